@@ -1,0 +1,242 @@
+"""What inspect, convert, prune and restore found and did, as data. Printing is the command line's business.
+
+Every class has a ``to_json`` that gives plain dicts, lists, strings and numbers; ``SCHEMA_VERSION`` counts changes to their form.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class Reason(enum.StrEnum):
+    """Why a Conv is rewritten or left dense; the machine-readable half of a `Verdict`."""
+
+    REWRITE = "rewrite"
+    FORCED = "forced"
+    ALREADY_SPARSE = "already-sparse"
+    TOO_DENSE = "too-dense"
+    DEPTHWISE = "depthwise"
+    TOO_SMALL = "too-small"
+    RUNTIME_WEIGHT = "runtime-weight"
+    OVERRIDABLE_WEIGHT = "overridable-weight"
+    QUANTISED = "quantised"
+    UNSUPPORTED_TYPE = "unsupported-type"
+    UNSUPPORTED_FORM = "unsupported-form"
+    UNSUPPORTED_OPSET = "unsupported-opset"
+    INVALID = "invalid"
+
+
+# Verdicts that `--force` cannot change: there is nothing to rewrite, or no way to express it.
+NOT_FORCIBLE = frozenset(
+    {
+        Reason.ALREADY_SPARSE,
+        Reason.RUNTIME_WEIGHT,
+        Reason.UNSUPPORTED_TYPE,
+        Reason.UNSUPPORTED_FORM,
+        Reason.UNSUPPORTED_OPSET,
+        Reason.INVALID,
+    }
+)
+
+
+class _Record:
+    """Gives a dataclass its plain form."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain dicts, lists, strings and numbers."""
+        plain = _plain(self)
+        assert isinstance(plain, dict)
+        return plain
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, (Path, enum.Enum)) else value
+
+
+@dataclass(frozen=True)
+class Verdict(_Record):
+    """The decision on one Conv.
+
+    Attributes:
+        rewrite: whether it becomes SparseConv.
+        reason: machine-readable cause.
+        text: the cause in words, with the figures that led to it.
+    """
+
+    rewrite: bool
+    reason: Reason
+    text: str
+
+
+@dataclass(frozen=True)
+class RowSparsity(_Record):
+    """Share of zeros of single output channels, 0 to 1."""
+
+    min: float
+    mean: float
+    max: float
+
+
+@dataclass(frozen=True)
+class LayerReport(_Record):
+    """One Conv (or, in a converted model, SparseConv) node.
+
+    Attributes:
+        name: the node's name, or one made from its output where it has none.
+        op_type: ``Conv``, ``SparseConv`` or ``SparseConvAdd``.
+        graph: where the node lives: empty for the main graph, else the path of subgraphs or the function.
+        weight_name: tensor that feeds the weight; empty when it is stored in the node.
+        weight_source: how it is fed: ``initializer``, ``Constant``, or the ops between, such as ``Cast(initializer)``.
+        weight_shape: ``(K, C / group, D1..Dn)``, None when unknown.
+        dtype: numpy name of the weight's type as the Conv sees it, None when unknown.
+        group, kernel_shape, strides, dilations: as in ONNX Conv.
+        num_weights: elements of the weight, 0 when unknown.
+        nonzeros: elements that are not +0, None when the weight is not known at conversion.
+        sparsity: share of zeros, 0 to 1, or None.
+        row_sparsity: spread over output channels, or None.
+        zero_out_channels, zero_in_channels: channels whose weights are all zero (structured sparsity).
+        flops: dense floating-point operations for one image (2 a multiply-add), None where shapes do not allow it.
+        dense_bytes: bytes of the dense weight.
+        sparse_bytes: bytes of the unified-CSR arrays, None when not encoded.
+        padding: stored entries over non-zeros, None when not encoded.
+        verdict: the decision.
+    """
+
+    name: str
+    op_type: str
+    graph: str
+    weight_name: str
+    weight_source: str
+    weight_shape: tuple[int, ...] | None
+    dtype: str | None
+    group: int
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    num_weights: int
+    nonzeros: int | None
+    sparsity: float | None
+    row_sparsity: RowSparsity | None
+    zero_out_channels: int
+    zero_in_channels: int
+    flops: int | None
+    dense_bytes: int
+    sparse_bytes: int | None
+    padding: float | None
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class ModelReport(_Record):
+    """What `inspect` found in one model.
+
+    Attributes:
+        path: the file, None for a model in memory.
+        opset: default-domain opset version.
+        ir_version: ONNX IR version.
+        producer: name and version of the tool that wrote the model.
+        size_bytes: bytes of the file(s), external data included.
+        converted_by: version of onnx-sparseconv that converted it, None when it is not converted.
+        layers: every Conv and SparseConv.
+        notes: remarks on the whole model.
+    """
+
+    path: Path | None
+    opset: int
+    ir_version: int
+    producer: str
+    size_bytes: int
+    converted_by: str | None
+    layers: tuple[LayerReport, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def sparsity(self) -> float | None:
+        """Share of zeros over all Conv weights that are known, or None without any."""
+        known = [(layer.num_weights, layer.nonzeros) for layer in self.layers if layer.nonzeros is not None]
+        total = sum(n for n, _ in known)
+        return 1 - sum(nnz for _, nnz in known) / total if total else None
+
+    @property
+    def num_rewritten(self) -> int:
+        """Layers whose verdict is to rewrite."""
+        return sum(layer.verdict.rewrite for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class ConversionReport(_Record):
+    """What `convert` did.
+
+    Attributes:
+        source: the model that was read, None for one in memory.
+        output: the file that was written; None on a dry run, when nothing qualified, or when no file was asked for.
+        model: the source's report, verdicts as applied.
+        converted: whether at least one Conv was rewritten.
+        already_converted: the source carried SparseConv nodes before.
+        bytes_before, bytes_after: file sizes, external data included; ``bytes_after`` is the would-be size on a dry run.
+        conv_bytes_before: dense bytes of the rewritten weights.
+        conv_bytes_after: unified-CSR bytes of the rewritten weights.
+        nodes_before, nodes_after: nodes in all graphs of the model, functions left out.
+        notes: what else was changed or is worth knowing (opset raised, weights kept because others use them, ...).
+    """
+
+    source: Path | None
+    output: Path | None
+    model: ModelReport
+    converted: bool
+    already_converted: bool
+    bytes_before: int
+    bytes_after: int | None
+    conv_bytes_before: int
+    conv_bytes_after: int
+    nodes_before: int
+    nodes_after: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PrunedLayer(_Record):
+    """One Conv weight before and after pruning; ``skipped`` says why it was left alone (empty: it was pruned)."""
+
+    name: str
+    weight_name: str
+    weight_shape: tuple[int, ...] | None
+    sparsity_before: float | None
+    sparsity_after: float | None
+    skipped: str
+
+
+@dataclass(frozen=True)
+class PruneReport(_Record):
+    """What `prune` did; sparsities are over the Conv weights that were pruned."""
+
+    source: Path | None
+    output: Path | None
+    scope: str
+    target: float
+    sparsity_before: float
+    sparsity_after: float
+    layers: tuple[PrunedLayer, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RestoreReport(_Record):
+    """What `restore` did; ``layers`` are the names of the nodes that are Conv again."""
+
+    source: Path | None
+    output: Path | None
+    layers: tuple[str, ...]
+    notes: tuple[str, ...]
