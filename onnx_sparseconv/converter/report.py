@@ -1,6 +1,7 @@
 """What inspect, convert, prune and restore found and did, as data. Printing is the command line's business.
 
-Every class has a ``to_json`` that gives plain dicts, lists, strings and numbers; ``SCHEMA_VERSION`` counts changes to their form.
+Every class has a ``to_json`` that gives plain dicts, lists, strings and numbers; ``SCHEMA_VERSION`` counts changes
+to their form.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ class ConversionReport(_Record):
         model: the source's report, verdicts as applied.
         converted: whether at least one Conv was rewritten.
         already_converted: the source carried SparseConv nodes before.
-        bytes_before, bytes_after: file sizes, external data included; ``bytes_after`` is the would-be size on a dry run.
+        bytes_before, bytes_after: file sizes, external data included; ``bytes_after`` is the would-be size on a dry
+            run.
         conv_bytes_before: dense bytes of the rewritten weights.
         conv_bytes_after: unified-CSR bytes of the rewritten weights.
         nodes_before, nodes_after: nodes in all graphs of the model, functions left out.

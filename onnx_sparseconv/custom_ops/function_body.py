@@ -1,8 +1,8 @@
 """The portable form of the ops: model-local functions that rebuild the dense weight and call Conv.
 
-A converted model carries these functions. Where the native library is not registered, ONNX Runtime inlines them, folds the
-weight arithmetic at session creation and chooses the branches of the activation, so a plain Conv is left. They also make
-the model valid for ``onnx.checker``, shape inference and the reference evaluator.
+A converted model carries these functions. Where the native library is not registered, ONNX Runtime inlines them,
+folds the weight arithmetic at session creation and chooses the branches of the activation, so a plain Conv is left.
+They also make the model valid for ``onnx.checker``, shape inference and the reference evaluator.
 
 Rules that the bodies keep (each learnt by running ONNX Runtime 1.20 and 1.31):
 
@@ -13,7 +13,7 @@ Rules that the bodies keep (each learnt by running ONNX Runtime 1.20 and 1.31):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import FunctionProto, NodeProto, helper
@@ -21,8 +21,6 @@ from onnx import FunctionProto, NodeProto, helper
 from onnx_sparseconv.custom_ops.schema import DOMAIN, SPARSE_CONV, SPARSE_CONV_ADD, Activation
 
 MIN_OPSET = 9
-# Below this opset (CumSum) a body can only rebuild a weight of one slice.
-MIN_OPSET_SLICED = 11
 MIN_IR_VERSION = 8
 
 _CONV_ATTRIBUTES = {
@@ -71,7 +69,7 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
         nodes=nodes,
         opset_imports=[helper.make_opsetid("", opset)],
         attributes=[*_CONV_ATTRIBUTES, *_TENSOR_ATTRIBUTES, *_OTHER_ATTRIBUTES],
-        doc_string="Sparse convolution: rebuilds the dense weight from unified CSR and calls Conv. See onnx-sparseconv.",
+        doc_string="Sparse convolution (onnx-sparseconv): rebuilds the dense weight from unified CSR, calls Conv.",
     )
 
 
@@ -80,7 +78,7 @@ def make_functions(op_types: Sequence[str], opset: int) -> list[FunctionProto]:
     return [make_function(name, opset) for name in (SPARSE_CONV, SPARSE_CONV_ADD) if name in op_types]
 
 
-def _with_references(node: NodeProto, attributes: dict[str, int]) -> NodeProto:
+def _with_references(node: NodeProto, attributes: Mapping[str, int]) -> NodeProto:
     """Give ``node`` attributes that refer to the function's attributes of the same name."""
     for name, attribute_type in attributes.items():
         _refer(node, name, name, attribute_type)
@@ -88,7 +86,7 @@ def _with_references(node: NodeProto, attributes: dict[str, int]) -> NodeProto:
 
 
 def _refer(node: NodeProto, name: str, function_attribute: str, attribute_type: int) -> NodeProto:
-    node.attribute.append(onnx.AttributeProto(name=name, type=attribute_type, ref_attr_name=function_attribute))  # type: ignore[arg-type]
+    node.attribute.add(name=name, type=attribute_type, ref_attr_name=function_attribute)
     return node
 
 
@@ -96,74 +94,127 @@ def _constant_from_attribute(name: str) -> NodeProto:
     return _refer(helper.make_node("Constant", [], [name]), "value", name, onnx.AttributeProto.TENSOR)
 
 
-def _constant(name: str, value: int | float | list[int], data_type: int = onnx.TensorProto.INT64) -> NodeProto:
+def _constant(name: str, value: float | list[int] | list[float], data_type: int = onnx.TensorProto.INT64) -> NodeProto:
     dims, values = ([len(value)], value) if isinstance(value, list) else ([], [value])
     return helper.make_node("Constant", [], [name], value=helper.make_tensor(name, data_type, dims, values))
 
 
-def _int64(source: str, target: str) -> NodeProto:
-    return helper.make_node("Cast", [source], [target], to=onnx.TensorProto.INT64)
+def _cast(source: str, target: str, data_type: int = onnx.TensorProto.INT64) -> NodeProto:
+    return helper.make_node("Cast", [source], [target], to=data_type)
+
+
+def _cast_to_element_type(source: str, target: str) -> NodeProto:
+    return _refer(helper.make_node("Cast", [source], [target]), "to", "element_type", onnx.AttributeProto.INT)
 
 
 def _dense_weight_nodes(opset: int) -> list[NodeProto]:
     """Nodes that scatter the stored entries into the dense weight.
 
-    They use only operators that ONNX Runtime folds at session creation (NonZero and Range, say, are not folded).
+    All rows are read at the length of the longest; a shorter row starts again at its first entry, so some entries are
+    written more than once, with the same value. The same holds for rows beyond the last: `_count` may count too far.
+    Only operators are used that are in opset 9 and that ONNX Runtime folds at session creation (NonZero and Range, say,
+    it does not fold).
     """
     scatter = "ScatterElements" if opset >= 11 else "Scatter"
-    int_attribute = onnx.AttributeProto.INT
     return [
-        _int64("weight_row_order", "row_order"),
-        _int64("weight_columns", "columns"),
-        _constant("minus_one", [-1]),
+        _cast("weight_nnz_per_row", "nnz"),
+        _cast("weight_row_order", "row_order"),
+        _cast("weight_columns", "columns"),
+        _constant("flat", [-1]),
+        _constant("as_column", [-1, 1]),
+        _constant("as_row", [1, -1]),
         helper.make_node("Shape", ["row_order"], ["num_rows"]),
+        helper.make_node("ReduceMax", ["nnz"], ["longest"], keepdims=1),
         helper.make_node("ReduceProd", ["weight_shape"], ["size"], keepdims=1),
         helper.make_node("Div", ["size", "num_rows"], ["row_length"]),
-        *(_flat_index_nodes() if opset >= MIN_OPSET_SLICED else _flat_index_nodes_one_slice()),
-        _refer(helper.make_node("Cast", ["weight_values"], ["values"]), "to", "element_type", int_attribute),
+        *_count("num_rows", "counted_rows"),
+        *_count("longest", "position"),
+        *_slice_start_nodes(),
+        # where each row starts
+        *_modulo("counted_rows", "num_rows", "row"),
+        helper.make_node("Div", ["row", "weight_slice_height"], ["slice"]),
+        helper.make_node("Mul", ["slice", "weight_slice_height"], ["slice_first_row"]),
+        helper.make_node("Sub", ["row", "slice_first_row"], ["row_in_slice"]),
+        helper.make_node("Gather", ["nnz", "slice"], ["row_nnz"]),
+        helper.make_node("Mul", ["row_in_slice", "row_nnz"], ["row_offset"]),
+        helper.make_node("Gather", ["slice_start", "slice"], ["row_slice_start"]),
+        helper.make_node("Add", ["row_slice_start", "row_offset"], ["row_start"]),
+        # which entry stands at each position of each row: [rows, positions]
+        helper.make_node("Reshape", ["row_nnz", "as_column"], ["row_nnz_2d"]),
+        helper.make_node("Reshape", ["row_start", "as_column"], ["row_start_2d"]),
+        *_modulo("position", "row_nnz_2d", "position_in_row"),
+        helper.make_node("Add", ["row_start_2d", "position_in_row"], ["entry"]),
+        # where each entry belongs in the flat dense weight
+        helper.make_node("Gather", ["row_order", "row"], ["out_channel"]),
+        helper.make_node("Mul", ["out_channel", "row_length"], ["dense_row_start"]),
+        helper.make_node("Reshape", ["dense_row_start", "as_column"], ["dense_row_start_2d"]),
+        helper.make_node("Gather", ["columns", "entry"], ["column_2d"]),
+        helper.make_node("Add", ["dense_row_start_2d", "column_2d"], ["index_2d"]),
+        helper.make_node("Reshape", ["index_2d", "flat"], ["index"]),
+        _cast_to_element_type("weight_values", "stored_values"),
+        helper.make_node("Gather", ["stored_values", "entry"], ["values_2d"]),
+        helper.make_node("Reshape", ["values_2d", "flat"], ["values"]),
         helper.make_node("ConstantOfShape", ["size"], ["zeros_float"]),
-        _refer(helper.make_node("Cast", ["zeros_float"], ["zeros"]), "to", "element_type", int_attribute),
-        helper.make_node(scatter, ["zeros", "flat_index", "values"], ["flat_weight"], axis=0),
+        _cast_to_element_type("zeros_float", "zeros"),
+        helper.make_node(scatter, ["zeros", "index", "values"], ["flat_weight"], axis=0),
         helper.make_node("Reshape", ["flat_weight", "weight_shape"], ["weight"]),
     ]
 
 
-def _flat_index_nodes() -> list[NodeProto]:
-    """Position of every entry in the flat dense weight, for any number of slices.
-
-    A row has at least one entry, so marking the first entry of every row and summing up gives each entry's row.
-    """
-    one = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
+def _slice_start_nodes() -> list[NodeProto]:
+    """``slice_start``: index of the first entry of each slice, the exclusive sum of the slices' sizes."""
     return [
-        _int64("weight_nnz_per_row", "nnz"),
-        _constant("axis", 0),
-        helper.make_node("ConstantOfShape", ["num_rows"], ["ones"], value=one),
-        helper.make_node("CumSum", ["ones", "axis"], ["row"], exclusive=1),
-        helper.make_node("Div", ["row", "weight_slice_height"], ["slice"]),
-        helper.make_node("Gather", ["nnz", "slice"], ["row_nnz"]),
-        helper.make_node("CumSum", ["row_nnz", "axis"], ["first_entry"], exclusive=1),
-        helper.make_node("Shape", ["columns"], ["num_entries"]),
-        helper.make_node(
-            "ConstantOfShape", ["num_entries"], ["no_marks"], value=helper.make_tensor("zero", onnx.TensorProto.INT64, [1], [0])
-        ),
-        helper.make_node("ScatterElements", ["no_marks", "first_entry", "ones"], ["marks"]),
-        helper.make_node("CumSum", ["marks", "axis"], ["entry_row_plus_one"]),
-        helper.make_node("Add", ["entry_row_plus_one", "minus_one"], ["entry_row"]),
-        helper.make_node("Gather", ["row_order", "entry_row"], ["out_channel"]),
-        helper.make_node("Mul", ["out_channel", "row_length"], ["row_start"]),
-        helper.make_node("Add", ["row_start", "columns"], ["flat_index"]),
+        helper.make_node("Shape", ["nnz"], ["num_slices"]),
+        *_identity_matrix("num_slices", "slice_eye"),
+        helper.make_node("ArgMax", ["slice_eye"], ["slice_index"], axis=0, keepdims=0),
+        helper.make_node("Reshape", ["slice_index", "as_column"], ["slice_index_column"]),
+        helper.make_node("Less", ["slice_index", "slice_index_column"], ["is_before"]),
+        _cast("is_before", "is_before_int"),
+        helper.make_node("Mul", ["nnz", "weight_slice_height"], ["slice_size"]),
+        helper.make_node("Mul", ["is_before_int", "slice_size"], ["sizes_before"]),
+        _cast("sizes_before", "sizes_before_double", onnx.TensorProto.DOUBLE),
+        _constant("ones_double", [1.0], onnx.TensorProto.DOUBLE),
+        helper.make_node("Expand", ["ones_double", "num_slices"], ["all_slices"]),
+        helper.make_node("MatMul", ["sizes_before_double", "all_slices"], ["slice_start_double"]),
+        _cast("slice_start_double", "slice_start"),
     ]
 
 
-def _flat_index_nodes_one_slice() -> list[NodeProto]:
-    """The same for one slice, below opset 11, which has no CumSum: the entries form a matrix ``[K, nnz_per_row]``."""
+def _count(limit: str, target: str) -> list[NodeProto]:
+    """``target`` = 0, 1, 2, ... as ``[m * m]``, m the smallest integer with m * m >= ``limit`` (an int64 ``[1]``).
+
+    Counts the columns of an identity matrix of m rows, so that its size stays that of the limit. Float is exact
+    enough up to 8 million.
+    """
+    name = f"{target}_"
     return [
-        helper.make_node("Concat", ["num_rows", "minus_one"], ["entries_by_row"], axis=0),
-        helper.make_node("Reshape", ["columns", "entries_by_row"], ["columns_2d"]),
-        helper.make_node("Mul", ["row_order", "row_length"], ["row_start"]),
-        helper.make_node("Unsqueeze", ["row_start"], ["row_start_2d"], axes=[1]),
-        helper.make_node("Add", ["row_start_2d", "columns_2d"], ["flat_index_2d"]),
-        helper.make_node("Reshape", ["flat_index_2d", "minus_one"], ["flat_index"]),
+        _cast(limit, name + "limit", onnx.TensorProto.FLOAT),
+        helper.make_node("Sqrt", [name + "limit"], [name + "root"]),
+        helper.make_node("Ceil", [name + "root"], [name + "digits_float"]),
+        _cast(name + "digits_float", name + "digits"),
+        *_identity_matrix(name + "digits", name + "eye"),
+        helper.make_node("ArgMax", [name + "eye"], [name + "low"], axis=0, keepdims=0),
+        helper.make_node("Mul", [name + "low", name + "digits"], [name + "high"]),
+        helper.make_node("Reshape", [name + "high", "as_column"], [name + "high_column"]),
+        helper.make_node("Add", [name + "high_column", name + "low"], [name + "square"]),
+        helper.make_node("Reshape", [name + "square", "flat"], [target]),
+    ]
+
+
+def _identity_matrix(size: str, target: str) -> list[NodeProto]:
+    return [
+        helper.make_node("Concat", [size, size], [target + "_shape"], axis=0),
+        helper.make_node("ConstantOfShape", [target + "_shape"], [target + "_zeros"]),
+        helper.make_node("EyeLike", [target + "_zeros"], [target]),
+    ]
+
+
+def _modulo(dividend: str, divisor: str, target: str) -> list[NodeProto]:
+    """Remainder of non-negative integers; Mod needs opset 10."""
+    return [
+        helper.make_node("Div", [dividend, divisor], [target + "_quotient"]),
+        helper.make_node("Mul", [target + "_quotient", divisor], [target + "_multiple"]),
+        helper.make_node("Sub", [dividend, target + "_multiple"], [target]),
     ]
 
 
@@ -229,6 +280,6 @@ def _clip_nodes(opset: int) -> list[NodeProto]:
         nodes += [
             _refer(negated, "alpha", parameter, onnx.AttributeProto.FLOAT),
             helper.make_node("Neg", [f"minus_{name}"], [f"{name}_float"]),
-            _refer(helper.make_node("Cast", [f"{name}_float"], [name]), "to", "element_type", onnx.AttributeProto.INT),
+            _cast_to_element_type(f"{name}_float", name),
         ]
     return [*nodes, helper.make_node("Clip", ["preactivation", "min", "max"], ["act_clip"])]

@@ -1,7 +1,7 @@
 """The ``SparseConv`` and ``SparseConvAdd`` operators: names, attributes, and their Python form.
 
-The op's specification for users is ``docs/op-spec.md``. The schema is frozen: since version 1 of the domain every attribute
-below is written on every node (with one exception, ``pads``, which ONNX forbids beside a SAME ``auto_pad``).
+The op's specification for users is ``docs/op-spec.md``. The schema is frozen: since version 1 of the domain every
+attribute below is written on every node (with one exception, ``pads``, which ONNX forbids beside a SAME ``auto_pad``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD)
 MAX_SPATIAL_RANK = 3
 
 # onnx.TensorProto.DataType of the types that X, B, Z and Y may have.
-ELEMENT_TYPES = {np.dtype(np.float32): 1, np.dtype(np.float16): 10}
+ELEMENT_TYPES: dict[np.dtype[Any], int] = {np.dtype(np.float32): 1, np.dtype(np.float16): 10}
 
 
 class Activation(enum.IntEnum):
@@ -42,10 +42,11 @@ class Activation(enum.IntEnum):
 
 @dataclass(frozen=True)
 class ConvGeometry:
-    """Where the taps of a convolution fall, in ONNX Conv's terms. All tuples have one entry (``pads`` two) a spatial axis.
+    """Where the taps of a convolution fall, in ONNX Conv's terms. All tuples have one entry (``pads`` two) a spatial
+    axis.
 
-    ``auto_pad`` is NOTSET except for SAME_UPPER and SAME_LOWER with a stride and sizes that are only known at run time; then
-    ``pads`` is empty.
+    ``auto_pad`` is NOTSET except for SAME_UPPER and SAME_LOWER with a stride and sizes that are only known at run
+    time; then ``pads`` is empty.
     """
 
     kernel_shape: tuple[int, ...]
@@ -111,13 +112,13 @@ class SparseConvAttributes:
         Raises:
             FormatError: an attribute is missing or has a value that the schema does not know.
         """
-        element_types = {code: dtype for dtype, code in ELEMENT_TYPES.items()}
+        element_types: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in ELEMENT_TYPES.items()}
         try:
             weight = UnifiedCSR(
-                values=attributes["weight_values"],
-                columns=attributes["weight_columns"],
-                nnz_per_row=attributes["weight_nnz_per_row"],
-                row_order=attributes["weight_row_order"],
+                values=_array(attributes, "weight_values"),
+                columns=_array(attributes, "weight_columns"),
+                nnz_per_row=_array(attributes, "weight_nnz_per_row"),
+                row_order=_array(attributes, "weight_row_order"),
                 slice_height=int(attributes["weight_slice_height"]),
                 weight_shape=tuple(int(d) for d in attributes["weight_shape"]),
             )
@@ -137,9 +138,16 @@ class SparseConvAttributes:
                 activation=Activation(int(attributes["activation"])),
                 alpha=float(attributes["alpha"]),
                 beta=float(attributes["beta"]),
-                cuda_images=attributes["cuda_images"],
+                cuda_images=_array(attributes, "cuda_images"),
             )
         except KeyError as error:
             raise FormatError(f"a SparseConv node lacks or misuses {error}") from error
         except (TypeError, ValueError) as error:
             raise FormatError(f"a SparseConv node has a bad attribute: {error}") from error
+
+
+def _array(attributes: Mapping[str, Any], name: str) -> Array:
+    value = attributes[name]
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
+        raise ValueError(f"{name} must be a one-dimensional tensor")
+    return value

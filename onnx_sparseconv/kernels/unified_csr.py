@@ -30,6 +30,8 @@ Array = NDArray[Any]
 VALUE_DTYPES = (np.dtype(np.float32), np.dtype(np.float16))
 # Columns are stored in 16 bits where every column index of the layer fits.
 MAX_UINT16_COLUMNS = 1 << 16
+# Bound on a dense weight, so that broken shapes are refused rather than allocated.
+MAX_WEIGHT_ELEMENTS = (1 << 31) - 1
 # Heights tried, after the whole layer, when the caller leaves the choice to `choose_slice_height`.
 SLICE_HEIGHTS = (64, 32, 16, 8)
 # A layer is sliced only when one length for all rows would store more than this many entries a non-zero.
@@ -69,6 +71,11 @@ class UnifiedCSR:
         return sum(a.nbytes for a in arrays) + 8 * len(self.weight_shape)
 
 
+def index_dtype(num_columns: int) -> np.dtype[Any]:
+    """Type that the columns of a weight with ``num_columns`` columns are stored in."""
+    return np.dtype(np.uint16 if num_columns <= MAX_UINT16_COLUMNS else np.uint32)
+
+
 def nonzero_mask(weight: Array) -> NDArray[np.bool_]:
     """True where ``weight`` is stored, that is where its bits are not those of +0. Same shape as ``weight``."""
     bits = np.ascontiguousarray(weight).view(np.dtype(f"u{weight.dtype.itemsize}"))
@@ -77,7 +84,8 @@ def nonzero_mask(weight: Array) -> NDArray[np.bool_]:
 
 def row_lengths(weight: Array) -> NDArray[np.int64]:
     """Non-zeros of each output channel, ``[K]``."""
-    return np.count_nonzero(nonzero_mask(weight).reshape(weight.shape[0], -1), axis=1)
+    lengths: NDArray[np.int64] = nonzero_mask(weight).reshape(weight.shape[0], -1).sum(axis=1, dtype=np.int64)
+    return lengths
 
 
 def order_rows(lengths: NDArray[np.int64], group: int = 1) -> NDArray[np.int32]:
@@ -136,7 +144,8 @@ def encode(weight: Array, group: int = 1, slice_height: int | None = None) -> Un
         slice_height: rows of a slice; ``None`` chooses (see `choose_slice_height`); ``K`` gives the paper's form.
 
     Returns:
-        The arrays; ``decode`` of them has the bits of ``weight``. Every row stores at least one entry, an all-zero one too.
+        The arrays; ``decode`` of them has the bits of ``weight``. Every row stores at least one entry, an all-zero
+        one too.
 
     Raises:
         FormatError: the dtype, the rank or a size is not one that the format can hold.
@@ -161,10 +170,9 @@ def encode(weight: Array, group: int = 1, slice_height: int | None = None) -> Un
         chosen = _columns_to_store(mask[rows], lengths[rows], count)
         columns.append(chosen.reshape(-1))
         values.append(np.take_along_axis(flat[rows], chosen, axis=1).reshape(-1))
-    index_dtype = np.uint16 if flat.shape[1] <= MAX_UINT16_COLUMNS else np.uint32
     return UnifiedCSR(
         values=np.concatenate(values),
-        columns=np.concatenate(columns).astype(index_dtype),
+        columns=np.concatenate(columns).astype(index_dtype(flat.shape[1])),
         nnz_per_row=per_slice.astype(np.int32),
         row_order=row_order,
         slice_height=height,
@@ -193,8 +201,9 @@ def validate(csr: UnifiedCSR) -> None:
     shape = csr.weight_shape
     if len(shape) < 3 or any(d < 1 for d in shape):
         raise FormatError(f"weight_shape must be (K, C / group, D1..Dn) with positive sizes, got {shape}")
-    if csr.values.dtype not in VALUE_DTYPES:
-        raise FormatError(f"values must be float32 or float16, got {csr.values.dtype}")
+    if math.prod(shape) > MAX_WEIGHT_ELEMENTS:
+        raise FormatError(f"weight_shape {shape} asks for more than {MAX_WEIGHT_ELEMENTS} elements")
+    _check_dtypes(csr)
     out_channels, num_columns = shape[0], math.prod(shape[1:])
     if not 1 <= csr.slice_height <= out_channels:
         raise FormatError(f"slice_height must be 1 to {out_channels}, got {csr.slice_height}")
@@ -203,7 +212,7 @@ def validate(csr: UnifiedCSR) -> None:
         raise FormatError(f"nnz_per_row must have {num_slices} entries, got shape {csr.nnz_per_row.shape}")
     if csr.nnz_per_row.min() < 1 or csr.nnz_per_row.max() > num_columns:
         raise FormatError(f"nnz_per_row must lie in 1..{num_columns}, got {csr.nnz_per_row.tolist()[:8]}")
-    if not np.array_equal(np.sort(csr.row_order), np.arange(out_channels)):
+    if csr.row_order.shape != (out_channels,) or (np.sort(csr.row_order) != np.arange(out_channels)).any():
         raise FormatError(f"row_order must be a permutation of 0..{out_channels - 1}")
     rows = _row_of_stored_entry(csr)
     if csr.values.shape != rows.shape or csr.columns.shape != rows.shape:
@@ -216,6 +225,15 @@ def validate(csr: UnifiedCSR) -> None:
     falls = (np.diff(columns) <= 0) & (np.diff(rows) == 0)
     if falls.any():
         raise FormatError(f"columns must increase within a row; they do not at entry {int(np.argmax(falls)) + 1}")
+
+
+def _check_dtypes(csr: UnifiedCSR) -> None:
+    if csr.values.dtype not in VALUE_DTYPES:
+        raise FormatError(f"values must be float32 or float16, got {csr.values.dtype}")
+    for name in ("columns", "nnz_per_row", "row_order"):
+        array = getattr(csr, name)
+        if array.dtype.kind not in "iu":
+            raise FormatError(f"{name} must be integers, got {array.dtype}")
 
 
 def _check_weight(weight: Array, group: int) -> None:

@@ -1,0 +1,177 @@
+"""From a model to its `ModelReport`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import ModelProto
+
+from onnx_sparseconv.converter import metadata
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_sizes
+from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name
+from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
+from onnx_sparseconv.converter.model_io import LoadedModel, load
+from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.report import LayerReport, ModelReport, Reason, RowSparsity, Verdict
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.custom_ops.schema import ConvGeometry
+from onnx_sparseconv.errors import FormatError
+from onnx_sparseconv.kernels.unified_csr import (
+    Array,
+    choose_slice_height,
+    decode,
+    index_dtype,
+    nonzero_mask,
+    order_rows,
+    row_lengths,
+    stored_entries,
+)
+
+
+def inspect(model: str | Path | ModelProto, options: DecisionOptions | None = None) -> ModelReport:
+    """Find every convolution of a model, measure its sparsity and say what `convert` would do with it.
+
+    Args:
+        model: a file or a model in memory (which is not changed).
+        options: what decides; None takes the defaults.
+
+    Raises:
+        ModelError: the model cannot be read or is not valid ONNX.
+    """
+    loaded = load(model)
+    proto, notes = inline_functions_that_take_weights(loaded.proto)
+    shapes = ShapeMap(proto)
+    sites = find_conv_sites(ModelView(proto), shapes)
+    verdicts = [decide(site, options or DecisionOptions()) for site in sites]
+    if not shapes.complete:
+        notes = (*notes, "shape inference failed, so some FLOPs are unknown")
+    return report_model(loaded, proto, sites, verdicts, notes)
+
+
+def report_model(
+    loaded: LoadedModel,
+    proto: ModelProto,
+    sites: Sequence[ConvSite],
+    verdicts: Sequence[Verdict],
+    notes: Sequence[str] = (),
+) -> ModelReport:
+    """Put together what is known of a model."""
+    return ModelReport(
+        path=loaded.path,
+        opset=default_opset(proto),
+        ir_version=loaded.proto.ir_version,
+        producer=f"{proto.producer_name} {proto.producer_version}".strip(),
+        size_bytes=loaded.size_bytes,
+        converted_by=metadata.version_of(proto),
+        layers=tuple(_report_layer(s, v) for s, v in zip(sites, verdicts, strict=True)),
+        notes=tuple(notes),
+    )
+
+
+def default_opset(proto: ModelProto | onnx.FunctionProto) -> int:
+    """Version of the default domain that a model or function imports, 0 for none."""
+    return next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a report says of a weight, be it dense or already sparse."""
+
+    values: Array | None
+    dtype: str | None
+    geometry: ConvGeometry | None
+    source: str
+    verdict: Verdict
+    sparse_bytes: int | None = None
+    padding: float | None = None
+
+
+def _measure_dense(site: ConvSite, verdict: Verdict) -> _Measured:
+    weight = site.weight
+    if weight is None:
+        return _Measured(None, None, site.geometry, "", verdict)
+    size: tuple[int | None, float | None] = (None, None)
+    if verdict.rewrite and site.geometry is not None:
+        size = _encoded_size(weight.values, site.geometry.group)
+    return _Measured(weight.values, type_name(weight.element_type), site.geometry, weight.source, verdict, *size)
+
+
+def _measure_sparse(site: ConvSite, verdict: Verdict) -> _Measured:
+    """The same for a node that is sparse already; a broken one is reported, not raised."""
+    try:
+        attributes = attributes_from_proto(site.proto)
+        values = decode(attributes.weight)
+    except FormatError as error:
+        return _Measured(None, None, None, "unified CSR", Verdict(False, Reason.INVALID, str(error)))
+    padding = attributes.weight.nnz_stored / max(1, int(nonzero_mask(values).sum()))
+    size = attributes.weight.size_bytes
+    return _Measured(values, str(values.dtype), attributes.geometry, "unified CSR", verdict, size, padding)
+
+
+def _report_layer(site: ConvSite, verdict: Verdict) -> LayerReport:
+    measured = _measure_sparse(site, verdict) if site.is_sparse else _measure_dense(site, verdict)
+    values, geometry = measured.values, measured.geometry
+    mask = nonzero_mask(values) if values is not None and values.ndim >= 3 and values.size else None
+    return LayerReport(
+        name=site.name,
+        op_type=site.node.op,
+        graph=site.scope.path,
+        weight_name=site.weight_name,
+        weight_source=measured.source,
+        weight_shape=tuple(values.shape) if values is not None else None,
+        dtype=measured.dtype,
+        group=geometry.group if geometry else 1,
+        kernel_shape=geometry.kernel_shape if geometry else (),
+        strides=geometry.strides if geometry else (),
+        dilations=geometry.dilations if geometry else (),
+        num_weights=values.size if values is not None else 0,
+        nonzeros=int(mask.sum()) if mask is not None else None,
+        sparsity=1 - float(mask.mean()) if mask is not None else None,
+        row_sparsity=_row_sparsity(mask) if mask is not None else None,
+        zero_out_channels=_zero_channels(mask, 0),
+        zero_in_channels=_zero_channels(mask, 1),
+        flops=_flops(site, values, geometry),
+        dense_bytes=values.nbytes if values is not None else 0,
+        sparse_bytes=measured.sparse_bytes,
+        padding=measured.padding,
+        verdict=measured.verdict,
+    )
+
+
+def _flops(site: ConvSite, values: Array | None, geometry: ConvGeometry | None) -> int | None:
+    """Dense floating-point operations for one image, 2 a multiply-add; None where sizes are unknown."""
+    if values is None or geometry is None or site.input_shape is None:
+        return None
+    sizes = [s for s in output_sizes(geometry, site.input_shape[2:]) if s is not None]
+    return 2 * math.prod(sizes) * values.size if len(sizes) == len(geometry.kernel_shape) else None
+
+
+def _row_sparsity(mask: Array) -> RowSparsity:
+    rows = 1 - mask.reshape(mask.shape[0], -1).mean(axis=1)
+    return RowSparsity(float(rows.min()), float(rows.mean()), float(rows.max()))
+
+
+def _zero_channels(mask: Array | None, axis: int) -> int:
+    """Channels (0: output, 1: input of a group) whose weights are all zero."""
+    if mask is None:
+        return 0
+    others = tuple(a for a in range(mask.ndim) if a != axis)
+    return int(np.count_nonzero(~mask.any(axis=others)))
+
+
+def _encoded_size(weight: Array, group: int) -> tuple[int, float]:
+    """Bytes of a weight in unified CSR, and stored entries a non-zero, without encoding it."""
+    lengths = row_lengths(weight)
+    out_channels = int(lengths.size)
+    height = choose_slice_height(lengths, group)
+    order = order_rows(lengths, group) if height < out_channels else np.arange(out_channels, dtype=np.int32)
+    entries = stored_entries(np.maximum(lengths, 1), order, height)
+    entry_bytes = weight.itemsize + index_dtype(weight.size // out_channels).itemsize
+    small = 4 * (out_channels + -(-out_channels // height)) + 8 * weight.ndim
+    return entries * entry_bytes + small, entries / max(1, int(lengths.sum()))

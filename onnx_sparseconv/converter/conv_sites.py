@@ -1,0 +1,226 @@
+"""Every convolution of a model, with what is known of it before anything is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import onnx_graphsurgeon as gs
+from onnx import NodeProto, helper
+
+from onnx_sparseconv.converter.constants import ConstantResolver, ConstantTensor
+from onnx_sparseconv.converter.model_view import ModelView, Scope
+from onnx_sparseconv.converter.shapes import Shape, ShapeMap
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, ConvGeometry
+
+ONNX_DOMAINS = ("", "ai.onnx")
+# Convolutions that are listed, so that nobody wonders where they are, but that cannot become SparseConv.
+QUANTISED_CONVS = ("QLinearConv", "ConvInteger")
+FUSED_CONVS = (("com.microsoft", "FusedConv"), ("com.microsoft.nchwc", "Conv"), ("com.microsoft", "NhwcConv"))
+
+
+class InvalidConvError(ValueError):
+    """A Conv whose attributes, weight and input cannot belong together."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvSite:
+    """One convolution.
+
+    Attributes:
+        name: the node's name, or one made from its output.
+        scope: where the node lives.
+        node: the node.
+        proto: the node as it was read.
+        weight: its weight, None when it is only known at run time.
+        weight_name: tensor that feeds the weight.
+        input_shape: ``[N, C, D1..Dn]`` with None for unknown sizes, or None.
+        geometry: None when `problem` says why there is none.
+        problem: what is wrong with the node; empty when nothing is.
+    """
+
+    name: str
+    scope: Scope
+    node: gs.Node
+    proto: NodeProto
+    weight: ConstantTensor | None
+    weight_name: str
+    input_shape: Shape | None
+    geometry: ConvGeometry | None
+    problem: str = ""
+
+    @property
+    def is_conv(self) -> bool:
+        """Whether it is an ONNX Conv, not a quantised, fused or already sparse one."""
+        return self.node.op == "Conv" and (self.node.domain or "") in ONNX_DOMAINS
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether it is one of our own ops."""
+        return self.node.domain == DOMAIN and self.node.op in OP_TYPES
+
+
+def find_conv_sites(view: ModelView, shapes: ShapeMap) -> list[ConvSite]:
+    """All convolutions of the model, in the order of its nodes; our own function bodies are left out.
+
+    Raises:
+        ModelError: the data of a weight are broken.
+    """
+    resolver = ConstantResolver(view)
+    return [
+        _make_site(node, scope, view, resolver, shapes)
+        for scope in view.scopes
+        if scope.function is None or scope.function.domain != DOMAIN
+        for node in _convolutions(scope)
+    ]
+
+
+def attributes_of(proto: NodeProto) -> dict[str, Any]:
+    """A node's attributes as Python values; references to a function's attributes are left out."""
+    return {a.name: helper.get_attribute_value(a) for a in proto.attribute if not a.ref_attr_name}
+
+
+def output_sizes(geometry: ConvGeometry, sizes: Shape) -> Shape:
+    """Spatial sizes of the output as ONNX Conv defines them; None where the input's is unknown."""
+    n = len(geometry.kernel_shape)
+    result: list[int | None] = []
+    for axis, size in enumerate(sizes):
+        stride = geometry.strides[axis]
+        if size is None:
+            result.append(None)
+        elif geometry.auto_pad != "NOTSET":
+            result.append(-(-size // stride))
+        else:
+            padded = size + geometry.pads[axis] + geometry.pads[axis + n]
+            extent = geometry.dilations[axis] * (geometry.kernel_shape[axis] - 1) + 1
+            result.append((padded - extent) // stride + 1)
+    return tuple(result)
+
+
+def _convolutions(scope: Scope) -> Iterator[gs.Node]:
+    for node in scope.graph.nodes:
+        domain = node.domain or ""
+        standard = domain in ONNX_DOMAINS and node.op in ("Conv", *QUANTISED_CONVS)
+        if standard or (domain, node.op) in FUSED_CONVS or (domain == DOMAIN and node.op in OP_TYPES):
+            yield node
+
+
+def _make_site(node: gs.Node, scope: Scope, view: ModelView, resolver: ConstantResolver, shapes: ShapeMap) -> ConvSite:
+    proto = view.origin(node)
+    assert proto is not None
+    weight_index = 3 if node.op == "QLinearConv" else 1
+    is_sparse = node.domain == DOMAIN
+    tensor = None if is_sparse or len(node.inputs) <= weight_index else node.inputs[weight_index]
+    weight = resolver.resolve(tensor, scope) if tensor is not None else None
+    input_shape = shapes.get(node.inputs[0].name, scope) if node.inputs else None
+    geometry, problem = None, ""
+    if not is_sparse:
+        try:
+            geometry = _geometry(proto, weight, input_shape)
+        except InvalidConvError as error:
+            problem = str(error)
+    return ConvSite(
+        name=node.name or f"{node.op}_{node.outputs[0].name}",
+        scope=scope,
+        node=node,
+        proto=proto,
+        weight=weight,
+        weight_name=tensor.name if tensor is not None else "",
+        input_shape=input_shape,
+        geometry=geometry,
+        problem=problem,
+    )
+
+
+def _geometry(proto: NodeProto, weight: ConstantTensor | None, input_shape: Shape | None) -> ConvGeometry:
+    """Resolve a Conv's attributes and defaults.
+
+    Raises:
+        InvalidConvError: they contradict each other, the weight or the input.
+    """
+    attributes = attributes_of(proto)
+    if any(a.ref_attr_name for a in proto.attribute):
+        raise InvalidConvError("its attributes are arguments of a function")
+    kernel = _kernel_shape(attributes, weight)
+    n = len(kernel)
+    strides = _per_axis(attributes, "strides", n)
+    dilations = _per_axis(attributes, "dilations", n)
+    group = int(attributes.get("group", 1))
+    if input_shape is not None and len(input_shape) != n + 2:
+        raise InvalidConvError(f"its input has rank {len(input_shape)}, its kernel {n} spatial axes")
+    if weight is not None:
+        _check_weight(weight, kernel, group, input_shape)
+    sizes: Shape = input_shape[2:] if input_shape is not None else (None,) * n
+    auto_pad = attributes.get("auto_pad", b"NOTSET").decode(errors="replace") or "NOTSET"
+    pads: tuple[int, ...] | None
+    if auto_pad == "NOTSET":
+        pads = _integers(attributes, "pads", 2 * n, default=0)
+    elif auto_pad == "VALID":
+        pads = (0,) * (2 * n)
+    elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+        pads = _same_pads(auto_pad, kernel, strides, dilations, sizes)
+    else:
+        raise InvalidConvError(f"auto_pad is {auto_pad!r}")
+    if pads is None:
+        return ConvGeometry(kernel, strides, (), dilations, group, auto_pad)
+    geometry = ConvGeometry(kernel, strides, pads, dilations, group)
+    if any(e is not None and e < 1 for e in output_sizes(geometry, sizes)):
+        raise InvalidConvError(f"its input of {sizes} is smaller than its kernel")
+    return geometry
+
+
+def _kernel_shape(attributes: dict[str, Any], weight: ConstantTensor | None) -> tuple[int, ...]:
+    kernel = tuple(int(k) for k in attributes.get("kernel_shape", ()))
+    if not kernel and weight is not None:
+        kernel = tuple(weight.values.shape[2:])
+    if not kernel and weight is None:
+        raise InvalidConvError("kernel_shape is missing and the weight is only known at run time")
+    if not kernel or min(kernel) < 1:
+        raise InvalidConvError(f"kernel_shape is {list(kernel)}")
+    return kernel
+
+
+def _check_weight(weight: ConstantTensor, kernel: tuple[int, ...], group: int, input_shape: Shape | None) -> None:
+    shape = weight.values.shape
+    if shape[2:] != kernel or len(shape) < 3 or 0 in shape:
+        raise InvalidConvError(f"its weight has shape {list(shape)}, its kernel_shape is {list(kernel)}")
+    if group < 1 or shape[0] % group:
+        raise InvalidConvError(f"{shape[0]} output channels cannot be split into {group} groups")
+    channels = input_shape[1] if input_shape is not None else None
+    if channels is not None and channels != shape[1] * group:
+        raise InvalidConvError(f"its input has {channels} channels, its weight {shape[1]} in each of {group} groups")
+
+
+def _integers(attributes: dict[str, Any], name: str, count: int, default: int) -> tuple[int, ...]:
+    values = tuple(int(v) for v in attributes.get(name, ())) or (default,) * count
+    if len(values) != count:
+        raise InvalidConvError(f"{name} has {len(values)} entries, {count} are needed")
+    return values
+
+
+def _per_axis(attributes: dict[str, Any], name: str, n: int) -> tuple[int, ...]:
+    values = _integers(attributes, name, n, default=1)
+    if min(values) < 1:
+        raise InvalidConvError(f"{name} is {list(values)}")
+    return values
+
+
+def _same_pads(
+    auto_pad: str, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...], sizes: Shape
+) -> tuple[int, ...] | None:
+    """Pads of a SAME convolution, or None where they depend on a size that is only known at run time."""
+    begins, ends = [], []
+    for extent, stride, size in zip(
+        (d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)), strides, sizes, strict=True
+    ):
+        if stride == 1:
+            total = extent - 1
+        elif size is None:
+            return None
+        else:
+            total = max(0, (-(-size // stride) - 1) * stride + extent - size)
+        smaller, larger = total // 2, total - total // 2
+        begins.append(smaller if auto_pad == "SAME_UPPER" else larger)
+        ends.append(larger if auto_pad == "SAME_UPPER" else smaller)
+    return (*begins, *ends)

@@ -1,0 +1,206 @@
+"""The conversion: load, analyse, decide, rewrite, check, save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto, helper
+
+from onnx_sparseconv import version
+from onnx_sparseconv.converter import metadata
+from onnx_sparseconv.converter.analyse import default_opset, report_model
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.decide import DecisionOptions, decide, unsupported_opset
+from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
+from onnx_sparseconv.converter.model_io import LoadedModel, load, save, tensor_bytes
+from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
+from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
+from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, Reason, Verdict
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_functions
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
+from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.kernels.unified_csr import encode
+from onnx_sparseconv.passes.sparsify_conv import SparsifyConv
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class ConvertOptions(DecisionOptions):
+    """What `convert` does.
+
+    Attributes:
+        min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes the documented default.
+        force: rewrite every layer that can be rewritten at all.
+        dry_run: decide and report, write nothing.
+    """
+
+    dry_run: bool = False
+
+
+def convert(
+    model: str | Path | ModelProto,
+    output: str | Path | None = None,
+    options: ConvertOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> tuple[ModelProto | None, ConversionReport]:
+    """Rewrite the Conv nodes whose sparsity pays into SparseConv.
+
+    Args:
+        model: a file or a model in memory (which is not changed).
+        output: file to write; None writes nothing. It appears whole or not at all.
+        options: what decides; None takes the defaults.
+        progress: called with (layers done, layers to do, name) while weights are encoded.
+
+    Returns:
+        The converted model and the report. The model is None when nothing qualified (then nothing is written) and on
+        a dry run.
+
+    Raises:
+        ModelError: the model cannot be read, is not valid ONNX, or the result cannot be written.
+    """
+    options = options or ConvertOptions()
+    loaded = load(model)
+    nodes_before = _count_nodes(loaded.proto)
+    plan = _plan(loaded, options)
+    report = ConversionReport(
+        source=loaded.path,
+        output=None,
+        model=plan.report,
+        converted=plan.report.num_rewritten > 0,
+        already_converted=any(layer.op_type in OP_TYPES for layer in plan.report.layers),
+        bytes_before=loaded.size_bytes,
+        bytes_after=None,
+        conv_bytes_before=sum(layer.dense_bytes for layer in _rewritten(plan.report)),
+        conv_bytes_after=sum(layer.sparse_bytes or 0 for layer in _rewritten(plan.report)),
+        nodes_before=nodes_before,
+        nodes_after=nodes_before,
+        notes=plan.report.notes,
+    )
+    if not report.converted:
+        return None, report
+    notes = _rewrite(plan, progress)
+    proto = plan.view.proto
+    size = tensor_bytes(proto)
+    if output is not None and not options.dry_run:
+        size = save(proto, output, external=loaded.external)
+    written = output is not None and not options.dry_run
+    report = replace(
+        report,
+        output=Path(output) if output is not None and written else None,
+        bytes_after=size,
+        nodes_after=_count_nodes(proto),
+        notes=(*report.notes, *notes),
+    )
+    return (None if options.dry_run else proto), report
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A model that is ready to be rewritten, and what will be."""
+
+    view: ModelView
+    sites: list[ConvSite]
+    report: ModelReport
+
+
+def _plan(loaded: LoadedModel, options: ConvertOptions) -> _Plan:
+    """Analyse and decide; bring the model to an opset that can carry the ops, if there is something to rewrite."""
+    proto, notes = inline_functions_that_take_weights(loaded.proto)
+    view, sites, verdicts = _decide_all(proto, options)
+    if any(v.rewrite for v in verdicts) and default_opset(proto) < MIN_OPSET:
+        before = default_opset(proto)
+        try:
+            view, sites, verdicts = _decide_all(raise_opset(proto), options)
+        except ModelError as error:
+            verdicts = [unsupported_opset(str(error)) if v.rewrite else v for v in verdicts]
+        else:
+            notes = (*notes, f"the opset was raised from {before} to {MIN_OPSET}, which the portable form needs")
+    return _Plan(view, sites, report_model(loaded, view.proto, sites, verdicts, notes))
+
+
+def _decide_all(proto: ModelProto, options: ConvertOptions) -> tuple[ModelView, list[ConvSite], list[Verdict]]:
+    view = ModelView(proto)
+    sites = find_conv_sites(view, ShapeMap(proto))
+    opset = default_opset(proto)
+    return view, sites, [_same_opset(site, opset, decide(site, options)) for site in sites]
+
+
+def _same_opset(site: ConvSite, opset: int, verdict: Verdict) -> Verdict:
+    """ONNX Runtime inlines a body with the opset of where it stands: a function with another opset cannot carry the
+    op.
+    """
+    function = site.scope.function
+    if not verdict.rewrite or function is None or default_opset(function) == opset:
+        return verdict
+    text = f"its function imports opset {default_opset(function)}, the model {opset}"
+    return Verdict(False, Reason.UNSUPPORTED_OPSET, text)
+
+
+def _rewrite(plan: _Plan, progress: Progress | None) -> tuple[str, ...]:
+    """Replace the nodes, then make the model able to carry them. Returns notes."""
+    view, proto = plan.view, plan.view.proto
+    opset = default_opset(proto)
+    chosen = [s for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
+    attributes = {}
+    for index, site in enumerate(chosen):
+        if progress:
+            progress(index, len(chosen), site.name)
+        attributes[id(site.node)] = _encode(site)
+    if progress:
+        progress(len(chosen), len(chosen), "")
+    sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen})
+    changed_scopes = [scope for scope in view.scopes if sparsify.apply(scope.graph).changed]
+    removed = view.write_back()
+    for owner in {id(o): o for o in (proto, *(s.function for s in changed_scopes)) if o is not None}.values():
+        _import_domain(owner)
+    raise_ir_version(proto)
+    _add_functions(proto, opset)
+    metadata.record(proto, version.__version__, plan.report.layers)
+    return _notes_on_weights(chosen, removed)
+
+
+def _encode(site: ConvSite) -> SparseConvAttributes:
+    weight, geometry = site.weight, site.geometry
+    assert weight is not None
+    assert geometry is not None
+    return SparseConvAttributes(geometry, encode(weight.values, geometry.group), np.dtype(weight.values.dtype))
+
+
+def _import_domain(owner: ModelProto) -> None:
+    if all(o.domain != DOMAIN for o in owner.opset_import):
+        owner.opset_import.append(helper.make_opsetid(DOMAIN, OPSET_VERSION))
+
+
+def _add_functions(proto: ModelProto, opset: int) -> None:
+    """Add the portable bodies of the ops that the model uses and does not carry yet."""
+    present = {f.name for f in proto.functions if f.domain == DOMAIN}
+    nodes = [*iterate_nodes(proto.graph.node), *(n for f in proto.functions for n in iterate_nodes(f.node))]
+    used = {n.op_type for n in nodes if n.domain == DOMAIN}
+    proto.functions.extend(make_functions(sorted(used - present), opset))
+
+
+def _notes_on_weights(chosen: Sequence[ConvSite], removed: set[str]) -> tuple[str, ...]:
+    """Say where a dense weight stays in the file, and where a shared one is now stored several times."""
+    consumers: dict[str, list[str]] = {}
+    for site in chosen:
+        consumers.setdefault(site.weight_name, []).append(site.name)
+    notes = [f"weight {w!r} stays in the file: other nodes use it" for w in consumers if w not in removed]
+    notes += [f"weight {w!r} is shared: it is now stored in {len(n)} nodes" for w, n in consumers.items() if len(n) > 1]
+    overridable = [s.weight_name for s in chosen if s.weight is not None and s.weight.overridable]
+    notes += [f"weight {w!r} is no longer an input of the model" for w in dict.fromkeys(overridable)]
+    return tuple(notes)
+
+
+def _rewritten(report: ModelReport) -> list[LayerReport]:
+    return [layer for layer in report.layers if layer.verdict.rewrite]
+
+
+def _count_nodes(proto: ModelProto) -> int:
+    """Nodes in the graph and its subgraphs."""
+    return sum(1 for _ in iterate_nodes(proto.graph.node))

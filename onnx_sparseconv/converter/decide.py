@@ -1,0 +1,128 @@
+"""Which Conv become SparseConv: pure functions from what is known of a layer to a verdict with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnx import TensorProto, helper
+
+from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite
+from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
+from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
+from onnx_sparseconv.custom_ops.schema import MAX_SPATIAL_RANK
+from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.unified_csr import nonzero_mask
+
+# Without a measurement on the device: below this share of zeros the dense Conv of ONNX Runtime, which runs at
+# the machine's peak, is expected to win.
+DEFAULT_MIN_SPARSITY = 0.8
+# A layer with fewer weights is over before a custom op has been called.
+MIN_WEIGHTS = 512
+
+SUPPORTED_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
+
+
+@dataclass(frozen=True)
+class DecisionOptions:
+    """What decides, where no measurement does.
+
+    Attributes:
+        min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes `DEFAULT_MIN_SPARSITY`.
+        force: rewrite every layer that can be rewritten at all.
+    """
+
+    min_sparsity: float | None = None
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if self.min_sparsity is not None and not 0 <= self.min_sparsity <= 1:
+            raise UsageError(f"min_sparsity must lie between 0 and 1, got {self.min_sparsity}")
+
+    @property
+    def threshold(self) -> float:
+        """The share of zeros that decides."""
+        return DEFAULT_MIN_SPARSITY if self.min_sparsity is None else self.min_sparsity
+
+
+def decide(site: ConvSite, options: DecisionOptions) -> Verdict:
+    """The verdict on one convolution."""
+    reason, text = _obstacle(site, options.threshold)
+    if reason is Reason.REWRITE:
+        return Verdict(True, reason, text)
+    if options.force and reason not in NOT_FORCIBLE:
+        return Verdict(True, Reason.FORCED, f"forced, though {text}")
+    return Verdict(False, reason, text)
+
+
+def unsupported_opset(why: str) -> Verdict:
+    """The verdict on a layer of a model whose opset is too old and could not be raised."""
+    text = f"the model's opset is below {MIN_OPSET} and cannot be raised: {why}"
+    return Verdict(False, Reason.UNSUPPORTED_OPSET, text)
+
+
+def is_depthwise(site: ConvSite) -> bool:
+    """Whether every output channel reads one input channel only."""
+    return (
+        site.geometry is not None
+        and site.geometry.group > 1
+        and site.weight is not None
+        and site.weight.values.shape[1] == 1
+    )
+
+
+def _obstacle(site: ConvSite, threshold: float) -> tuple[Reason, str]:
+    """The first thing that speaks against rewriting, the unforcible before the rest; REWRITE when there is none."""
+    if site.is_sparse:
+        return Reason.ALREADY_SPARSE, "already a sparse convolution"
+    if site.node.op in QUANTISED_CONVS:
+        return Reason.UNSUPPORTED_FORM, f"{site.node.op} computes with integers; only Conv is rewritten"
+    if not site.is_conv:
+        return Reason.UNSUPPORTED_FORM, (
+            f"{site.node.domain}::{site.node.op} is ONNX Runtime's own fused form; convert the unoptimised model"
+        )
+    if site.weight is None:
+        return Reason.RUNTIME_WEIGHT, f"its weight {site.weight_name!r} is only known at run time"
+    return _obstacle_in_form(site) or _obstacle_in_gain(site, threshold)
+
+
+def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
+    """What the op cannot express."""
+    weight, geometry = site.weight, site.geometry
+    assert weight is not None
+    if geometry is None:
+        return Reason.INVALID, site.problem
+    if weight.element_type not in SUPPORTED_TYPES:
+        return Reason.UNSUPPORTED_TYPE, f"its weight is {type_name(weight.element_type)}, not float32 or float16"
+    rank = len(geometry.kernel_shape)
+    if rank > MAX_SPATIAL_RANK:
+        return Reason.UNSUPPORTED_FORM, f"it has {rank} spatial axes; up to {MAX_SPATIAL_RANK} are supported"
+    if any(p < 0 for p in geometry.pads):
+        return Reason.UNSUPPORTED_FORM, f"it has negative pads {list(geometry.pads)}"
+    return None
+
+
+def _obstacle_in_gain(site: ConvSite, threshold: float) -> tuple[Reason, str]:
+    """What makes rewriting useless or unwanted; `force` overrules it."""
+    weight = site.weight
+    assert weight is not None
+    if weight.overridable:
+        return (
+            Reason.OVERRIDABLE_WEIGHT,
+            f"its weight {weight.name!r} is also an input, which callers may set (--force fixes its value)",
+        )
+    if weight.quantised:
+        return Reason.QUANTISED, "its weight is quantised (DequantizeLinear); ONNX Runtime has integer kernels for it"
+    if is_depthwise(site):
+        return Reason.DEPTHWISE, "it is depthwise: each output channel has too few weights to gain"
+    if weight.values.size < MIN_WEIGHTS:
+        return Reason.TOO_SMALL, f"it has only {weight.values.size} weights, fewer than {MIN_WEIGHTS}"
+    sparsity = 1 - nonzero_mask(weight.values).sum() / weight.values.size
+    if sparsity < threshold:
+        return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below the threshold of {threshold:.1%}"
+    return Reason.REWRITE, f"{sparsity:.1%} of its weights are zero"
+
+
+def type_name(element_type: int) -> str:
+    """Name of a TensorProto.DataType as numpy spells it, where it does."""
+    names: dict[int, str] = {TensorProto.FLOAT: "float32", TensorProto.DOUBLE: "float64"}
+    return names.get(element_type) or helper.tensor_dtype_to_string(element_type).removeprefix("TensorProto.").lower()

@@ -1,0 +1,201 @@
+"""Reading and writing model files. Nothing else in the package touches them.
+
+A file that is written is checked first, and appears whole or not at all: it is made in a temporary directory beside
+its place, then renamed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, EncodeError
+from onnx import ModelProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
+
+from onnx_sparseconv.errors import ModelError
+
+# Protobuf's limit on one message. A little is left for what is not tensor data.
+MAX_INLINE_BYTES = 2**31 - 2**24
+# Smaller tensors stay in the model file when the rest goes into an external one.
+MIN_EXTERNAL_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, all its tensor data loaded.
+
+    Attributes:
+        proto: the model; the caller may change it.
+        path: the file it came from, None for a model that was handed over in memory.
+        size_bytes: bytes of the file and of its external data.
+        external: whether it kept tensors in an external file.
+    """
+
+    proto: ModelProto
+    path: Path | None
+    size_bytes: int
+    external: bool
+
+
+def load(source: str | Path | ModelProto) -> LoadedModel:
+    """Read and check a model.
+
+    Args:
+        source: a file, or a model in memory, which is copied.
+
+    Raises:
+        ModelError: the file cannot be read, is no ONNX model, or breaks a rule of ONNX.
+    """
+    if isinstance(source, ModelProto):
+        proto = ModelProto()
+        proto.CopyFrom(source)
+        _check_proto(proto)
+        return LoadedModel(proto, None, tensor_bytes(proto), external=False)
+    path = Path(source)
+    proto = _parse(path)
+    external_files = _external_files(proto, path.parent)
+    try:
+        onnx.checker.check_model(str(path))
+        load_external_data_for_model(proto, str(path.parent))
+    except Exception as error:  # the checker and the loader raise many types, RuntimeError and ValueError among them
+        raise ModelError(f"{path}: {one_line(error)}") from error
+    size = path.stat().st_size + sum(f.stat().st_size for f in external_files)
+    return LoadedModel(proto, path, size, external=bool(external_files))
+
+
+def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
+    """Check a model and write it, whole or not at all.
+
+    Args:
+        proto: the model, all its data loaded; it is the same afterwards.
+        path: the file to write; its directory exists. External data goes into ``<name>.data`` beside it.
+        external: keep tensors in an external file even if they would fit into the model's.
+
+    Returns:
+        Bytes written, external data included.
+
+    Raises:
+        ModelError: the model breaks a rule of ONNX or cannot be written. Nothing is left behind.
+    """
+    path = Path(path)
+    external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
+    try:
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True
+        ) as temporary:
+            written = _write_into(proto, Path(temporary), path.name, external)
+            size = sum(f.stat().st_size for f in written)
+            # Data first: a model file never points at data that is not there.
+            for file in sorted(written, key=lambda f: f.name == path.name):
+                file.replace(path.parent / file.name)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return size
+
+
+def one_line(error: BaseException) -> str:
+    """The first lines of an error's message that say something, as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:3]) or type(error).__name__
+
+
+def tensor_bytes(proto: ModelProto) -> int:
+    """Bytes of a model's tensors: close to its size, and without protobuf's limit of 2 GB."""
+    return sum(_data_bytes(tensor) for tensor in iterate_tensors(proto))
+
+
+def iterate_tensors(proto: ModelProto) -> Iterator[TensorProto]:
+    """All tensors of a model: initializers and attributes, in the graph, its subgraphs and its functions."""
+    yield from _graph_tensors(proto.graph)
+    for function in proto.functions:
+        yield from _node_tensors(function.node)
+
+
+def _graph_tensors(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    yield from graph.initializer
+    for sparse in graph.sparse_initializer:
+        yield sparse.values
+        yield sparse.indices
+    yield from _node_tensors(graph.node)
+
+
+def _node_tensors(nodes: onnx.NodeProto) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+            if attribute.HasField("g"):
+                yield from _graph_tensors(attribute.g)
+            for graph in attribute.graphs:
+                yield from _graph_tensors(graph)
+
+
+def _data_bytes(tensor: TensorProto) -> int:
+    if tensor.HasField("raw_data"):
+        return len(tensor.raw_data)
+    return 4 * (len(tensor.float_data) + len(tensor.int32_data)) + 8 * (
+        len(tensor.int64_data) + len(tensor.double_data) + len(tensor.uint64_data)
+    )
+
+
+def _parse(path: Path) -> ModelProto:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        proto = onnx.load_model_from_string(data)
+    except (DecodeError, ValueError) as error:
+        raise ModelError(f"{path}: is not an ONNX model, or is cut off ({one_line(error)})") from error
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise ModelError(f"{path}: is not an ONNX model: it has no graph or names no opset")
+    return proto
+
+
+def _external_files(proto: ModelProto, directory: Path) -> list[Path]:
+    tensors = [t for t in iterate_tensors(proto) if uses_external_data(t)]
+    files = {directory / ExternalDataInfo(t).location for t in tensors}
+    return sorted(f for f in files if f.is_file())
+
+
+def _check_proto(proto: ModelProto) -> None:
+    try:
+        onnx.checker.check_model(proto)
+    except Exception as error:
+        raise ModelError(f"the model is not valid ONNX: {one_line(error)}") from error
+
+
+def _write_into(proto: ModelProto, directory: Path, name: str, external: bool) -> list[Path]:
+    """Write the model's file, and its data file if there is one, into ``directory``; check them; return them."""
+    target = directory / name
+    try:
+        if external:
+            onnx.save_model(
+                proto,
+                str(target),
+                save_as_external_data=True,
+                all_tensors_to_one_file=True,
+                location=f"{name}.data",
+                size_threshold=MIN_EXTERNAL_BYTES,
+                convert_attribute=False,
+            )
+            load_external_data_for_model(proto, str(directory))
+            _forget_external_location(proto)
+        else:
+            target.write_bytes(proto.SerializeToString())
+        onnx.checker.check_model(str(target))
+    except (EncodeError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
+        raise ModelError(f"{name}: the converted model is not valid ONNX: {one_line(error)}") from error
+    return list(directory.iterdir())
+
+
+def _forget_external_location(proto: ModelProto) -> None:
+    for tensor in iterate_tensors(proto):
+        if tensor.external_data:
+            del tensor.external_data[:]
+            tensor.ClearField("data_location")

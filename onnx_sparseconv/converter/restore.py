@@ -1,0 +1,104 @@
+"""From a converted model back to dense Conv nodes, with the bits of the weights that were converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_graphsurgeon as gs
+from onnx import FunctionProto, ModelProto
+
+from onnx_sparseconv.converter import metadata
+from onnx_sparseconv.converter.analyse import default_opset
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.model_io import load, save
+from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.report import RestoreReport
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.custom_ops.schema import DOMAIN, SparseConvAttributes
+from onnx_sparseconv.errors import FormatError, ModelError, UsageError
+from onnx_sparseconv.kernels.unified_csr import Array
+from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
+
+
+def restore(model: str | Path | ModelProto, output: str | Path | None = None) -> RestoreReport:
+    """Turn every SparseConv of a model back into Conv. The opset and IR version stay as they are.
+
+    Args:
+        model: a file, or a model in memory, which is changed only when ``output`` is None.
+        output: file to write, whole or not at all; None for a model in memory.
+
+    Raises:
+        ModelError: the model cannot be read or written, carries no SparseConv, or one that is broken.
+    """
+    if output is None and not isinstance(model, ModelProto):
+        raise UsageError("restore needs an output file, unless the model is one in memory")
+    loaded = load(model)
+    proto = loaded.proto
+    view = ModelView(proto)
+    sites = [s for s in find_conv_sites(view, ShapeMap(proto)) if s.is_sparse]
+    if not sites:
+        raise ModelError(f"{loaded.path or 'the model'}: carries no SparseConv node, so there is nothing to restore")
+    attributes = {id(s.node): _read(s) for s in sites}
+    weights = _weight_constants(view, sites, attributes)
+    dense_again = RestoreConv(attributes, weights, default_opset(proto), view.unique_name)
+    for scope in view.scopes:
+        dense_again.apply(scope.graph)
+    view.write_back()
+    _forget_domain(proto)
+    if output is not None:
+        save(proto, output, external=loaded.external)
+    elif isinstance(model, ModelProto):
+        model.CopyFrom(proto)
+    return RestoreReport(
+        source=loaded.path,
+        output=Path(output) if output is not None else None,
+        layers=tuple(s.name for s in sites),
+        notes=(),
+    )
+
+
+def _read(site: ConvSite) -> SparseConvAttributes:
+    try:
+        return attributes_from_proto(site.proto)
+    except FormatError as error:
+        raise ModelError(f"node {site.name!r}: {error}") from error
+
+
+def _weight_constants(
+    view: ModelView, sites: list[ConvSite], attributes: dict[int, SparseConvAttributes]
+) -> dict[int, gs.Constant]:
+    """A constant for every node, under the name that its weight had; nodes that shared a weight share it again."""
+    names = {(d.get("graph"), d.get("name")): d.get("weight") for d in metadata.decisions_of(view.proto)}
+    made: dict[tuple[str, str], tuple[gs.Constant, Array]] = {}
+    constants: dict[int, gs.Constant] = {}
+    for site in sites:
+        try:
+            values = dense_weight(attributes[id(site.node)])
+        except FormatError as error:
+            raise ModelError(f"node {site.name!r}: {error}") from error
+        recorded = names.get((site.scope.path, site.name))
+        name = recorded if isinstance(recorded, str) and recorded else f"{site.name}_weight"
+        # Only within one scope: a constant of an inner scope is not visible to its neighbours.
+        shared = made.get((site.scope.path, name))
+        if shared is None or shared[1].tobytes() != values.tobytes():
+            shared = (gs.Constant(view.unique_name(name), values), values)
+            made[site.scope.path, name] = shared
+        constants[id(site.node)] = shared[0]
+    return constants
+
+
+def _forget_domain(proto: ModelProto) -> None:
+    """Remove the portable bodies, the opset imports and the metadata."""
+    functions = [f for f in proto.functions if f.domain != DOMAIN]
+    del proto.functions[:]
+    proto.functions.extend(functions)
+    for owner in (proto, *proto.functions):
+        _drop_import(owner)
+    metadata.clear(proto)
+
+
+def _drop_import(owner: ModelProto | FunctionProto) -> None:
+    imports = [o for o in owner.opset_import if o.domain != DOMAIN]
+    del owner.opset_import[:]
+    owner.opset_import.extend(imports)

@@ -1,0 +1,79 @@
+"""Shapes of a model's tensors, as far as ONNX's shape inference knows them."""
+
+from __future__ import annotations
+
+import math
+
+import onnx
+from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+
+from onnx_sparseconv.converter.model_view import Scope
+
+Shape = tuple[int | None, ...]
+
+# Shape inference reads the values of small initializers (the shape of a Reshape); weights would only cost memory.
+MAX_VALUE_ELEMENTS = 1024
+
+
+class ShapeMap:
+    """Shapes by scope and name. Unknown sizes are None.
+
+    Args:
+        proto: the model; it is not changed, and its weights are not copied.
+    """
+
+    def __init__(self, proto: ModelProto) -> None:
+        self._shapes: dict[tuple[str, str], Shape] = {}
+        light = _without_weights(proto)
+        try:
+            light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+        except Exception:  # inference is a help, not a need: what the model itself states is still used
+            self.complete = False
+        else:
+            self.complete = True
+        self._collect("", light.graph)
+
+    def get(self, name: str, scope: Scope) -> Shape | None:
+        """Shape of a tensor seen from ``scope``, or None when not even its rank is known."""
+        inner: Scope | None = scope
+        while inner is not None:
+            shape = self._shapes.get((inner.path, name))
+            if shape is not None:
+                return shape
+            inner = inner.parent
+        return None
+
+    def _collect(self, path: str, graph: GraphProto) -> None:
+        for info in (*graph.input, *graph.value_info, *graph.output):
+            shape = _shape_of(info)
+            if shape is not None:
+                self._shapes[path, info.name] = shape
+        for node in graph.node:
+            label = node.name or (node.output[0] if node.output else node.op_type)
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    self._collect(f"{path}/{label}/{attribute.name}".lstrip("/"), attribute.g)
+
+
+def _shape_of(info: ValueInfoProto) -> Shape | None:
+    tensor = info.type.tensor_type
+    if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in tensor.shape.dim)
+
+
+def _without_weights(proto: ModelProto) -> ModelProto:
+    """A copy of the model whose large initializers have a type and dims but no data."""
+    light = ModelProto(ir_version=proto.ir_version)
+    light.opset_import.extend(proto.opset_import)
+    light.functions.extend(proto.functions)
+    graph = light.graph
+    graph.name = proto.graph.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(proto.graph, field))
+    for tensor in proto.graph.initializer:
+        if math.prod(tensor.dims) <= MAX_VALUE_ELEMENTS:
+            graph.initializer.append(tensor)
+        else:
+            graph.initializer.append(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims))
+    return light
