@@ -1,0 +1,129 @@
+"""The native custom-op library: where it is, how a session gets it, and which kernels it runs.
+
+onnxruntime is imported lazily: locating the library or converting a model does not need it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from onnx_sparseconv.errors import NativeLibraryError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+CpuIsa = Literal["auto", "portable", "avx2", "avx512"]
+
+# Set to the path of a library to use it instead of the one in the package.
+LIBRARY_VARIABLE = "ONNX_SPARSECONV_LIBRARY"
+CPU_ISA_KEY = "sparseconv.cpu_isa"
+_REGISTERED_KEY = "sparseconv.registered"
+_FILE_NAMES = {"win32": "onnx_sparseconv.dll", "darwin": "libonnx_sparseconv.so"}
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One node of a live session, as the library runs it.
+
+    Attributes:
+        node: name of the node.
+        op: ``SparseConv`` or ``SparseConvAdd``.
+        provider: short name of the execution provider, ``cpu``.
+        kernel: what runs, for example ``cpu.avx512``.
+        runs: calls since the session was created.
+    """
+
+    node: str
+    op: str
+    provider: str
+    kernel: str
+    runs: int
+
+
+def library_path() -> Path:
+    """Path of the native library: ``$ONNX_SPARSECONV_LIBRARY`` if it is set, else the file in the package.
+
+    Raises:
+        NativeLibraryError: there is no such file.
+    """
+    override = os.environ.get(LIBRARY_VARIABLE)
+    if override:
+        path = Path(override)
+        if not path.is_file():
+            raise NativeLibraryError(f"{LIBRARY_VARIABLE} names {path}, which is not a file; correct or unset it")
+        return path.resolve()
+    name = _FILE_NAMES.get(sys.platform, "libonnx_sparseconv.so")
+    path = Path(str(resources.files("onnx_sparseconv.custom_ops") / name))
+    if not path.is_file():
+        raise NativeLibraryError(
+            f"the native library is missing: no {path}; reinstall onnx-sparseconv (pip builds the library), "
+            f"or set {LIBRARY_VARIABLE} to the path of one that you built"
+        )
+    return path
+
+
+def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "auto") -> None:
+    """Register the ops on ``session_options``, so that its sessions run them with the native kernels.
+
+    A second call on the same options does nothing, unless it asks for another instruction set.
+
+    Args:
+        session_options: the options, changed in place.
+        cpu_isa: instruction set of the CPU kernels: ``auto`` for the best that the machine has, else ``portable``,
+            ``avx2`` or ``avx512``.
+
+    Raises:
+        NativeLibraryError: the library is missing, cannot be loaded, or refuses (an instruction set that the machine
+            does not have, an ONNX Runtime that is too old).
+    """
+    registered = _config_entry(session_options, _REGISTERED_KEY)
+    if registered is not None:
+        if registered != cpu_isa:
+            raise NativeLibraryError(
+                f"the ops are already registered on these session options with cpu_isa={registered!r}, "
+                f"not {cpu_isa!r}; make new session options"
+            )
+        return
+    path = library_path()
+    session_options.add_session_config_entry(CPU_ISA_KEY, cpu_isa)
+    try:
+        session_options.register_custom_ops_library(str(path))
+    except Exception as error:  # onnxruntime raises its own types, and RuntimeError where dlopen fails
+        raise NativeLibraryError(f"the native library {path} could not be registered: {error}") from error
+    session_options.add_session_config_entry(_REGISTERED_KEY, cpu_isa)
+
+
+def describe_kernels() -> list[KernelInfo]:
+    """The kernels of all live sessions of this process, in the order of their creation.
+
+    Raises:
+        NativeLibraryError: the library is missing or cannot be loaded.
+    """
+    path = library_path()
+    try:
+        describe = ctypes.CDLL(str(path)).SparseConvDescribeKernels
+    except (OSError, AttributeError) as error:
+        raise NativeLibraryError(f"the native library {path} could not be loaded: {error}") from error
+    describe.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    describe.restype = ctypes.c_size_t
+    capacity = 0
+    # Kernels may come and go between two calls, so the size that was asked for may no longer be enough.
+    while (needed := describe(buffer := ctypes.create_string_buffer(capacity + 1), capacity)) > capacity:
+        capacity = needed
+    if needed == 0:
+        raise NativeLibraryError("the native library could not describe its kernels: out of memory")
+    return [KernelInfo(**record) for record in json.loads(buffer.value)]
+
+
+def _config_entry(session_options: onnxruntime.SessionOptions, key: str) -> str | None:
+    try:
+        return str(session_options.get_session_config_entry(key))
+    except RuntimeError:  # that is how onnxruntime says that there is no such entry
+        return None

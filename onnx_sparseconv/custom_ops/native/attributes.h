@@ -1,0 +1,74 @@
+// What a SparseConv or SparseConvAdd node says, read and checked. Independent of the execution provider.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "ort.h"
+
+namespace sparseconv {
+
+// Every convolution is treated as a 3-D one; the leading axes of a 1-D or 2-D node have size, kernel and stride 1.
+constexpr size_t kSpatialAxes = 3;
+using Axes = std::array<int64_t, kSpatialAxes>;
+
+enum class AutoPad { kNotSet, kSameUpper, kSameLower };
+
+// Codes of the `activation` attribute.
+enum class ActivationCode : int { kNone, kRelu, kClip, kLeakyRelu, kHardSwish, kHardSigmoid, kSigmoid, kSilu };
+
+struct Activation {
+  ActivationCode code = ActivationCode::kNone;
+  float alpha = 0;
+  float beta = 0;
+};
+
+// Where the taps of the convolution fall.
+struct ConvGeometry {
+  size_t spatial_rank = 0;  // of the node: 1 to 3
+  Axes kernel_shape{1, 1, 1};
+  Axes strides{1, 1, 1};
+  Axes dilations{1, 1, 1};
+  Axes pads_begin{0, 0, 0};
+  Axes pads_end{0, 0, 0};
+  AutoPad auto_pad = AutoPad::kNotSet;
+  int64_t group = 1;
+  int64_t in_channels = 0;
+  int64_t out_channels = 0;
+
+  int64_t group_in_channels() const { return in_channels / group; }
+  int64_t group_out_channels() const { return out_channels / group; }
+  int64_t taps() const { return kernel_shape[0] * kernel_shape[1] * kernel_shape[2]; }
+};
+
+// The weight by output channel: entries of channel k are row_begin[k] .. row_begin[k + 1] - 1, columns increasing.
+// The slices and the row order of the stored form are undone, and entries of value +0 (marked zeros) are left out.
+struct SparseWeight {
+  std::vector<int64_t> row_begin;
+  std::vector<uint32_t> columns;
+  std::vector<float> values;
+};
+
+struct SparseConvAttributes {
+  ConvGeometry geometry;
+  SparseWeight weight;
+  Activation activation;
+};
+
+// Reads the attributes of a node and checks them against docs/op-spec.md.
+// `element_type` is the type for which the kernel is registered. Throws `Error`.
+SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type);
+
+// Sizes and paddings that follow from the size of the input.
+struct ResolvedGeometry {
+  Axes in_dims{1, 1, 1};
+  Axes out_dims{1, 1, 1};
+  Axes pads_begin{0, 0, 0};
+};
+
+// Resolves auto_pad and computes the output's size, as ONNX Conv does. Throws `Error` where the input is too small.
+ResolvedGeometry Resolve(const ConvGeometry& geometry, const Axes& in_dims);
+
+}  // namespace sparseconv

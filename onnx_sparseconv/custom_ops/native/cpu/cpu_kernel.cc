@@ -1,0 +1,240 @@
+#include "cpu_kernel.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "../checked.h"
+#include "isa.h"
+#include "pack.h"
+#include "plan.h"
+#include "plan_cache.h"
+
+namespace sparseconv::cpu {
+namespace {
+
+constexpr int64_t kMaxTaps = 1 << 16;
+// Tasks of a call: enough to keep many threads busy to the end, each long against the cost of starting it.
+constexpr int64_t kTaskWork = 100000;
+constexpr int64_t kMaxTasks = 64;
+constexpr int64_t kMinTaskRows = 8;
+// The cells of all images are packed before the sums start only where they are no more than this.
+constexpr int64_t kMaxSharedCells = int64_t{16} << 20;
+constexpr int64_t kPackTaskCells = 32 << 10;
+// Storing a row costs about as much as this many entries.
+constexpr int64_t kRowCost = 4;
+
+class CpuKernel final : public Kernel {
+ public:
+  CpuKernel(const OpDescription& op, SparseConvAttributes attributes)
+      : op_(op), attributes_(std::move(attributes)), kernels_(ChooseKernels(op.cpu_isa)) {
+    if (attributes_.geometry.taps() > kMaxTaps) {
+      Fail("a kernel of ", attributes_.geometry.taps(), " taps is more than the CPU kernel can address (", kMaxTaps,
+           ")");
+    }
+  }
+
+  std::string name() const override { return Concat("cpu.", kernels_.isa); }
+  void Compute(const ort::Context& context) const override;
+
+ private:
+  struct Call;
+  int64_t NumRowBlocks(const Call& call) const;
+  int64_t RowBlockBegin(int64_t block, int64_t num_blocks) const;
+  void ComputeInPlace(const Call& call) const;
+  void ComputePackingLocally(const Call& call) const;
+  void ComputePackingFirst(const Call& call, int64_t num_row_blocks) const;
+  void RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
+                int64_t row_end) const;
+  const void* Image(const Call& call, int64_t image) const;
+  bool is_half() const { return op_.element_type == ort::kFloat16; }
+  size_t element_size() const { return is_half() ? sizeof(uint16_t) : sizeof(float); }
+
+  const OpDescription op_;
+  const SparseConvAttributes attributes_;
+  const TileKernels& kernels_;
+  mutable PlanCache plans_;
+};
+
+struct CpuKernel::Call {
+  const ort::Context& context;
+  const Inputs& inputs;
+  const Plan& plan;
+  char* y;
+};
+
+void CpuKernel::Compute(const ort::Context& context) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  const Inputs inputs = ReadInputs(context, op_, geometry);
+  const auto plan = plans_.GetOrMake(inputs.in_dims, [&] {
+    return MakePlan(geometry, attributes_.weight, inputs.in_dims, kernels_.lanes, !is_half());
+  });
+  void* y = context.GetOutput(0, OutputShape(inputs, geometry, plan->geometry.out_dims));
+  if (inputs.batch == 0) return;
+  const Call call{context, inputs, *plan, static_cast<char*>(y)};
+  const int64_t num_row_blocks = NumRowBlocks(call);
+  if (plan->in_place) {
+    ComputeInPlace(call);
+  } else if (num_row_blocks == 1) {
+    ComputePackingLocally(call);
+  } else {
+    ComputePackingFirst(call, num_row_blocks);
+  }
+}
+
+// Parts into which the output channels are cut, so that a call with few images and chunks still has enough tasks.
+int64_t CpuKernel::NumRowBlocks(const Call& call) const {
+  const int64_t num_chunks = static_cast<int64_t>(call.plan.chunks.size()) * call.inputs.batch;
+  if (num_chunks >= kMaxTasks) return 1;
+  const int64_t num_tasks = std::clamp<int64_t>(call.plan.work / kTaskWork * call.inputs.batch, 1, kMaxTasks);
+  const int64_t max_blocks = CeilDivide(attributes_.geometry.out_channels, kMinTaskRows);
+  return std::clamp<int64_t>(CeilDivide(num_tasks, num_chunks), 1, max_blocks);
+}
+
+// First row of a block, such that blocks have about the same work.
+int64_t CpuKernel::RowBlockBegin(int64_t block, int64_t num_blocks) const {
+  const auto& row_begin = attributes_.weight.row_begin;
+  const int64_t num_rows = attributes_.geometry.out_channels;
+  const auto work_before = [&](int64_t row) { return row_begin[static_cast<size_t>(row)] + kRowCost * row; };
+  const auto wanted = static_cast<int64_t>(static_cast<double>(work_before(num_rows)) * static_cast<double>(block) /
+                                           static_cast<double>(num_blocks));
+  int64_t low = 0, high = num_rows;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (work_before(middle) < wanted) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return block == num_blocks ? num_rows : low;
+}
+
+template <typename Body>
+void RunTasks(const ort::Context& context, int64_t count, const Body& body) {
+  if (count == 1) {
+    body(size_t{0});
+  } else {
+    context.ParallelFor(static_cast<size_t>(count), body);
+  }
+}
+
+void CpuKernel::ComputeInPlace(const Call& call) const {
+  const auto num_chunks = static_cast<int64_t>(call.plan.chunks.size());
+  const int64_t num_row_blocks = NumRowBlocks(call);
+  const auto body = [&](size_t index) noexcept {
+    const auto task = static_cast<int64_t>(index);
+    const int64_t block = task % num_row_blocks, chunk = task / num_row_blocks % num_chunks;
+    const int64_t image = task / num_row_blocks / num_chunks;
+    const Chunk& part = call.plan.chunks[static_cast<size_t>(chunk)];
+    const float* cells = static_cast<const float*>(Image(call, image)) + part.start;
+    RunChunk(call, part, image, cells, RowBlockBegin(block, num_row_blocks), RowBlockBegin(block + 1, num_row_blocks));
+  };
+  RunTasks(call.context, call.inputs.batch * num_chunks * num_row_blocks, body);
+}
+
+// Every task packs the chunk that it computes: with many images, its cells are still in the cache.
+void CpuKernel::ComputePackingLocally(const Call& call) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  const ort::Allocator allocator(call.context, call.inputs.x.memory_info);
+  const auto num_cells = static_cast<size_t>(
+      CheckedMultiply(geometry.in_channels, call.plan.channel_cells, "the size of the packed input"));
+  const auto num_chunks = static_cast<int64_t>(call.plan.chunks.size());
+  std::atomic<bool> failed{false};
+  const auto body = [&](size_t index) noexcept {
+    try {
+      const auto task = static_cast<int64_t>(index);
+      const Chunk& chunk = call.plan.chunks[static_cast<size_t>(task % num_chunks)];
+      const int64_t image = task / num_chunks;
+      const ort::Scratch cells(allocator, num_cells);
+      PackChunk(call.plan, geometry, chunk, kernels_, is_half(), Image(call, image), 0, geometry.in_channels,
+                cells.data());
+      RunChunk(call, chunk, image, cells.data(), 0, geometry.out_channels);
+    } catch (...) {
+      failed.store(true, std::memory_order_relaxed);
+    }
+  };
+  RunTasks(call.context, call.inputs.batch * num_chunks, body);
+  if (failed.load()) Fail("could not allocate ", num_cells, " floats of scratch memory");
+}
+
+// With few images, all cells are packed first, and the tasks that then compute different output channels share them.
+void CpuKernel::ComputePackingFirst(const Call& call, int64_t num_row_blocks) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  const int64_t part_cells =
+      CheckedMultiply(geometry.in_channels, call.plan.channel_cells, "the size of the packed input");
+  const auto num_chunks = static_cast<int64_t>(call.plan.chunks.size());
+  const int64_t num_parts = call.inputs.batch * num_chunks;
+  if (part_cells > kMaxSharedCells / num_parts) return ComputePackingLocally(call);
+
+  const ort::Allocator allocator(call.context, call.inputs.x.memory_info);
+  const ort::Scratch cells(allocator, static_cast<size_t>(part_cells * num_parts));
+  const auto chunk_of = [&](int64_t part) -> const Chunk& {
+    return call.plan.chunks[static_cast<size_t>(part % num_chunks)];
+  };
+  const int64_t num_slices = std::clamp<int64_t>(part_cells / kPackTaskCells, 1, geometry.in_channels);
+  const auto pack = [&](size_t index) noexcept {
+    const int64_t part = static_cast<int64_t>(index) / num_slices, slice = static_cast<int64_t>(index) % num_slices;
+    PackChunk(call.plan, geometry, chunk_of(part), kernels_, is_half(), Image(call, part / num_chunks),
+              geometry.in_channels * slice / num_slices, geometry.in_channels * (slice + 1) / num_slices,
+              cells.data() + part * part_cells);
+  };
+  RunTasks(call.context, num_parts * num_slices, pack);
+  const auto compute = [&](size_t index) noexcept {
+    const int64_t part = static_cast<int64_t>(index) / num_row_blocks,
+                  block = static_cast<int64_t>(index) % num_row_blocks;
+    RunChunk(call, chunk_of(part), part / num_chunks, cells.data() + part * part_cells,
+             RowBlockBegin(block, num_row_blocks), RowBlockBegin(block + 1, num_row_blocks));
+  };
+  RunTasks(call.context, num_parts * num_row_blocks, compute);
+}
+
+const void* CpuKernel::Image(const Call& call, int64_t image) const {
+  const int64_t elements = image * attributes_.geometry.in_channels * call.plan.in_plane;
+  return static_cast<const char*>(call.inputs.x.data) + static_cast<size_t>(elements) * element_size();
+}
+
+// Computes rows of the tiles of a chunk. `cells` points to channel 0 at the chunk's first position.
+void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
+                         int64_t row_end) const {
+  if (row_begin == row_end) return;
+  const ConvGeometry& geometry = attributes_.geometry;
+  const Plan& plan = call.plan;
+  TileJob job{};
+  job.rows_per_group = geometry.group_out_channels();
+  job.first_group = row_begin / job.rows_per_group;
+  job.group_stride = geometry.group_in_channels() * plan.channel_cells;
+  job.values = attributes_.weight.values.data();
+  job.offsets = plan.offsets.data();
+  job.segments = plan.segments.data();
+  job.num_blocks = plan.num_blocks;
+  job.row_begin = row_begin;
+  job.row_end = row_end;
+
+  const auto image_offset = static_cast<size_t>(image * geometry.out_channels * plan.out_plane) * element_size();
+  const void* residual = call.inputs.residual.data;
+  job.output.is_half = is_half();
+  job.output.bias = call.inputs.bias.data;
+  job.output.residual = residual == nullptr ? nullptr : static_cast<const char*>(residual) + image_offset;
+  job.output.y = call.y + image_offset;
+  job.output.channel_stride = plan.out_plane;
+  job.output.activation = static_cast<int>(attributes_.activation.code);
+  job.output.alpha = attributes_.activation.alpha;
+  job.output.beta = attributes_.activation.beta;
+
+  for (size_t i = chunk.tile_begin; i < chunk.tile_end; ++i) {
+    const Tile& tile = plan.tiles[i];
+    job.input = cells + (tile.start - chunk.start) + job.first_group * job.group_stride;
+    job.num_vectors = tile.num_vectors;
+    job.output.runs = plan.runs.data() + tile.run_begin;
+    job.output.num_runs = static_cast<int32_t>(tile.run_end - tile.run_begin);
+    kernels_.run(job);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCpuKernel(const OpDescription& op, SparseConvAttributes attributes) {
+  return std::make_unique<CpuKernel>(op, std::move(attributes));
+}
+
+}  // namespace sparseconv::cpu

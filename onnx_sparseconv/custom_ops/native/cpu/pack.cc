@@ -1,0 +1,109 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../checked.h"
+#include "../half.h"
+
+namespace sparseconv::cpu {
+namespace {
+
+// Rows of the input behind one phase of the cells.
+struct PhaseView {
+  Axes offset;         // input coordinate of cell 0 along each axis; negative in the padding
+  int64_t begin, end;  // cells of a row that are not padding
+};
+
+PhaseView ViewPhase(const Plan& plan, const ConvGeometry& conv, int64_t phase) {
+  PhaseView view;
+  for (size_t i = kSpatialAxes; i-- > 0;) {
+    const auto& phases = plan.axes[i].phases;
+    const auto count = static_cast<int64_t>(phases.size());
+    view.offset[i] = phases[static_cast<size_t>(phase % count)] - plan.geometry.pads_begin[i];
+    phase /= count;
+  }
+  const int64_t stride = conv.strides[2], size = plan.geometry.in_dims[2];
+  view.begin = view.offset[2] >= 0 ? 0 : CeilDivide(-view.offset[2], stride);
+  view.end = view.offset[2] >= size ? 0 : CeilDivide(size - view.offset[2], stride);
+  view.begin = std::min(view.begin, plan.row_pitch);
+  view.end = std::clamp(view.end, view.begin, plan.row_pitch);
+  return view;
+}
+
+void CopyRow(const float* source, int64_t stride, int64_t count, const TileKernels&, float* target) {
+  if (stride == 1) {
+    for (int64_t i = 0; i < count; ++i) target[i] = source[i];
+  } else if (stride == 2) {  // a constant that compilers can vectorise
+    for (int64_t i = 0; i < count; ++i) target[i] = source[2 * i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = source[stride * i];
+  }
+}
+
+void CopyRow(const uint16_t* source, int64_t stride, int64_t count, const TileKernels& kernels, float* target) {
+  if (stride == 1) {
+    kernels.half_to_float(source, target, count);
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = HalfToFloat(source[stride * i]);
+  }
+}
+
+// Packs the cells [begin, begin + plan.chunk_cells) of one channel and phase.
+template <typename T>
+void PackPhase(const Plan& plan, const ConvGeometry& conv, const PhaseView& view, const TileKernels& kernels,
+               const T* channel, int64_t begin, float* target) {
+  const Axes& in = plan.geometry.in_dims;
+  const int64_t end = begin + plan.chunk_cells;
+  int64_t row = begin / plan.row_pitch;
+  int64_t i0 = row / plan.plane_rows, i1 = row % plan.plane_rows;
+  for (int64_t cell = begin; cell < end; ++row) {
+    const int64_t row_start = row * plan.row_pitch;
+    const int64_t row_end = std::min(row_start + plan.row_pitch, end);
+    const int64_t y0 = i0 * conv.strides[0] + view.offset[0], y1 = i1 * conv.strides[1] + view.offset[1];
+    if (++i1 == plan.plane_rows) {
+      i1 = 0;
+      ++i0;
+    }
+    if (y0 < 0 || y0 >= in[0] || y1 < 0 || y1 >= in[1]) {
+      target = std::fill_n(target, row_end - cell, 0.0f);
+    } else {
+      const int64_t copy_begin = std::clamp(row_start + view.begin, cell, row_end);
+      const int64_t copy_end = std::clamp(row_start + view.end, copy_begin, row_end);
+      target = std::fill_n(target, copy_begin - cell, 0.0f);
+      if (copy_begin < copy_end) {
+        const int64_t y2 = (copy_begin - row_start) * conv.strides[2] + view.offset[2];
+        const T* source = channel + (y0 * in[1] + y1) * in[2] + y2;
+        CopyRow(source, conv.strides[2], copy_end - copy_begin, kernels, target);
+        target += copy_end - copy_begin;
+      }
+      target = std::fill_n(target, row_end - copy_end, 0.0f);
+    }
+    cell = row_end;
+  }
+}
+
+template <typename T>
+void PackChannels(const Plan& plan, const ConvGeometry& conv, const Chunk& chunk, const TileKernels& kernels,
+                  const T* image, int64_t channel_begin, int64_t channel_end, float* cells) {
+  for (int64_t phase = 0; phase < plan.num_phases; ++phase) {
+    const PhaseView view = ViewPhase(plan, conv, phase);
+    for (int64_t channel = channel_begin; channel < channel_end; ++channel) {
+      float* target = cells + channel * plan.channel_cells + phase * plan.chunk_cells;
+      PackPhase(plan, conv, view, kernels, image + channel * plan.in_plane, chunk.start, target);
+    }
+  }
+}
+
+}  // namespace
+
+void PackChunk(const Plan& plan, const ConvGeometry& conv, const Chunk& chunk, const TileKernels& kernels, bool is_half,
+               const void* image, int64_t channel_begin, int64_t channel_end, float* cells) {
+  if (is_half) {
+    PackChannels(plan, conv, chunk, kernels, static_cast<const uint16_t*>(image), channel_begin, channel_end, cells);
+  } else {
+    PackChannels(plan, conv, chunk, kernels, static_cast<const float*>(image), channel_begin, channel_end, cells);
+  }
+}
+
+}  // namespace sparseconv::cpu

@@ -1,0 +1,76 @@
+// How the CPU kernel computes one node for one input size: everything that follows from the sizes and not from the
+// data.
+//
+// The input is seen as planes of cells, one plane for each input channel and *phase*. The phases split the padded input
+// by the stride: tap r of output o reads padded coordinate o * stride + r * dilation, which is cell o + step(r) of
+// phase (r * dilation) mod stride. So for any stride and dilation, consecutive outputs read consecutive cells, and a
+// tap is one offset (Park et al. call it stretched). Output positions are counted along the cells, with the row pitch
+// of the cells: positions that fall on padding are computed and not stored, and small maps still fill whole vectors.
+//
+//   position(o) = (o0 * plane_rows + o1) * row_pitch + o2        offset(tap) has the same form, from the tap's steps
+//
+// Positions are cut into tiles of a few vectors (what the inner loop keeps in registers), and tiles are gathered in
+// chunks (what one task packs and computes). Where the input already has the layout of the cells, it is read in place.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../attributes.h"
+#include "tile_kernel.h"
+
+namespace sparseconv::cpu {
+
+// The cells along one axis.
+struct AxisPhases {
+  std::vector<int64_t> phases;     // distinct (r * dilation) mod stride
+  std::vector<size_t> tap_phase;   // index into `phases` of each tap
+  std::vector<int64_t> tap_step;   // (r * dilation) div stride of each tap
+  std::vector<int64_t> last_step;  // largest step among the taps of each phase
+  int64_t max_step = 0;
+};
+
+struct Tile {
+  int64_t start;  // position of its first lane
+  int32_t num_vectors;
+  size_t run_begin;  // of Plan::runs
+  size_t run_end;
+};
+
+struct Chunk {
+  int64_t start;  // first position, where packing begins
+  size_t tile_begin;
+  size_t tile_end;
+};
+
+struct Plan {
+  ResolvedGeometry geometry;
+  std::array<AxisPhases, kSpatialAxes> axes;
+  int64_t num_phases = 1;
+  int64_t plane_rows = 1;  // rows of cells for each step along axis 0
+  int64_t row_pitch = 0;
+  int64_t num_positions = 0;
+  int64_t halo = 0;  // cells read beyond the last position
+
+  bool in_place = false;      // cells are the input itself
+  int64_t chunk_cells = 0;    // cells of one channel and phase in a packed chunk
+  int64_t channel_cells = 0;  // distance between two channels, in cells
+  int64_t in_plane = 0;       // elements of one channel of X
+  int64_t out_plane = 0;      // and of Y
+
+  std::vector<Run> runs;
+  std::vector<Tile> tiles;
+  std::vector<Chunk> chunks;
+
+  std::vector<int32_t> offsets;    // of each entry, from its group's first channel and the position
+  std::vector<uint32_t> segments;  // see TileJob
+  int32_t num_blocks = 1;          // blocks of input channels
+
+  int64_t work = 0;  // vector multiply-adds for one image
+};
+
+// Throws `Error` where the sizes are more than the kernel can address.
+Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Axes& in_dims, int lanes,
+              bool may_read_in_place);
+
+}  // namespace sparseconv::cpu

@@ -1,0 +1,44 @@
+// The plans of one node for the input sizes that it has lately seen.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "plan.h"
+
+namespace sparseconv::cpu {
+
+// Bounded, least recently used first to go. A plan that is in use outlives its eviction.
+class PlanCache {
+ public:
+  // The plan for `in_dims`; `make()` makes a new one, outside the lock.
+  template <typename Make>
+  std::shared_ptr<const Plan> GetOrMake(const Axes& in_dims, Make make) {
+    if (auto plan = Find(in_dims)) return plan;
+    auto plan = std::make_shared<const Plan>(make());
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (plans_.size() == kCapacity) plans_.erase(plans_.begin());
+    plans_.emplace_back(in_dims, plan);
+    return plan;
+  }
+
+ private:
+  static constexpr size_t kCapacity = 8;
+
+  std::shared_ptr<const Plan> Find(const Axes& in_dims) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found =
+        std::find_if(plans_.begin(), plans_.end(), [&](const auto& entry) { return entry.first == in_dims; });
+    if (found == plans_.end()) return nullptr;
+    std::rotate(found, found + 1, plans_.end());
+    return plans_.back().second;
+  }
+
+  std::mutex mutex_;
+  std::vector<std::pair<Axes, std::shared_ptr<const Plan>>> plans_;  // most recently used last
+};
+
+}  // namespace sparseconv::cpu

@@ -1,0 +1,193 @@
+// The loops of tile_kernel.h over a vector type `Vec`. Include after defining `Vec` in this anonymous namespace:
+//
+//   kLanes; Load, Store, LoadHalf, StoreHalf (whole vectors); LoadN, StoreN, LoadHalfN, StoreHalfN (the first n lanes);
+//   Broadcast; operators + - * /; MultiplyAdd(a, b, c) = a * b + c; Less(a, b) ? x : y as SelectLess(a, b, x, y);
+//   Max and Min, which return their second operand where either is NaN; Round to nearest; PowerOfTwo(n) = 2^n for an
+//   integral n in -127..128, where -127 gives 0 and 128 Inf.
+//
+// Everything here has internal linkage on purpose: see tile_kernel.h.
+
+namespace sparseconv::cpu {
+namespace {
+
+// exp(x) to about 2 ulp: x = n ln 2 + r, a polynomial in r, scaled by 2^n. Goes to 0 and Inf at the ends; keeps NaN.
+inline Vec Exp(Vec x) {
+  x = Min(Broadcast(89.0f), Max(Broadcast(-88.0f), x));
+  const Vec n = Round(x * Broadcast(1.44269504f));
+  // ln 2 in two parts, the first with few bits, so that n * ln2_high is exact.
+  Vec r = MultiplyAdd(n, Broadcast(-0.693359375f), x);
+  r = MultiplyAdd(n, Broadcast(2.12194440e-4f), r);
+  Vec p = Broadcast(1.9875691500e-4f);
+  p = MultiplyAdd(p, r, Broadcast(1.3981999507e-3f));
+  p = MultiplyAdd(p, r, Broadcast(8.3334519073e-3f));
+  p = MultiplyAdd(p, r, Broadcast(4.1665795894e-2f));
+  p = MultiplyAdd(p, r, Broadcast(1.6666665459e-1f));
+  p = MultiplyAdd(p, r, Broadcast(5.0000001201e-1f));
+  p = MultiplyAdd(p * r, r, r) + Broadcast(1.0f);
+  return p * PowerOfTwo(n);
+}
+
+// The codes of `ActivationCode`. `x` stands second in every Max and Min, so that NaN stays NaN.
+template <int kCode>
+inline Vec Activate(Vec x, const TileOutput& out) {
+  const Vec zero = Broadcast(0.0f), one = Broadcast(1.0f);
+  if constexpr (kCode == 1) return Max(zero, x);
+  if constexpr (kCode == 2) return Min(Broadcast(out.beta), Max(Broadcast(out.alpha), x));
+  if constexpr (kCode == 3) return SelectLess(x, zero, Broadcast(out.alpha) * x, x);
+  if constexpr (kCode == 4) return x * Max(zero, Min(one, MultiplyAdd(x, Broadcast(1.0f / 6), Broadcast(0.5f))));
+  if constexpr (kCode == 5) return Max(zero, Min(one, MultiplyAdd(x, Broadcast(out.alpha), Broadcast(out.beta))));
+  if constexpr (kCode == 6) return one / (one + Exp(zero - x));
+  if constexpr (kCode == 7) return x / (one + Exp(zero - x));
+  return x;
+}
+
+struct FloatElement {
+  using Type = float;
+  static Vec LoadAll(const float* p) { return Load(p); }
+  static Vec LoadSome(const float* p, int n) { return LoadN(p, n); }
+  static void StoreAll(float* p, Vec v) { Store(p, v); }
+  static void StoreSome(float* p, Vec v, int n) { StoreN(p, v, n); }
+};
+
+struct HalfElement {
+  using Type = uint16_t;
+  static Vec LoadAll(const uint16_t* p) { return LoadHalf(p); }
+  static Vec LoadSome(const uint16_t* p, int n) { return LoadHalfN(p, n); }
+  static void StoreAll(uint16_t* p, Vec v) { StoreHalf(p, v); }
+  static void StoreSome(uint16_t* p, Vec v, int n) { StoreHalfN(p, v, n); }
+};
+
+// Adds the residual, activates and stores `count` positions.
+template <typename Element, int kCode>
+inline void StoreRun(const float* sums, const typename Element::Type* residual, typename Element::Type* y, int count,
+                     const TileOutput& out) {
+  int i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    Vec sum = Load(sums + i);
+    if (residual != nullptr) sum = sum + Element::LoadAll(residual + i);
+    Element::StoreAll(y + i, Activate<kCode>(sum, out));
+  }
+  if (i < count) {
+    const int rest = count - i;
+    Vec sum = Load(sums + i);  // `sums` is long enough: it ends with a spare vector
+    if (residual != nullptr) sum = sum + Element::LoadSome(residual + i, rest);
+    Element::StoreSome(y + i, Activate<kCode>(sum, out), rest);
+  }
+}
+
+template <typename Element, int kCode>
+void StoreRow(const float* sums, int64_t row, const TileOutput& out) {
+  using Type = typename Element::Type;
+  Type* y = static_cast<Type*>(out.y) + row * out.channel_stride;
+  const Type* residual =
+      out.residual == nullptr ? nullptr : static_cast<const Type*>(out.residual) + row * out.channel_stride;
+  for (const Run* run = out.runs; run != out.runs + out.num_runs; ++run) {
+    StoreRun<Element, kCode>(sums + run->begin, residual == nullptr ? nullptr : residual + run->output, y + run->output,
+                             run->length, out);
+  }
+}
+
+using StoreRowFunction = void (*)(const float*, int64_t, const TileOutput&);
+
+template <typename Element>
+StoreRowFunction ChooseStoreRow(int activation) {
+  switch (activation) {
+    case 1:
+      return StoreRow<Element, 1>;
+    case 2:
+      return StoreRow<Element, 2>;
+    case 3:
+      return StoreRow<Element, 3>;
+    case 4:
+      return StoreRow<Element, 4>;
+    case 5:
+      return StoreRow<Element, 5>;
+    case 6:
+      return StoreRow<Element, 6>;
+    case 7:
+      return StoreRow<Element, 7>;
+    default:
+      return StoreRow<Element, 0>;
+  }
+}
+
+inline float Bias(const TileOutput& out, int64_t row) {
+  if (out.bias == nullptr) return 0.0f;
+  return out.is_half ? HalfToFloat(static_cast<const uint16_t*>(out.bias)[row])
+                     : static_cast<const float*>(out.bias)[row];
+}
+
+// The hot loop: one broadcast weight and `kVectors` loads and multiply-adds an entry.
+template <int kVectors>
+inline void Accumulate(const TileJob& job, const float* input, uint32_t begin, uint32_t end, Vec (&sums)[kVectors]) {
+  for (uint32_t e = begin; e < end; ++e) {
+    const Vec weight = Broadcast(job.values[e]);
+    const float* source = input + job.offsets[e];
+    for (int v = 0; v < kVectors; ++v) sums[v] = MultiplyAdd(weight, Load(source + v * kLanes), sums[v]);
+  }
+}
+
+// A panel of rows, block by block: what a block reads of the input stays in the first-level cache for the whole panel.
+template <int kVectors>
+void RunPanel(const TileJob& job, int64_t row_begin, int64_t row_end, StoreRowFunction store_row) {
+  constexpr int kTile = kVectors * kLanes;
+  alignas(64) float partial[kPanelRows * kTile + kLanes];  // a spare vector for the last run
+  for (int32_t block = 0; block < job.num_blocks; ++block) {
+    for (int64_t row = row_begin; row < row_end; ++row) {
+      float* row_partial = partial + (job.num_blocks == 1 ? 0 : (row - row_begin) * kTile);
+      Vec sums[kVectors];
+      if (block == 0) {
+        const Vec bias = Broadcast(Bias(job.output, row));
+        for (int v = 0; v < kVectors; ++v) sums[v] = bias;
+      } else {
+        for (int v = 0; v < kVectors; ++v) sums[v] = Load(row_partial + v * kLanes);
+      }
+      const float* input = job.input + (row / job.rows_per_group - job.first_group) * job.group_stride;
+      const uint32_t* segment = job.segments + row * job.num_blocks + block;
+      Accumulate<kVectors>(job, input, segment[0], segment[1], sums);
+      for (int v = 0; v < kVectors; ++v) Store(row_partial + v * kLanes, sums[v]);
+      if (block == job.num_blocks - 1) store_row(row_partial, row, job.output);
+    }
+  }
+}
+
+template <int kVectors>
+void RunTile(const TileJob& job) {
+  const StoreRowFunction store_row = job.output.is_half ? ChooseStoreRow<HalfElement>(job.output.activation)
+                                                        : ChooseStoreRow<FloatElement>(job.output.activation);
+  for (int64_t row = job.row_begin; row < job.row_end; row += kPanelRows) {
+    const int64_t end = row + kPanelRows < job.row_end ? row + kPanelRows : job.row_end;
+    RunPanel<kVectors>(job, row, end, store_row);
+  }
+}
+
+void RunJob(const TileJob& job) {
+  static_assert(kMaxVectors == 8 && kLanes <= kMaxLanes, "one case for each number of vectors");
+  switch (job.num_vectors) {
+    case 1:
+      return RunTile<1>(job);
+    case 2:
+      return RunTile<2>(job);
+    case 3:
+      return RunTile<3>(job);
+    case 4:
+      return RunTile<4>(job);
+    case 5:
+      return RunTile<5>(job);
+    case 6:
+      return RunTile<6>(job);
+    case 7:
+      return RunTile<7>(job);
+    default:
+      return RunTile<8>(job);
+  }
+}
+
+void ConvertHalves(const uint16_t* source, float* target, int64_t count) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Store(target + i, LoadHalf(source + i));
+  for (; i < count; ++i) target[i] = HalfToFloat(source[i]);
+}
+
+}  // namespace
+}  // namespace sparseconv::cpu

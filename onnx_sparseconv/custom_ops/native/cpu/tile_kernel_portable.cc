@@ -1,0 +1,100 @@
+// Plain C++: any machine. Four lanes, which compilers turn into the vector unit that every target has.
+
+#include "../half.h"
+#include "tile_kernel.h"
+
+namespace sparseconv::cpu {
+namespace {
+
+constexpr int kLanes = 4;
+
+struct Vec {
+  float lane[kLanes];
+};
+
+template <typename Function>
+inline Vec Each(Function function) {
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v.lane[i] = function(i);
+  return v;
+}
+
+inline Vec Broadcast(float x) {
+  return Each([=](int) { return x; });
+}
+inline Vec Load(const float* p) {
+  return Each([=](int i) { return p[i]; });
+}
+inline Vec LoadN(const float* p, int n) {
+  return Each([=](int i) { return i < n ? p[i] : 0.0f; });
+}
+inline void StoreN(float* p, Vec v, int n) {
+  for (int i = 0; i < n; ++i) p[i] = v.lane[i];
+}
+inline void Store(float* p, Vec v) {
+  for (int i = 0; i < kLanes; ++i) p[i] = v.lane[i];
+}
+inline Vec LoadHalf(const uint16_t* p) {
+  return Each([=](int i) { return HalfToFloat(p[i]); });
+}
+inline Vec LoadHalfN(const uint16_t* p, int n) {
+  return Each([=](int i) { return i < n ? HalfToFloat(p[i]) : 0.0f; });
+}
+inline void StoreHalfN(uint16_t* p, Vec v, int n) {
+  for (int i = 0; i < n; ++i) p[i] = FloatToHalf(v.lane[i]);
+}
+inline void StoreHalf(uint16_t* p, Vec v) { StoreHalfN(p, v, kLanes); }
+
+inline Vec operator+(Vec a, Vec b) {
+  return Each([=](int i) { return a.lane[i] + b.lane[i]; });
+}
+inline Vec operator-(Vec a, Vec b) {
+  return Each([=](int i) { return a.lane[i] - b.lane[i]; });
+}
+inline Vec operator*(Vec a, Vec b) {
+  return Each([=](int i) { return a.lane[i] * b.lane[i]; });
+}
+inline Vec operator/(Vec a, Vec b) {
+  return Each([=](int i) { return a.lane[i] / b.lane[i]; });
+}
+inline Vec MultiplyAdd(Vec a, Vec b, Vec c) {
+  return Each([=](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
+}
+inline Vec Max(Vec a, Vec b) {
+  return Each([=](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline Vec Min(Vec a, Vec b) {
+  return Each([=](int i) { return a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline Vec SelectLess(Vec a, Vec b, Vec x, Vec y) {
+  return Each([=](int i) { return a.lane[i] < b.lane[i] ? x.lane[i] : y.lane[i]; });
+}
+inline Vec Round(Vec a) {
+  // Adding 1.5 * 2^23 leaves no bits for a fraction; for the small numbers of Exp that rounds to nearest.
+  const float magic = 12582912.0f;
+  return Each([=](int i) { return (a.lane[i] + magic) - magic; });
+}
+inline Vec PowerOfTwo(Vec n) {
+  return Each([=](int i) {
+    // A NaN must not be converted to an integer; whatever it is scaled by, it stays NaN.
+    const int32_t exponent = n.lane[i] == n.lane[i] ? static_cast<int32_t>(n.lane[i]) : 0;
+    const uint32_t bits = static_cast<uint32_t>(exponent + 127) << 23;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  });
+}
+
+}  // namespace
+}  // namespace sparseconv::cpu
+
+#include "tile_kernel_impl.h"
+
+namespace sparseconv::cpu {
+
+const TileKernels& PortableKernels() {
+  static constexpr TileKernels kKernels{"portable", kLanes, RunJob, ConvertHalves};
+  return kKernels;
+}
+
+}  // namespace sparseconv::cpu

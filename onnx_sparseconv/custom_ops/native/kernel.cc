@@ -1,0 +1,57 @@
+#include "kernel.h"
+
+#include <algorithm>
+
+#include "checked.h"
+#include "cpu/cpu_kernel.h"
+
+namespace sparseconv {
+
+std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, SparseConvAttributes attributes) {
+  switch (op.provider) {
+    case Provider::kCpu:
+      return cpu::CreateCpuKernel(op, std::move(attributes));
+  }
+  Fail("unknown execution provider");
+}
+
+Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry) {
+  Inputs inputs;
+  if (!context.GetInput(0, &inputs.x)) Fail("input X is absent");
+  const ort::Shape& shape = inputs.x.shape;
+  if (shape.rank != geometry.spatial_rank + 2) {
+    Fail("input X must have rank ", geometry.spatial_rank + 2, " (N, C and ", geometry.spatial_rank,
+         " spatial axes), found shape ", ToString(shape));
+  }
+  if (shape.dims[1] != geometry.in_channels) {
+    Fail("input X must have ", geometry.in_channels, " channels, found shape ", ToString(shape));
+  }
+  inputs.batch = shape.dims[0];
+  std::copy_n(shape.dims.begin() + 2, geometry.spatial_rank,
+              inputs.in_dims.end() - static_cast<ptrdiff_t>(geometry.spatial_rank));
+
+  if (context.GetInput(1, &inputs.bias)) {
+    const ort::Shape& bias = inputs.bias.shape;
+    if (bias.rank != 1 || bias.dims[0] != geometry.out_channels) {
+      Fail("input B must have shape [", geometry.out_channels, "], found ", ToString(bias));
+    }
+  }
+  if (op.has_residual && !context.GetInput(2, &inputs.residual)) Fail("input Z is absent");
+  return inputs;
+}
+
+ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const Axes& out_dims) {
+  ort::Shape shape;
+  shape.rank = inputs.x.shape.rank;
+  shape.dims[0] = inputs.batch;
+  shape.dims[1] = geometry.out_channels;
+  std::copy(out_dims.end() - static_cast<ptrdiff_t>(geometry.spatial_rank), out_dims.end(), shape.dims.begin() + 2);
+  int64_t count = sizeof(float);
+  for (size_t i = 0; i < shape.rank; ++i) count = CheckedMultiply(count, shape.dims[i], "the size of Y in bytes");
+  if (inputs.residual.data != nullptr && inputs.residual.shape != shape) {
+    Fail("input Z must have the shape of Y, ", ToString(shape), ", found ", ToString(inputs.residual.shape));
+  }
+  return shape;
+}
+
+}  // namespace sparseconv

@@ -1,0 +1,53 @@
+// A kernel: what an execution provider runs for one node.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "attributes.h"
+#include "ort.h"
+
+namespace sparseconv {
+
+// A further provider needs an entry here, in `ProviderName` (op.cc), in the table of ops and in `CreateKernel`.
+enum class Provider { kCpu };
+
+// Instruction set that the CPU kernels use.
+enum class CpuIsa { kAuto, kPortable, kAvx2, kAvx512 };
+
+// What distinguishes the registered ops.
+struct OpDescription {
+  bool has_residual;  // SparseConvAdd
+  int element_type;   // of X, B, Z and Y
+  Provider provider;
+  CpuIsa cpu_isa;
+
+  const char* name() const { return has_residual ? "SparseConvAdd" : "SparseConv"; }
+};
+
+// Immutable but for caches that lock: Compute is called concurrently.
+class Kernel {
+ public:
+  virtual ~Kernel() = default;
+  virtual void Compute(const ort::Context& context) const = 0;
+  // What runs, for `SparseConvDescribeKernels`; "cpu.avx512", say.
+  virtual std::string name() const = 0;
+};
+
+std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, SparseConvAttributes attributes);
+
+// The inputs of one call, checked against the attributes. Independent of the provider.
+struct Inputs {
+  ort::TensorView x;
+  ort::TensorView bias;      // data is null where absent
+  ort::TensorView residual;  // the same
+  int64_t batch = 0;
+  Axes in_dims{1, 1, 1};
+};
+
+Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry);
+
+// Y's shape. Throws `Error` where it has too many elements or the residual has another shape.
+ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const Axes& out_dims);
+
+}  // namespace sparseconv

@@ -1,0 +1,92 @@
+// The three functions that the library exports.
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "cpu/isa.h"
+#include "kernel_registry.h"
+#include "op.h"
+#include "ort.h"
+
+#if defined(_WIN32)
+#define SPARSECONV_EXPORT extern "C" __declspec(dllexport)
+#else
+#define SPARSECONV_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
+
+namespace sparseconv {
+namespace {
+
+constexpr const char* kIsaConfigKey = "sparseconv.cpu_isa";
+
+CpuIsa ReadIsa(const ort::OrtApi* api, const ort::OrtSessionOptions* options) {
+  int has_entry = 0;
+  ort::Check(api, ort::HasSessionConfigEntry::Call(api, options, kIsaConfigKey, &has_entry));
+  if (!has_entry) return CpuIsa::kAuto;
+  size_t size = 0;
+  ort::Succeeded(api, ort::GetSessionConfigEntry::Call(api, options, kIsaConfigKey, nullptr, &size));
+  std::string value(size + 1, '\0');
+  size = value.size();
+  ort::Check(api, ort::GetSessionConfigEntry::Call(api, options, kIsaConfigKey, value.data(), &size));
+  return cpu::ParseIsa(value.c_str());
+}
+
+// The custom-op domain for one ONNX Runtime and one instruction set. Sessions refer to it until they end, and nothing
+// says when the last one has, so it is made once and never released.
+ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, CpuIsa isa) {
+  static std::mutex mutex;
+  static auto* const domains = new std::map<std::pair<const ort::OrtApi*, CpuIsa>, ort::OrtCustomOpDomain*>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  ort::OrtCustomOpDomain*& domain = (*domains)[{api, isa}];
+  if (domain != nullptr) return domain;
+
+  ort::OrtCustomOpDomain* made = nullptr;
+  ort::Check(api, ort::CreateCustomOpDomain::Call(api, kDomain, &made));
+  for (const bool has_residual : {false, true}) {
+    for (const int element_type : {ort::kFloat, ort::kFloat16}) {
+      auto op = std::make_unique<Op>(api, OpDescription{has_residual, element_type, Provider::kCpu, isa});
+      ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
+      op.release();
+    }
+  }
+  return domain = made;
+}
+
+}  // namespace
+}  // namespace sparseconv
+
+// Called by SessionOptions::RegisterCustomOpsLibrary.
+SPARSECONV_EXPORT sparseconv::ort::OrtStatus* RegisterCustomOps(sparseconv::ort::OrtSessionOptions* options,
+                                                                const sparseconv::ort::OrtApiBase* base) {
+  using namespace sparseconv;
+  const ort::OrtApi* api = base->get_api(ort::kApiVersion);
+  if (api == nullptr) {
+    // The function that makes a status has had its slot since the first version.
+    const char* message = "onnx-sparseconv needs ONNX Runtime 1.17 or later; install a newer onnxruntime";
+    return ort::CreateStatus::Call(base->get_api(1), ort::kFail, message);
+  }
+  return ort::ReturnStatus(api, ort::kInvalidArgument, [&] {
+    ort::Check(api, ort::AddCustomOpDomain::Call(api, options, GetDomain(api, ReadIsa(api, options))));
+  });
+}
+
+SPARSECONV_EXPORT const char* SparseConvVersion() { return SPARSECONV_VERSION; }
+
+// Writes a JSON array of the process's live kernels to `buffer`, cut off at `capacity`, and returns the bytes that the
+// whole text needs, its NUL included; 0 when memory ran out.
+SPARSECONV_EXPORT size_t SparseConvDescribeKernels(char* buffer, size_t capacity) {
+  try {
+    const std::string json = sparseconv::KernelRegistry::Instance().ToJson();
+    if (buffer != nullptr && capacity > 0) {
+      const size_t length = json.size() < capacity ? json.size() : capacity - 1;
+      std::memcpy(buffer, json.data(), length);
+      buffer[length] = '\0';
+    }
+    return json.size() + 1;
+  } catch (...) {
+    return 0;
+  }
+}

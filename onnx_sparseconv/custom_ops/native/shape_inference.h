@@ -1,0 +1,13 @@
+#pragma once
+
+#include "ort_abi.h"
+
+namespace sparseconv {
+
+// Gives Y its type and what can be said of its shape.
+//
+// It runs before the attributes have been validated, so it takes nothing for granted, and where something does not fit
+// it says nothing: an error from here would be ignored and leaked, and the kernel's creation reports it anyway.
+void InferOutputShape(const ort::OrtApi* api, ort::OrtShapeInferContext* context) noexcept;
+
+}  // namespace sparseconv
