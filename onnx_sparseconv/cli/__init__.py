@@ -1,0 +1,56 @@
+"""The command line, ``sparseconv``. A command parses its arguments, calls one function of the library, and prints."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, restore, run, verify
+from onnx_sparseconv.cli.failures import close_stdout_quietly
+from onnx_sparseconv.version import __version__
+
+_EPILOG = (
+    "Exit codes: 0 done, 1 error, 2 usage, 3 outputs differ, 4 nothing qualified, "
+    "5 the provider asked for was not used, 6 conflicting installation, 7 no gain."
+)
+
+app = typer.Typer(
+    name="sparseconv",
+    help="Makes a pruned ONNX CNN faster: Conv layers whose weights are mostly zero become sparse convolutions.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # A traceback is for the developers: it has to be complete and plain.
+    pretty_exceptions_enable=False,
+)
+for _module in (inspect, convert, verify, bench, run, prune, restore, doctor):
+    app.command(_module.NAME)(_module.command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"sparseconv {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=_print_version, is_eager=True, show_default=False
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the ``sparseconv`` script."""
+    try:
+        app(prog_name="sparseconv")
+    finally:
+        close_stdout_quietly()

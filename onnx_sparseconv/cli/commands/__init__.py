@@ -1,0 +1,1 @@
+"""One module a command: its arguments, the call, and what it prints."""

@@ -1,0 +1,162 @@
+"""``sparseconv bench``: how much faster is the converted model?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnx_sparseconv.cli import failures
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    count,
+    format_change,
+    format_shape,
+    format_time,
+    progress_bar,
+    say,
+    say_table,
+)
+from onnx_sparseconv.cli.exit_codes import ExitCode
+from onnx_sparseconv.cli.json_output import document, emit
+from onnx_sparseconv.cli.kernel_text import kernel_lines
+from onnx_sparseconv.cli.options import (
+    BatchOption,
+    ConvertedArgument,
+    InputsOption,
+    JsonOption,
+    OriginalArgument,
+    ProviderChoice,
+    ProviderOption,
+    ReportFileOption,
+    SeedOption,
+    ShapeOption,
+    ThreadsOption,
+)
+from onnx_sparseconv.cli.paths import require_not_an_input
+from onnx_sparseconv.errors import UsageError
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.runtime.bench import BenchModel, BenchReport
+    from onnx_sparseconv.runtime.layer_times import LayerTime
+
+NAME = "bench"
+_MAX_OPS = 6
+
+
+@failures.command
+def command(
+    original: OriginalArgument,
+    converted: ConvertedArgument,
+    *,
+    provider: ProviderOption = ProviderChoice.CPU,
+    batch: BatchOption = None,
+    shape: ShapeOption = None,
+    inputs: InputsOption = None,
+    threads: ThreadsOption = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="Time to spend on measuring.")] = 10.0,
+    warmup: Annotated[int, typer.Option("--warmup", min=0, help="Runs of each model before measuring.")] = 3,
+    seed: SeedOption = 0,
+    json: JsonOption = False,
+    output: ReportFileOption = None,
+) -> ExitCode:
+    """Time both models side by side, as a whole and layer by layer.
+
+    They run in turn, with the same inputs and threads, so that whatever else the machine does slows both down alike.
+    The original runs in plain ONNX Runtime with all its optimisations.
+    """
+    from onnx_sparseconv.runtime.bench import bench  # noqa: PLC0415
+    from onnx_sparseconv.runtime.inputs import parse_shapes  # noqa: PLC0415
+    from onnx_sparseconv.runtime.timing import TimingPlan  # noqa: PLC0415
+
+    if inputs is not None and (shape or batch is not None):
+        raise UsageError("--inputs fixes the shapes: leave --shape and --batch out")
+    if output is not None:
+        require_not_an_input(output, [p for p in (original, converted, inputs) if p is not None])
+    plan = TimingPlan(warmup=warmup, seconds=seconds)
+    with failures.stdout_kept_clean(), progress_bar("timing") as advance:
+        report = bench(
+            original,
+            converted,
+            provider=provider.value,
+            threads=threads,
+            batch=batch,
+            shapes=parse_shapes(shape or []),
+            inputs=inputs,
+            seed=seed,
+            plan=plan,
+            on_round=lambda done: advance(done, plan.max_rounds, "rounds"),
+        )
+    if not json:
+        print_report(report)
+    emit(document(NAME, report), to_stdout=json, file=output)
+    return ExitCode.DONE
+
+
+def print_report(report: BenchReport) -> None:
+    """Print a benchmark."""
+    shapes = ", ".join(f"{name} {format_shape(shape)}" for name, shape in report.input_shapes.items()) or "none"
+    threads = "ONNX Runtime's choice of threads" if report.threads is None else count(report.threads, "thread")
+    environment = report.environment
+    gpus = ", ".join(gpu.name for gpu in environment.cuda.gpus)
+    say(f"machine    {environment.cpu}, {count(environment.cpu_cores_usable, 'core')}{', ' + gpus if gpus else ''}")
+    say(f"versions   {_versions(environment.versions)}")
+    say(f"run        {report.provider}, {threads}; inputs {report.inputs}: {shapes}")
+    for line in kernel_lines(report.kernels):
+        say(line)
+    say()
+    say_table(_models_table(report.original, report.converted))
+    say()
+    if any(layer.original_us is not None or layer.converted_us is not None for layer in report.layers):
+        say_table(_layers_table(report.layers))
+        if report.unmatched:
+            say(f"?: ONNX Runtime fused or renamed {count(len(report.unmatched), 'layer')} beyond recognition")
+        say("A dense Conv is often fused with the activation behind it, a sparse one is not: compare the totals too.")
+        say()
+    say(f"file       {format_change(report.original.size_bytes, report.converted.size_bytes)}")
+    say(f"speed-up   {_speedup_text(report)}")
+
+
+def _speedup_text(report: BenchReport) -> str:
+    gain = report.speedup
+    spread = f"{gain.low:.2f}x to {gain.high:.2f}x in 8 of 10 rounds"
+    word = "faster" if gain.of_medians >= 1 else "SLOWER than the original"
+    return f"{gain.of_medians:.2f}x of medians ({spread}): {word}"
+
+
+def _versions(versions: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+
+
+def _models_table(original: BenchModel, converted: BenchModel) -> Table:
+    titles = ("median", "mean", "p90", "p99", "min")
+    columns = (Column("", fold=False), *(Column(title, right=True) for title in titles), Column("runs", right=True))
+    rows = []
+    for name, model in (("original", original), ("converted", converted)):
+        stats = model.time
+        times = (stats.median_us, stats.mean_us, stats.p90_us, stats.p99_us, stats.min_us)
+        rows.append((name, *(format_time(t) for t in times), str(stats.num_runs)))
+    return Table(columns, tuple(rows))
+
+
+def _layers_table(layers: tuple[LayerTime, ...]) -> Table:
+    columns = (
+        Column("layer", fold=True),
+        Column("runs as", fold=False),
+        Column("original", right=True),
+        Column("converted", right=True),
+        Column("speed-up", right=True),
+    )
+    rows = [
+        (
+            layer.name,
+            "sparse" if layer.converted_op != "Conv" else "dense",
+            format_time(layer.original_us),
+            format_time(layer.converted_us),
+            "?" if layer.speedup is None else f"{layer.speedup:.2f}x",
+        )
+        for layer in layers
+    ]
+    return Table(columns, tuple(rows))

@@ -1,0 +1,285 @@
+"""``sparseconv convert``: rewrite the Conv layers that qualify."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_sparseconv.cli import failures
+from onnx_sparseconv.cli.batch import Outcome, attempt, run_all
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    count,
+    format_bytes,
+    format_change,
+    progress_bar,
+    say,
+    say_command,
+    say_table,
+)
+from onnx_sparseconv.cli.exit_codes import ExitCode, worst
+from onnx_sparseconv.cli.json_output import document, emit
+from onnx_sparseconv.cli.layers import converted_table, reason_lines
+from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
+from onnx_sparseconv.errors import ModelError, UsageError
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.converter.report import ConversionReport
+
+NAME = "convert"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model to convert; ``output`` None on a dry run without a name."""
+
+    model: Path
+    output: Path | None
+    min_sparsity: float | None
+    force: bool
+    dry_run: bool
+
+
+_Outcome = Outcome[Job, "ConversionReport"]
+
+
+@failures.command
+def command(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL", help="ONNX models.", show_default=False)],
+    *,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="OUT", help="The converted model (one MODEL).", show_default=False),
+    ] = None,
+    out_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--out-dir",
+            metavar="DIR",
+            help="Directory for converted models, under their own names.",
+            show_default=False,
+        ),
+    ] = None,
+    min_sparsity: Annotated[
+        float | None,
+        typer.Option(
+            "--min-sparsity",
+            min=0.0,
+            max=1.0,
+            help="Rewrite layers with at least this share of zeros. Default: decided for each kind of layer.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Rewrite whatever can be rewritten, even where it will be slower.", show_default=False
+        ),
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", metavar="FILE.json", help="Write what was done, and why, as JSON.", show_default=False
+        ),
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Models to convert at a time.")] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done and write no model.", show_default=False)
+    ] = False,
+) -> ExitCode:
+    """Rewrite the Conv layers whose sparsity pays into sparse convolutions.
+
+    The converted model needs this package's native library to be faster; without it, it still runs anywhere and gives
+    the same results. Exit code 4: no layer qualified, nothing was written.
+    """
+    work = plan_jobs(models, output, out_dir, Job(Path(), None, min_sparsity, force, dry_run))
+    _check_report_path(report, work)
+    outcomes: list[_Outcome] = []
+    with _directory(None if dry_run else out_dir):
+        for outcome in _run(work, jobs):
+            outcomes.append(outcome)
+            _print_outcome(outcome)
+    if len(outcomes) > 1:
+        _print_summary(outcomes)
+    if report is not None:
+        plain = [_plain(outcome) for outcome in outcomes]
+        emit(plain[0] if len(plain) == 1 else plain, to_stdout=False, file=report)
+    return worst(exit_code(outcome) for outcome in outcomes)
+
+
+def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None, settings: Job) -> list[Job]:
+    """Decide the output of every model.
+
+    Raises:
+        UsageError: no output, two ways of naming it, several models for one output, or an output that is an input.
+    """
+    if output is not None and out_dir is not None:
+        raise UsageError("give either -o or --out-dir")
+    if output is not None and len(models) > 1:
+        raise UsageError(f"-o names one output for {len(models)} models: use --out-dir")
+    if output is None and out_dir is None and not settings.dry_run:
+        raise UsageError("give the output: -o OUT, or --out-dir DIR (or --dry-run to write nothing)")
+    if out_dir is not None and out_dir.exists() and not out_dir.is_dir():
+        raise UsageError(f"--out-dir {out_dir} is not a directory")
+    outputs = [out_dir / model.name if out_dir is not None else output for model in models]
+    named = [path for path in outputs if path is not None]
+    for path in named:
+        require_not_an_input(path, models)
+    require_distinct(named)
+    return [
+        Job(model, path, settings.min_sparsity, settings.force, settings.dry_run)
+        for model, path in zip(models, outputs, strict=True)
+    ]
+
+
+def convert_model(job: Job, progress: Callable[[int, int, str], None] | None = None) -> ConversionReport:
+    """Convert one model."""
+    from onnx_sparseconv.converter import ConvertOptions, convert  # noqa: PLC0415
+
+    options = ConvertOptions(min_sparsity=job.min_sparsity, force=job.force, dry_run=job.dry_run)
+    _, report = convert(job.model, job.output, options, progress=progress)
+    return report
+
+
+def exit_code(outcome: _Outcome) -> ExitCode:
+    """The exit code of one model."""
+    if outcome.result is None:
+        return outcome.code
+    return ExitCode.DONE if outcome.result.converted else ExitCode.NOTHING_QUALIFIED
+
+
+def _check_report_path(report: Path | None, work: Sequence[Job]) -> None:
+    if report is not None:
+        require_not_an_input(report, [job.model for job in work])
+        require_distinct([report, *(job.output for job in work if job.output is not None)])
+
+
+@contextlib.contextmanager
+def _directory(path: Path | None) -> Iterator[None]:
+    """Make the output directory, and take it away again when nothing was put there."""
+    made = path is not None and not path.exists()
+    if path is not None:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelError(f"cannot make the directory {path}: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        if made and path is not None and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _run(work: Sequence[Job], jobs: int) -> Iterator[_Outcome]:
+    """Convert, with a progress bar: over layers for one model, over models for several."""
+    if len(work) == 1:
+        with progress_bar("converting") as advance:
+            outcome = attempt(lambda job: convert_model(job, advance), work[0])
+        yield outcome
+        return
+    for number, outcome in enumerate(_with_bar(work, jobs), start=1):
+        if number > 1:
+            say()
+        yield outcome
+
+
+def _with_bar(work: Sequence[Job], jobs: int) -> Iterator[_Outcome]:
+    """The outcomes, each with the bar out of the way while it is printed."""
+    outcomes = run_all(convert_model, work, jobs)
+    for number, job in enumerate(work):
+        with progress_bar("converting") as advance:
+            advance(number, len(work), job.model.name)
+            outcome = next(outcomes)
+        yield outcome
+
+
+def _plain(outcome: _Outcome) -> dict[str, Any]:
+    if outcome.result is None:
+        return document(
+            NAME, {"source": str(outcome.item.model), "error": outcome.error, "exit_code": int(outcome.code)}
+        )
+    return document(NAME, {**outcome.result.to_json(), "exit_code": int(exit_code(outcome))})
+
+
+def _print_outcome(outcome: _Outcome) -> None:
+    if outcome.result is None:
+        failures.print_outcome_error(outcome)
+    else:
+        print_conversion(outcome.item, outcome.result)
+
+
+def print_conversion(job: Job, report: ConversionReport) -> None:
+    """Print what was done with one model, why, and what comes next."""
+    layers = report.model.layers
+    rewritten = [layer for layer in layers if layer.verdict.rewrite]
+    if not report.converted:
+        _print_nothing(job, report)
+        return
+    verb = "would become" if job.dry_run else "became"
+    say(f"{job.model}: {len(rewritten)} of {count(len(layers), 'Conv layer')} {verb} sparse convolutions")
+    say()
+    say_table(converted_table(layers))
+    if lines := reason_lines(layers):
+        say()
+        say("Left dense")
+        for line in lines:
+            say(line)
+    say()
+    say(f"Conv weights  {format_change(report.conv_bytes_before, report.conv_bytes_after)}, of the rewritten layers")
+    say(f"file          {format_change(report.bytes_before, report.bytes_after)}")
+    for note in report.notes:
+        say(f"note: {note}")
+    _print_next_steps(job, report)
+
+
+def _print_nothing(job: Job, report: ConversionReport) -> None:
+    if report.already_converted:
+        say(f"{job.model}: already converted, and nothing new to rewrite; nothing was written")
+    else:
+        say(f"{job.model}: no Conv layer qualifies; nothing was written")
+    for line in reason_lines(report.model.layers):
+        say(line)
+    for note in report.notes:
+        say(f"note: {note}")
+    if report.model.layers and not report.already_converted and not job.force:
+        say("--force rewrites whatever can be rewritten; --min-sparsity lowers the bar.")
+
+
+def _print_next_steps(job: Job, report: ConversionReport) -> None:
+    say()
+    if report.output is None:
+        say("Dry run: nothing was written.")
+        return
+    say(f"Wrote {report.output}. Next, check that the outputs agree, and time it:")
+    for step in ("verify", "bench"):
+        say_command(shlex.join(["sparseconv", step, str(job.model), str(report.output)]))
+
+
+def _print_summary(outcomes: Sequence[_Outcome]) -> None:
+    columns = (Column("model", fold=True), Column("result"), Column("sparse", right=True), Column("file", right=True))
+    rows = []
+    for outcome in outcomes:
+        report = outcome.result
+        if report is None:
+            rows.append((str(outcome.item.model), "error", "", ""))
+            continue
+        sparse = f"{report.model.num_rewritten} of {len(report.model.layers)}"
+        sizes = f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}" if report.converted else ""
+        rows.append(
+            (str(outcome.item.model), _result_word(outcome.item, report), sparse if report.converted else "0", sizes)
+        )
+    say()
+    say_table(Table(columns, tuple(rows)))
+
+
+def _result_word(job: Job, report: ConversionReport) -> str:
+    if report.converted:
+        return "would convert" if job.dry_run else "converted"
+    return "already converted" if report.already_converted else "nothing qualifies"

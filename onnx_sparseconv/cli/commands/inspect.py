@@ -1,0 +1,151 @@
+"""``sparseconv inspect``: what is sparse in a model, and what conversion would do with it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from onnx_sparseconv.cli import failures
+from onnx_sparseconv.cli.batch import Outcome, run_all
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    count,
+    format_bytes,
+    format_percent,
+    is_wide,
+    say,
+    say_command,
+    say_table,
+)
+from onnx_sparseconv.cli.exit_codes import ExitCode, worst
+from onnx_sparseconv.cli.json_output import document, emit
+from onnx_sparseconv.cli.layers import inspect_table, reason_lines
+from onnx_sparseconv.cli.options import JsonOption, ReportFileOption
+from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.converter.report import ModelReport
+
+NAME = "inspect"
+
+
+@failures.command
+def command(
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL", help="ONNX models.", show_default=False)],
+    json: JsonOption = False,
+    output: ReportFileOption = None,
+) -> ExitCode:
+    """Show every Conv layer of a model: how sparse it is, and whether it would become a sparse convolution, or why not.
+
+    Nothing is changed. "zeros" is the share of zero weights, "by channel" its spread over the output channels, "0-ch"
+    counts output/input channels that are zero as a whole, MFLOP is the dense work for one image.
+    """
+    if output is not None:
+        require_not_an_input(output, models)
+    outcomes = []
+    for outcome in run_all(inspect_model, models):
+        outcomes.append(outcome)
+        if outcome.error:
+            failures.print_outcome_error(outcome)
+        elif not json and outcome.result is not None:
+            _print_model(outcome.item, outcome.result)
+    if len(outcomes) > 1 and not json:
+        _print_summary(outcomes)
+    emit(document(NAME, {"models": [_plain(o) for o in outcomes]}), to_stdout=json, file=output)
+    return worst(outcome.code for outcome in outcomes)
+
+
+def inspect_model(path: Path) -> ModelReport:
+    """Read one model."""
+    from onnx_sparseconv.converter import inspect  # noqa: PLC0415
+
+    return inspect(path)
+
+
+def _plain(outcome: Outcome[Path, ModelReport]) -> dict[str, Any]:
+    report = outcome.result
+    if report is None:
+        return {"path": str(outcome.item), "error": outcome.error}
+    return {**report.to_json(), "sparsity": report.sparsity, "num_rewritten": report.num_rewritten}
+
+
+def _print_model(path: Path, report: ModelReport) -> None:
+    say(f"{path}: {format_bytes(report.size_bytes)}, opset {report.opset}, IR version {report.ir_version}")
+    say(f"written by {report.producer or 'an unnamed tool'}")
+    if report.converted_by:
+        say(f"already converted, by onnx-sparseconv {report.converted_by}")
+    say()
+    if report.layers:
+        wide = is_wide()
+        say_table(inspect_table(report.layers, wide=wide))
+        if not wide and (lines := reason_lines(report.layers)):
+            say()
+            say("Why layers stay dense")
+            for line in lines:
+                say(line)
+    for note in report.notes:
+        say(f"note: {note}")
+    say()
+    say(total_line(report))
+    _print_next_step(path, report)
+    say()
+
+
+def total_line(report: ModelReport) -> str:
+    """The model in one sentence."""
+    if not report.layers:
+        return "No Conv layer: there is nothing that this tool could make sparse."
+    already = sum(layer.verdict.reason.value == "already-sparse" for layer in report.layers)
+    dense = len(report.layers) - already - report.num_rewritten
+    parts = [f"{report.num_rewritten} would become sparse", f"{dense} {'stays' if dense == 1 else 'stay'} dense"]
+    if already:
+        parts.insert(0, f"{already} {'is' if already == 1 else 'are'} sparse already")
+    flops = [layer.flops for layer in report.layers]
+    rewritten = sum(layer.flops or 0 for layer in report.layers if layer.verdict.rewrite)
+    total = sum(f for f in flops if f is not None)
+    work = (
+        f" The layers to rewrite do {format_percent(rewritten / total)} of the Conv work."
+        if rewritten and None not in flops
+        else ""
+    )
+    return (
+        f"{count(len(report.layers), 'Conv layer')}: {', '.join(parts)}. "
+        f"{format_percent(report.sparsity)} of the Conv weights are zero.{work}"
+    )
+
+
+def _print_next_step(path: Path, report: ModelReport) -> None:
+    if report.num_rewritten:
+        say("Next:")
+        say_command(shlex.join(["sparseconv", "convert", str(path), "-o", str(suggested_output(path, "sparse"))]))
+    elif report.layers and not report.converted_by:
+        say("Nothing qualifies. A model gets faster here only when most of its Conv weights are zero. To try it out:")
+        say_command(
+            shlex.join(
+                ["sparseconv", "prune", str(path), "-o", str(suggested_output(path, "pruned")), "--sparsity", "0.9"]
+            )
+        )
+
+
+def _print_summary(outcomes: list[Outcome[Path, ModelReport]]) -> None:
+    columns = (
+        Column("model", fold=True),
+        Column("size", right=True),
+        Column("zeros", right=True),
+        Column("sparse", right=True),
+    )
+    rows = []
+    for outcome in outcomes:
+        report = outcome.result
+        if report is None:
+            rows.append((str(outcome.item), "error", "", ""))
+        else:
+            layers = f"{report.num_rewritten} of {len(report.layers)}"
+            rows.append((str(outcome.item), format_bytes(report.size_bytes), format_percent(report.sparsity), layers))
+    say_table(Table(columns, tuple(rows)))
+    sys.stdout.flush()

@@ -1,0 +1,83 @@
+"""From exceptions to exit codes and one line on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+import typer
+
+from onnx_sparseconv.cli.exit_codes import INTERRUPTED, ExitCode
+from onnx_sparseconv.errors import ProviderError, SparseConvError, UsageError
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.cli.batch import Outcome
+
+P = ParamSpec("P")
+
+OUT_OF_MEMORY = "not enough memory for this model"
+
+
+def exit_code_of(error: SparseConvError) -> ExitCode:
+    """The exit code that stands for an error."""
+    if isinstance(error, UsageError):
+        return ExitCode.USAGE
+    if isinstance(error, ProviderError):
+        return ExitCode.PROVIDER_NOT_USED
+    return ExitCode.ERROR
+
+
+def print_error(message: str) -> None:
+    """Write ``error: message`` on stderr, on one line."""
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+
+
+def print_outcome_error(outcome: Outcome[Any, Any]) -> None:
+    """Write what went wrong with one of several models on stderr, and the traceback when it is a bug."""
+    if outcome.traceback:
+        sys.stderr.write(outcome.traceback)
+    item = str(getattr(outcome.item, "model", outcome.item))
+    print_error(outcome.error if item in outcome.error else f"{item}: {outcome.error}")
+
+
+def command(function: Callable[P, ExitCode]) -> Callable[P, None]:
+    """Make a command of a function that returns its exit code.
+
+    Errors that a user can mend become one line on stderr. All others pass, so that a bug shows its traceback.
+    """
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            code: int = function(*args, **kwargs)
+        except SparseConvError as error:
+            print_error(str(error))
+            code = exit_code_of(error)
+        except MemoryError:
+            print_error(OUT_OF_MEMORY)
+            code = ExitCode.ERROR
+        except KeyboardInterrupt:
+            print_error("interrupted")
+            code = INTERRUPTED
+        raise typer.Exit(code)
+
+    return run
+
+
+@contextlib.contextmanager
+def stdout_kept_clean() -> Iterator[None]:
+    """Send to stderr what libraries print while they work: stdout is for the command's result alone."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def close_stdout_quietly() -> None:
+    """Flush stdout; a reader that has gone away (``sparseconv ... | head``) is no reason for a traceback."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,128 @@
+"""Layers of a model in words and tables, shared by ``inspect`` and ``convert``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnx_sparseconv.cli.console import Column, Table, count, format_bytes, format_percent, format_shape
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.converter.report import LayerReport
+
+_MAX_NAMES = 4
+
+
+def layer_label(layer: LayerReport) -> str:
+    """A layer's name, and where it lives when that is not the main graph."""
+    return f"{layer.name} (in {layer.graph})" if layer.graph else layer.name
+
+
+def verdict_word(layer: LayerReport) -> str:
+    """The verdict in one or two words."""
+    reason = layer.verdict.reason.value
+    if reason == "already-sparse":
+        return "already sparse"
+    if layer.verdict.rewrite:
+        return "sparse (forced)" if reason == "forced" else "sparse"
+    return f"dense: {reason.replace('-', ' ')}"
+
+
+def inspect_table(layers: Sequence[LayerReport], *, wide: bool) -> Table:
+    """One row a layer. A narrow one leaves the reason in words to `reason_lines`."""
+    columns = [
+        Column("layer", fold=True),
+        Column("weight", fold=not wide),
+        Column("zeros", right=True),
+        Column("by channel", right=True),
+        Column("0-ch", right=True),
+        Column("MFLOP", right=True),
+        Column("verdict", fold=not wide),
+    ]
+    rows = [_inspect_row(layer) for layer in layers]
+    if wide:
+        columns.append(Column("why", fold=True))
+        rows = [(*row, layer.verdict.text) for row, layer in zip(rows, layers, strict=True)]
+    return Table(tuple(columns), tuple(rows))
+
+
+def _inspect_row(layer: LayerReport) -> tuple[str, ...]:
+    return (
+        layer_label(layer),
+        format_shape(layer.weight_shape),
+        format_percent(layer.sparsity),
+        _spread(layer),
+        _zero_channels(layer),
+        "?" if layer.flops is None else _mflop(layer.flops),
+        verdict_word(layer),
+    )
+
+
+def converted_table(layers: Sequence[LayerReport]) -> Table:
+    """The layers that became sparse, with the bytes of their weights."""
+    columns = (
+        Column("layer", fold=True),
+        Column("weight", fold=True),
+        Column("zeros", right=True),
+        Column("dense", right=True),
+        Column("stored", right=True),
+        Column("padding", right=True),
+    )
+    rows = tuple(
+        (
+            layer_label(layer),
+            format_shape(layer.weight_shape),
+            format_percent(layer.sparsity),
+            format_bytes(layer.dense_bytes),
+            format_bytes(layer.sparse_bytes),
+            "?" if layer.padding is None else f"{layer.padding:.2f}x",
+        )
+        for layer in layers
+        if layer.verdict.rewrite
+    )
+    return Table(columns, rows)
+
+
+def reason_lines(layers: Sequence[LayerReport], *, every: bool = False) -> list[str]:
+    """Why layers stay dense, grouped by reason.
+
+    Args:
+        layers: all layers of a model.
+        every: name all of them, not only the first few of a group.
+    """
+    groups: dict[str, list[LayerReport]] = {}
+    for layer in layers:
+        if not layer.verdict.rewrite:
+            groups.setdefault(layer.verdict.reason.value, []).append(layer)
+    lines = []
+    for reason, members in sorted(groups.items(), key=lambda item: -len(item[1])):
+        texts = list(dict.fromkeys(layer.verdict.text for layer in members))
+        names = [layer_label(layer) for layer in members]
+        shown = names if every else names[:_MAX_NAMES]
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        example = texts[0] if len(texts) == 1 else f"such as: {texts[0]}"
+        lines.append(f"  {reason.replace('-', ' ')}, {count(len(members), 'layer')}: {example}")
+        lines.append(f"      {', '.join(shown)}{more}")
+    return lines
+
+
+def _spread(layer: LayerReport) -> str:
+    """Lowest and highest share of zeros of a single output channel."""
+    if layer.row_sparsity is None:
+        return "?"
+    low, high = 100 * layer.row_sparsity.min, 100 * layer.row_sparsity.max
+    return f"{low:.0f}-{high:.0f}%"
+
+
+def _zero_channels(layer: LayerReport) -> str:
+    """All-zero channels: output/input."""
+    if layer.weight_shape is None:
+        return "?"
+    if not layer.zero_out_channels and not layer.zero_in_channels:
+        return "-"
+    return f"{layer.zero_out_channels}/{layer.zero_in_channels}"
+
+
+def _mflop(flops: int) -> str:
+    mflop = flops / 1e6
+    return f"{mflop:.2f}" if mflop < 10 else f"{mflop:.0f}"

@@ -1,0 +1,77 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class ProviderChoice(enum.StrEnum):
+    """Where to run."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+OriginalArgument = Annotated[
+    Path, typer.Argument(metavar="ORIGINAL", help="The model before conversion.", show_default=False)
+]
+ConvertedArgument = Annotated[
+    Path, typer.Argument(metavar="CONVERTED", help="The model that 'sparseconv convert' wrote.", show_default=False)
+]
+ProviderOption = Annotated[
+    ProviderChoice,
+    typer.Option(
+        "--provider", help="Where to run. It is an error (exit code 5) when ONNX Runtime would run elsewhere."
+    ),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, help="Threads of one run. Default: ONNX Runtime's choice.", show_default=False),
+]
+BatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch",
+        min=1,
+        help="Batch size of made-up inputs where the model leaves it open. Default: 1.",
+        show_default=False,
+    ),
+]
+ShapeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME:1x3x224x224",
+        help="Shape of a made-up input, where the model leaves it open. May be repeated.",
+        show_default=False,
+    ),
+]
+InputsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--inputs",
+        metavar="FILE.npz",
+        help="Real inputs: numpy arrays under the names of the model's inputs. Default: random ones.",
+        show_default=False,
+    ),
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of random inputs.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.", show_default=False)
+]
+ReportFileOption = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write the JSON report to this file too.", show_default=False),
+]
+NoLibraryOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-library",
+        help="Run the converted model without the native library, as any other program would: as a dense model.",
+        show_default=False,
+    ),
+]

@@ -1,0 +1,269 @@
+"""Looking at an installation: what is there, what contradicts what, and what really works."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnx_sparseconv.errors import SparseConvError
+from onnx_sparseconv.runtime.environment import Environment, distribution_version, read_environment
+from onnx_sparseconv.runtime.kernels import kernels_of
+from onnx_sparseconv.runtime.run import run_session
+from onnx_sparseconv.runtime.session import (
+    PROVIDER_NAMES,
+    PROVIDERS,
+    Provider,
+    import_onnxruntime,
+    make_session,
+)
+from onnx_sparseconv.version import __version__
+
+_CUPY_PREFIX = "cupy-cuda"
+_TINY_NODE = "sparseconv_doctor"
+_TINY_TOLERANCE = 1e-5
+# onnxruntime-gpu wheels are built for CUDA 13 from this version on, for CUDA 12 before.
+_FIRST_CUDA13 = (1, 27)
+_OLDEST_ONNXRUNTIME = (1, 20)
+_GRAPHSURGEON_BREAKS_WITH_ONNX = (1, 20)
+_LAST_BROKEN_GRAPHSURGEON = (0, 5, 8)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is wrong with the installation.
+
+    Attributes:
+        conflict: packages that contradict each other, as opposed to something that is missing or broken.
+        text: what is wrong.
+        remedy: what to do.
+    """
+
+    conflict: bool
+    text: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class LibraryCheck:
+    """The native library.
+
+    Attributes:
+        path: the file; None when it was not found.
+        version: its version; None when it cannot be loaded.
+        problem: why it does not work; empty when it does.
+    """
+
+    path: str | None
+    version: str | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class ProviderCheck:
+    """One provider of ONNX Runtime, tried with a tiny SparseConv model.
+
+    Attributes:
+        name: as given to ``--provider``.
+        built_in: whether this onnxruntime has it at all.
+        works: whether the model ran on it and gave the right numbers.
+        text: the result, or why it does not work.
+        kernel: the native library's name of the kernel that ran, with its instruction set; empty when none ran.
+    """
+
+    name: str
+    built_in: bool
+    works: bool
+    text: str
+    kernel: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What `diagnose` found.
+
+    Attributes:
+        onnxruntime_distributions: installed distributions that provide ``onnxruntime``, with versions.
+        cupy_distributions: the same for ``cupy``.
+        library: the native library.
+        providers: every provider that this package knows.
+        problems: what is wrong, conflicts first.
+        environment: hardware and versions.
+    """
+
+    onnxruntime_distributions: Mapping[str, str]
+    cupy_distributions: Mapping[str, str]
+    library: LibraryCheck
+    providers: tuple[ProviderCheck, ...]
+    problems: tuple[Problem, ...]
+    environment: Environment
+
+    @property
+    def has_conflict(self) -> bool:
+        """Whether installed packages contradict each other."""
+        return any(problem.conflict for problem in self.problems)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+
+def diagnose() -> DoctorReport:
+    """Look at this installation. Never raises for what it finds."""
+    runtimes, cupys = distributions_of("onnxruntime"), distributions_of("cupy")
+    library = check_library()
+    providers = tuple(check_provider(provider) for provider in PROVIDERS)
+    problems = [
+        *runtime_problems(runtimes),
+        *cupy_problems(runtimes, cupys),
+        *graphsurgeon_problems(distribution_version("onnx"), distribution_version("onnx-graphsurgeon")),
+        *library_problems(library, __version__),
+    ]
+    problems += [
+        Problem(False, f"provider {p.name}: {p.text}", "see the lines above")
+        for p in providers
+        if p.built_in and not p.works
+    ]
+    problems.sort(key=lambda problem: not problem.conflict)
+    return DoctorReport(runtimes, cupys, library, providers, tuple(problems), read_environment())
+
+
+def distributions_of(module: str) -> dict[str, str]:
+    """Installed distributions that bring an import package, with their versions."""
+    names = sorted(set(importlib.metadata.packages_distributions().get(module, ())))
+    return {name: distribution_version(name) or "unknown" for name in names}
+
+
+def runtime_problems(distributions: Mapping[str, str]) -> list[Problem]:
+    """What is wrong with the onnxruntime distributions: none, several, too old."""
+    if not distributions:
+        return [
+            Problem(False, "onnxruntime is not installed", "pip install 'onnx-sparseconv[cpu]' (or [cuda13], [cuda12])")
+        ]
+    if len(distributions) > 1:
+        names = " and ".join(distributions)
+        text = f"{names} are installed over each other: the last one installed wins, often without CUDA"
+        remedy = f"pip uninstall {' '.join(distributions)}, then install the one that you want"
+        return [Problem(True, text, remedy)]
+    name, version = next(iter(distributions.items()))
+    if version_tuple(version) < _OLDEST_ONNXRUNTIME:
+        oldest = ".".join(map(str, _OLDEST_ONNXRUNTIME))
+        return [Problem(True, f"{name} {version} is too old", f"pip install '{name}>={oldest}'")]
+    return []
+
+
+def cupy_problems(runtimes: Mapping[str, str], cupys: Mapping[str, str]) -> list[Problem]:
+    """What is wrong between cupy and onnxruntime-gpu: they have to be built for the same CUDA."""
+    problems = []
+    if len(cupys) > 1:
+        remedy = f"pip uninstall {' '.join(cupys)}, then install the one that you want"
+        problems.append(Problem(True, f"{' and '.join(cupys)} are installed over each other", remedy))
+    gpu = runtimes.get("onnxruntime-gpu")
+    if gpu is None:
+        return problems
+    wanted = 13 if version_tuple(gpu) >= _FIRST_CUDA13 else 12
+    for name in cupys:
+        match = re.fullmatch(rf"{_CUPY_PREFIX}(\d+)x", name)
+        if match and int(match[1]) != wanted:
+            text = f"onnxruntime-gpu {gpu} is built for CUDA {wanted}, {name} for CUDA {match[1]}"
+            problems.append(Problem(True, text, f"pip uninstall {name}; pip install 'onnx-sparseconv[cuda{wanted}]'"))
+    return problems
+
+
+def graphsurgeon_problems(onnx_version: str | None, graphsurgeon_version: str | None) -> list[Problem]:
+    """onnx-graphsurgeon up to 0.5.8 cannot be imported with onnx from 1.20 on."""
+    if onnx_version is None or graphsurgeon_version is None:
+        missing = "onnx" if onnx_version is None else "onnx-graphsurgeon"
+        return [Problem(False, f"{missing} is not installed", f"pip install {missing}")]
+    old = version_tuple(graphsurgeon_version) <= _LAST_BROKEN_GRAPHSURGEON
+    if old and version_tuple(onnx_version) >= _GRAPHSURGEON_BREAKS_WITH_ONNX:
+        text = f"onnx-graphsurgeon {graphsurgeon_version} does not work with onnx {onnx_version}"
+        return [Problem(True, text, "pip install 'onnx-graphsurgeon>=0.6.1'")]
+    return []
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version: ``1.27.0rc1`` gives (1, 27, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def check_provider(provider: Provider) -> ProviderCheck:
+    """Run a tiny SparseConv model on a provider and compare it with what numpy gives."""
+    try:
+        if PROVIDER_NAMES[provider] not in import_onnxruntime().get_available_providers():
+            return ProviderCheck(provider, False, False, "not in this onnxruntime")
+        model, feed, expected = tiny_model()
+        session = make_session(model, provider=provider)
+        (actual,) = run_session(session, feed, "a tiny SparseConv model").values()
+        (use,) = kernels_of([(_TINY_NODE, "SparseConv")], use_library=True)
+    except SparseConvError as error:
+        return ProviderCheck(provider, True, False, str(error))
+    error_max = float(np.abs(actual - expected).max())
+    works = error_max <= _TINY_TOLERANCE
+    text = "runs SparseConv correctly" if works else f"gives wrong results (error {error_max:.2g})"
+    return ProviderCheck(provider, True, works, text, use.kernel)
+
+
+def tiny_model() -> tuple[bytes, dict[str, Any], Any]:
+    """A model of one 1x1 SparseConv, its input, and its output as numpy computes it."""
+    import onnx  # noqa: PLC0415
+
+    from onnx_sparseconv.custom_ops.function_body import MIN_IR_VERSION, make_functions  # noqa: PLC0415
+    from onnx_sparseconv.custom_ops.schema import (  # noqa: PLC0415
+        DOMAIN,
+        OPSET_VERSION,
+        SPARSE_CONV,
+        ConvGeometry,
+        SparseConvAttributes,
+    )
+    from onnx_sparseconv.kernels.unified_csr import encode  # noqa: PLC0415
+
+    opset = 17
+    weight = np.zeros((8, 8, 1, 1), np.float32)
+    weight[np.arange(8), np.arange(8)[::-1]] = np.arange(1, 9, dtype=np.float32)[:, None, None]
+    attributes = SparseConvAttributes(ConvGeometry((1, 1), (1, 1), (0, 0, 0, 0), (1, 1)), encode(weight))
+    node = onnx.helper.make_node(
+        SPARSE_CONV, ["x", ""], ["y"], name=_TINY_NODE, domain=DOMAIN, **attributes.to_node_attributes()
+    )
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph([node], "tiny", [value("x", 1, [1, 8, 4, 4])], [value("y", 1, [1, 8, 4, 4])])
+    imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(DOMAIN, OPSET_VERSION)]
+    model = onnx.helper.make_model(
+        graph, functions=make_functions([SPARSE_CONV], opset), opset_imports=imports, ir_version=MIN_IR_VERSION
+    )
+    x = np.random.default_rng(0).standard_normal((1, 8, 4, 4)).astype(np.float32)
+    expected = np.einsum("kc,nchw->nkhw", weight[:, :, 0, 0], x)
+    return model.SerializeToString(), {"x": x}, expected
+
+
+def check_library() -> LibraryCheck:
+    """Find the native library, load it, and ask for its version."""
+    from onnx_sparseconv.custom_ops.library import library_path  # noqa: PLC0415
+
+    try:
+        path = str(library_path())
+    except SparseConvError as error:
+        return LibraryCheck(None, None, str(error))
+    try:
+        ask = ctypes.CDLL(path).SparseConvVersion
+    except (OSError, AttributeError) as error:
+        return LibraryCheck(path, None, f"the native library cannot be loaded: {error}")
+    ask.argtypes, ask.restype = [], ctypes.c_char_p
+    return LibraryCheck(path, (ask() or b"").decode(errors="replace"), "")
+
+
+def library_problems(library: LibraryCheck, package_version: str) -> list[Problem]:
+    """What is wrong with the native library: missing, broken, or of another version than the package."""
+    remedy = "reinstall it: pip install --force-reinstall onnx-sparseconv"
+    if library.problem:
+        return [Problem(False, library.problem, remedy)]
+    if library.version and library.version != package_version and not package_version.endswith("unknown"):
+        return [Problem(True, f"the native library is {library.version}, the package {package_version}", remedy)]
+    return []

@@ -1,0 +1,61 @@
+"""Which kernel runs each SparseConv node of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from onnx import AttributeProto, GraphProto, ModelProto
+
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
+
+DENSE_KERNEL = "dense Conv (no library)"
+UNKNOWN_KERNEL = "not known (ONNX Runtime removed or renamed the node)"
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """A SparseConv node and what ran it.
+
+    Attributes:
+        node: its name, or that of its output.
+        op_type: ``SparseConv`` or ``SparseConvAdd``.
+        kernel: the native library's name of the kernel, or `DENSE_KERNEL` without the library.
+    """
+
+    node: str
+    op_type: str
+    kernel: str
+
+
+def sparse_nodes(model: ModelProto) -> tuple[tuple[str, str], ...]:
+    """Name and operator of every SparseConv node of a model, subgraphs included; a node without a name has its
+    output's.
+    """
+    return tuple(_sparse_nodes(model.graph))
+
+
+def _sparse_nodes(graph: GraphProto) -> Iterator[tuple[str, str]]:
+    for node in graph.node:
+        if node.domain == DOMAIN and node.op_type in OP_TYPES:
+            yield node.name or node.output[0], node.op_type
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from _sparse_nodes(attribute.g)
+            for graph_ in attribute.graphs:
+                yield from _sparse_nodes(graph_)
+
+
+def kernels_of(nodes: Sequence[tuple[str, str]], *, use_library: bool) -> tuple[KernelUse, ...]:
+    """What ran each of ``nodes`` in the newest live session that has nodes of these names.
+
+    Args:
+        nodes: as `sparse_nodes` gives them.
+        use_library: whether that session was made with the native library.
+    """
+    if not use_library or not nodes:
+        return tuple(KernelUse(name, op_type, DENSE_KERNEL) for name, op_type in nodes)
+    from onnx_sparseconv.custom_ops.library import describe_kernels  # noqa: PLC0415
+
+    newest = {record.node: record.kernel for record in describe_kernels()}
+    return tuple(KernelUse(name, op_type, newest.get(name, UNKNOWN_KERNEL)) for name, op_type in nodes)

@@ -1,0 +1,190 @@
+"""Time of every convolution layer, from ONNX Runtime's profiler, matched between a model and its converted form.
+
+ONNX Runtime rewrites a graph before it runs it: a Conv is fused with what follows and gets another name.
+`layer_of_event` undoes what is known of this:
+
+1. a node that keeps its name is found by it, also behind the prefix ``fused``;
+2. on the CPU, ``<tensor>_nchwc`` is the Conv from which the model's tensor ``<tensor>`` comes through activations and
+   the like;
+3. a node without a name is called ``<op>_<index>``, its place in the graph with Constant nodes left out.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx import NodeProto
+
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
+
+_NCHWC = "_nchwc"
+_FUSED = "fused "
+_KERNEL_TIME = "_kernel_time"
+_FOLLOWS_CONV = frozenset(
+    {
+        "Relu",
+        "Clip",
+        "LeakyRelu",
+        "Sigmoid",
+        "HardSigmoid",
+        "Tanh",
+        "HardSwish",
+        "BatchNormalization",
+        "Add",
+        "Sum",
+        "Mul",
+        "Identity",
+    }
+)
+_MAX_STEPS = 8
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """One node of the profile.
+
+    Attributes:
+        name: ONNX Runtime's name of it.
+        op_type: its operator.
+        provider: where it ran.
+        time_us: median over the runs; a node inside a loop counts with all its rounds.
+    """
+
+    name: str
+    op_type: str
+    provider: str
+    time_us: float
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One convolution in both models; None where it could not be found in a profile.
+
+    Attributes:
+        name: of the node, or of its output where it has no name.
+        original_us, converted_us: median time in microseconds.
+        converted_op: operator in the converted model.
+        speedup: original over converted.
+    """
+
+    name: str
+    original_us: float | None
+    converted_us: float | None
+    converted_op: str
+    speedup: float | None
+
+
+def read_profile(path: str | Path, runs: int) -> tuple[NodeTime, ...]:
+    """Times of the nodes in a profile of ``runs`` equal runs, in the order in which they first ran."""
+    events = json.loads(Path(path).read_text(encoding="utf-8"))
+    return summarise_events(events, runs)
+
+
+def summarise_events(events: Iterable[Mapping[str, Any]], runs: int) -> tuple[NodeTime, ...]:
+    """`read_profile` on the events themselves."""
+    durations: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for event in events:
+        name = str(event.get("name", ""))
+        if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
+            arguments = event.get("args", {})
+            key = (
+                name.removesuffix(_KERNEL_TIME),
+                str(arguments.get("op_name", "")),
+                str(arguments.get("provider", "")),
+            )
+            durations[key].append(float(event["dur"]))
+    return tuple(NodeTime(*key, _time_per_run(times, runs)) for key, times in durations.items())
+
+
+def _time_per_run(times: Sequence[float], runs: int) -> float:
+    return statistics.median(times) if len(times) == runs else sum(times) / runs
+
+
+def layer_name(node: NodeProto) -> str:
+    """What a layer is called: the node's name, or that of its output."""
+    return node.name or next((name for name in node.output if name), "")
+
+
+def is_convolution(node: NodeProto) -> bool:
+    """Whether a node is a Conv or one of this package's operators."""
+    return (node.op_type == "Conv" and node.domain in ("", "ai.onnx")) or (
+        node.domain == DOMAIN and node.op_type in OP_TYPES
+    )
+
+
+class GraphIndex:
+    """Finds the convolution of a model that a node of its profile stands for."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.convolutions: list[NodeProto] = [node for node in model.graph.node if is_convolution(node)]
+        self._by_name: dict[str, NodeProto] = {node.name: node for node in self.convolutions if node.name}
+        self._by_index: list[NodeProto] = [node for node in model.graph.node if node.op_type != "Constant"]
+        self._producer: dict[str, NodeProto] = {name: node for node in model.graph.node for name in node.output if name}
+
+    def layer_of_event(self, name: str) -> NodeProto | None:
+        """The convolution behind the profile's node ``name``; None when there is none, or it cannot be told."""
+        plain = name.removeprefix(_FUSED).strip()
+        if plain in self._by_name:
+            return self._by_name[plain]
+        tensor, nchwc, _ = plain.rpartition(_NCHWC)
+        if nchwc:
+            return self._convolution_behind(tensor)
+        return self._by_position(plain)
+
+    def _convolution_behind(self, tensor: str) -> NodeProto | None:
+        """The convolution from which ``tensor`` comes through nodes that ONNX Runtime fuses into it."""
+        frontier = [tensor]
+        for _ in range(_MAX_STEPS):
+            producers = [self._producer[name] for name in frontier if name in self._producer]
+            found = [node for node in producers if is_convolution(node)]
+            if found:
+                return found[0] if len(found) == 1 else None
+            frontier = [name for node in producers if node.op_type in _FOLLOWS_CONV for name in node.input]
+        return None
+
+    def _by_position(self, name: str) -> NodeProto | None:
+        op_type, _, index = name.rpartition("_")
+        if not index.isdigit() or int(index) >= len(self._by_index):
+            return None
+        node = self._by_index[int(index)]
+        return node if is_convolution(node) and node.op_type == op_type and not node.name else None
+
+
+def times_by_layer(model: onnx.ModelProto, profile: Sequence[NodeTime]) -> dict[str, float]:
+    """Time of every convolution that was found in the profile, in microseconds by `layer_name`.
+
+    Two nodes of the profile that lead to one convolution leave it out: which is the right one cannot be told.
+    """
+    index = GraphIndex(model)
+    found: dict[str, list[float]] = defaultdict(list)
+    for node_time in profile:
+        node = index.layer_of_event(node_time.name)
+        if node is not None and "Conv" in node_time.op_type:
+            found[layer_name(node)].append(node_time.time_us)
+    return {name: times[0] for name, times in found.items() if len(times) == 1}
+
+
+def match_layers(
+    original: onnx.ModelProto,
+    original_profile: Sequence[NodeTime],
+    converted: onnx.ModelProto,
+    converted_profile: Sequence[NodeTime],
+) -> tuple[LayerTime, ...]:
+    """Every convolution of the converted model beside the original's of the same name, else of the same output."""
+    before, after = times_by_layer(original, original_profile), times_by_layer(converted, converted_profile)
+    by_output = {name: layer_name(node) for node in GraphIndex(original).convolutions for name in node.output if name}
+    layers = []
+    for node in GraphIndex(converted).convolutions:
+        name = layer_name(node)
+        source = name if name in before else by_output.get(node.output[0], name)
+        first, second = before.get(source), after.get(name)
+        gain = first / second if first is not None and second else None
+        layers.append(LayerTime(name, first, second, node.op_type, gain))
+    return tuple(layers)

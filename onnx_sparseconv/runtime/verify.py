@@ -1,0 +1,183 @@
+"""Comparing a converted model with its original."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from onnx_sparseconv.errors import VerificationError
+from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
+from onnx_sparseconv.runtime.inputs import (
+    ModelInput,
+    Shape,
+    check_inputs,
+    load_inputs,
+    make_random_inputs,
+    model_inputs,
+    resolve_shapes,
+)
+from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, sparse_nodes
+from onnx_sparseconv.runtime.metrics import OutputComparison, Tolerance, compare_outputs, derive_tolerance
+from onnx_sparseconv.runtime.run import run_session
+from onnx_sparseconv.runtime.session import Provider, make_session
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Array = NDArray[Any]
+
+# TF32 would round the inputs of the original's convolutions to 11 bits: then the original is the inexact one.
+EXACT_PROVIDER_OPTIONS: Mapping[Provider, Mapping[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Result of comparing two models.
+
+    Attributes:
+        original, converted: the files.
+        passed: every output lies within the tolerance.
+        provider: ``cpu`` or ``cuda``, for both models.
+        use_library: whether the converted model ran with the native library; without it, it runs as the dense model.
+        inputs: where the inputs came from.
+        input_shapes: shape of every input.
+        tolerance: the rule that was applied, and what it was derived from.
+        outputs: every output.
+        kernels: which kernel ran each SparseConv node.
+        notes: remarks.
+    """
+
+    original: Path
+    converted: Path
+    passed: bool
+    provider: str
+    use_library: bool
+    inputs: str
+    input_shapes: Mapping[str, Shape]
+    tolerance: Tolerance
+    outputs: tuple[OutputComparison, ...]
+    kernels: tuple[KernelUse, ...]
+    notes: tuple[str, ...]
+
+
+def verify(
+    original: str | Path,
+    converted: str | Path,
+    *,
+    provider: Provider = "cpu",
+    inputs: str | Path | Mapping[str, Array] | None = None,
+    shapes: Mapping[str, Shape] | None = None,
+    batch: int | None = None,
+    seed: int = 0,
+    use_library: bool = True,
+    threads: int | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> VerifyReport:
+    """Run both models on the same inputs and compare every output.
+
+    The original runs in plain ONNX Runtime, the converted one with the native library.
+
+    Args:
+        original: the model before conversion.
+        converted: the model after it.
+        provider: ``cpu`` or ``cuda``.
+        inputs: arrays by name, or an ``.npz`` file with them; None makes random ones.
+        shapes: shapes of random inputs where the model leaves them open.
+        batch: batch size of random inputs where the model leaves it open; None: 1.
+        seed: of the random inputs.
+        use_library: False runs the converted model without the library, as any other program would see it.
+        threads: threads of a run; None leaves it to ONNX Runtime.
+        rtol: replaces the relative part of the derived tolerance.
+        atol: replaces its absolute part.
+
+    Raises:
+        VerificationError: the models do not have the same inputs and outputs.
+        SparseConvError: a model cannot be loaded or run, or the provider is not used (see `make_session`).
+    """
+    structure = load_structure(original)
+    tolerance = derive_tolerance(numerical_depth(structure), rtol, atol)
+    nodes = sparse_nodes(load_structure(converted))
+    options = EXACT_PROVIDER_OPTIONS[provider]
+    first = make_session(original, provider=provider, threads=threads, use_library=False, provider_options=options)
+    wanted = model_inputs(first)
+    arrays, source = _choose_inputs(wanted, inputs, shapes, batch, seed)
+    second = make_session(
+        converted, provider=provider, threads=threads, use_library=use_library, provider_options=options
+    )
+    _require_same_interface(first, second)
+    expected = run_session(first, arrays, str(original))
+    actual = run_session(second, arrays, str(converted))
+    outputs = tuple(compare_outputs(name, expected[name], actual[name], tolerance) for name in expected)
+    return VerifyReport(
+        original=Path(original),
+        converted=Path(converted),
+        passed=all(output.passed for output in outputs),
+        provider=provider,
+        use_library=use_library,
+        inputs=source,
+        input_shapes={name: tuple(array.shape) for name, array in arrays.items()},
+        tolerance=tolerance,
+        outputs=outputs,
+        kernels=kernels_of(nodes, use_library=use_library),
+        notes=_notes(outputs, bool(nodes), provider),
+    )
+
+
+def _choose_inputs(
+    wanted: tuple[ModelInput, ...],
+    inputs: str | Path | Mapping[str, Array] | None,
+    shapes: Mapping[str, Shape] | None,
+    batch: int | None,
+    seed: int,
+) -> tuple[Mapping[str, Array], str]:
+    """The arrays to run on, and where they came from."""
+    if inputs is None:
+        return make_random_inputs(wanted, resolve_shapes(wanted, shapes, batch), seed), f"random, seed {seed}"
+    if isinstance(inputs, Mapping):
+        check_inputs(inputs, wanted, "inputs")
+        return inputs, "given"
+    return load_inputs(inputs, wanted), str(inputs)
+
+
+def _require_same_interface(first: ort.InferenceSession, second: ort.InferenceSession) -> None:
+    """Both models must have the same inputs and outputs, in any order."""
+    kinds = (
+        ("inputs", model_inputs(first), model_inputs(second)),
+        ("outputs", first.get_outputs(), second.get_outputs()),
+    )
+    for kind, left, right in kinds:
+        a, b = sorted((i.name, i.type) for i in left), sorted((i.name, i.type) for i in right)
+        if a != b:
+            texts = [
+                ", ".join(f"{name} {type_}" for name, type_ in side if (name, type_) not in other)
+                for side, other in ((a, b), (b, a))
+            ]
+            raise VerificationError(
+                f"the two models have other {kind}: only the original has {texts[0] or 'nothing'}, "
+                f"only the converted one has {texts[1] or 'nothing'}. Are they the same network?"
+            )
+
+
+def _notes(outputs: tuple[OutputComparison, ...], has_sparse_nodes: bool, provider: Provider) -> tuple[str, ...]:
+    notes = []
+    if not has_sparse_nodes:
+        notes.append("the second model has no SparseConv node: this compares two ordinary models")
+    if provider == "cuda":
+        notes.append("TF32 is switched off in both models")
+    for output in outputs:
+        if output.num_elements == 0:
+            notes.append(f"output {output.name} is empty for these inputs: give real ones with --inputs")
+        elif output.num_nonfinite == output.num_elements:
+            notes.append(
+                f"output {output.name} of the original is all NaN or Inf for these inputs: give real ones with --inputs"
+            )
+        elif output.scale == 0:
+            notes.append(
+                f"output {output.name} of the original is all zero for these inputs: give real ones with --inputs"
+            )
+    return tuple(notes)
