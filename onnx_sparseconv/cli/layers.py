@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import LayerReport
 
 _MAX_NAMES = 4
+_MAX_NAME_LENGTH = 48
 
 
 def layer_label(layer: LayerReport) -> str:
@@ -83,13 +84,8 @@ def converted_table(layers: Sequence[LayerReport]) -> Table:
     return Table(columns, rows)
 
 
-def reason_lines(layers: Sequence[LayerReport], *, every: bool = False) -> list[str]:
-    """Why layers stay dense, grouped by reason.
-
-    Args:
-        layers: all layers of a model.
-        every: name all of them, not only the first few of a group.
-    """
+def reason_lines(layers: Sequence[LayerReport]) -> list[str]:
+    """Why layers stay dense, grouped by reason, the largest group first, each with the names of its first layers."""
     groups: dict[str, list[LayerReport]] = {}
     for layer in layers:
         if not layer.verdict.rewrite:
@@ -97,13 +93,19 @@ def reason_lines(layers: Sequence[LayerReport], *, every: bool = False) -> list[
     lines = []
     for reason, members in sorted(groups.items(), key=lambda item: -len(item[1])):
         texts = list(dict.fromkeys(layer.verdict.text for layer in members))
-        names = [layer_label(layer) for layer in members]
-        shown = names if every else names[:_MAX_NAMES]
+        names = [shorten(layer_label(layer)) for layer in members]
+        shown = names[:_MAX_NAMES]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
         example = texts[0] if len(texts) == 1 else f"such as: {texts[0]}"
         lines.append(f"  {reason.replace('-', ' ')}, {count(len(members), 'layer')}: {example}")
         lines.append(f"      {', '.join(shown)}{more}")
     return lines
+
+
+def shorten(name: str) -> str:
+    """A long name without its middle; some exporters give names of hundreds of characters. Tables have them whole."""
+    keep = _MAX_NAME_LENGTH // 2 - 2
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[:keep]}...{name[-keep:]}"
 
 
 def _spread(layer: LayerReport) -> str:

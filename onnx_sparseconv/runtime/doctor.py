@@ -5,28 +5,16 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from onnx_sparseconv.errors import SparseConvError
 from onnx_sparseconv.runtime.environment import Environment, distribution_version, read_environment
-from onnx_sparseconv.runtime.kernels import kernels_of
-from onnx_sparseconv.runtime.run import run_session
-from onnx_sparseconv.runtime.session import (
-    PROVIDER_NAMES,
-    PROVIDERS,
-    Provider,
-    import_onnxruntime,
-    make_session,
-)
+from onnx_sparseconv.runtime.provider_check import ProviderCheck, check_provider
+from onnx_sparseconv.runtime.session import PROVIDERS
 from onnx_sparseconv.version import __version__
 
 _CUPY_PREFIX = "cupy-cuda"
-_TINY_NODE = "sparseconv_doctor"
-_TINY_TOLERANCE = 1e-5
 # onnxruntime-gpu wheels are built for CUDA 13 from this version on, for CUDA 12 before.
 _FIRST_CUDA13 = (1, 27)
 _OLDEST_ONNXRUNTIME = (1, 20)
@@ -62,25 +50,6 @@ class LibraryCheck:
     path: str | None
     version: str | None
     problem: str
-
-
-@dataclass(frozen=True)
-class ProviderCheck:
-    """One provider of ONNX Runtime, tried with a tiny SparseConv model.
-
-    Attributes:
-        name: as given to ``--provider``.
-        built_in: whether this onnxruntime has it at all.
-        works: whether the model ran on it and gave the right numbers.
-        text: the result, or why it does not work.
-        kernel: the native library's name of the kernel that ran, with its instruction set; empty when none ran.
-    """
-
-    name: str
-    built_in: bool
-    works: bool
-    text: str
-    kernel: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,11 +93,7 @@ def diagnose() -> DoctorReport:
         *cupy_problems(runtimes, cupys),
         *graphsurgeon_problems(distribution_version("onnx"), distribution_version("onnx-graphsurgeon")),
         *library_problems(library, __version__),
-    ]
-    problems += [
-        Problem(False, f"provider {p.name}: {p.text}", "see the lines above")
-        for p in providers
-        if p.built_in and not p.works
+        *([] if library.problem else provider_problems(providers)),
     ]
     problems.sort(key=lambda problem: not problem.conflict)
     return DoctorReport(runtimes, cupys, library, providers, tuple(problems), read_environment())
@@ -194,55 +159,6 @@ def version_tuple(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-def check_provider(provider: Provider) -> ProviderCheck:
-    """Run a tiny SparseConv model on a provider and compare it with what numpy gives."""
-    try:
-        if PROVIDER_NAMES[provider] not in import_onnxruntime().get_available_providers():
-            return ProviderCheck(provider, False, False, "not in this onnxruntime")
-        model, feed, expected = tiny_model()
-        session = make_session(model, provider=provider)
-        (actual,) = run_session(session, feed, "a tiny SparseConv model").values()
-        (use,) = kernels_of([(_TINY_NODE, "SparseConv")], use_library=True)
-    except SparseConvError as error:
-        return ProviderCheck(provider, True, False, str(error))
-    error_max = float(np.abs(actual - expected).max())
-    works = error_max <= _TINY_TOLERANCE
-    text = "runs SparseConv correctly" if works else f"gives wrong results (error {error_max:.2g})"
-    return ProviderCheck(provider, True, works, text, use.kernel)
-
-
-def tiny_model() -> tuple[bytes, dict[str, Any], Any]:
-    """A model of one 1x1 SparseConv, its input, and its output as numpy computes it."""
-    import onnx  # noqa: PLC0415
-
-    from onnx_sparseconv.custom_ops.function_body import MIN_IR_VERSION, make_functions  # noqa: PLC0415
-    from onnx_sparseconv.custom_ops.schema import (  # noqa: PLC0415
-        DOMAIN,
-        OPSET_VERSION,
-        SPARSE_CONV,
-        ConvGeometry,
-        SparseConvAttributes,
-    )
-    from onnx_sparseconv.kernels.unified_csr import encode  # noqa: PLC0415
-
-    opset = 17
-    weight = np.zeros((8, 8, 1, 1), np.float32)
-    weight[np.arange(8), np.arange(8)[::-1]] = np.arange(1, 9, dtype=np.float32)[:, None, None]
-    attributes = SparseConvAttributes(ConvGeometry((1, 1), (1, 1), (0, 0, 0, 0), (1, 1)), encode(weight))
-    node = onnx.helper.make_node(
-        SPARSE_CONV, ["x", ""], ["y"], name=_TINY_NODE, domain=DOMAIN, **attributes.to_node_attributes()
-    )
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph([node], "tiny", [value("x", 1, [1, 8, 4, 4])], [value("y", 1, [1, 8, 4, 4])])
-    imports = [onnx.helper.make_opsetid("", opset), onnx.helper.make_opsetid(DOMAIN, OPSET_VERSION)]
-    model = onnx.helper.make_model(
-        graph, functions=make_functions([SPARSE_CONV], opset), opset_imports=imports, ir_version=MIN_IR_VERSION
-    )
-    x = np.random.default_rng(0).standard_normal((1, 8, 4, 4)).astype(np.float32)
-    expected = np.einsum("kc,nchw->nkhw", weight[:, :, 0, 0], x)
-    return model.SerializeToString(), {"x": x}, expected
-
-
 def check_library() -> LibraryCheck:
     """Find the native library, load it, and ask for its version."""
     from onnx_sparseconv.custom_ops.library import library_path  # noqa: PLC0415
@@ -267,3 +183,16 @@ def library_problems(library: LibraryCheck, package_version: str) -> list[Proble
     if library.version and library.version != package_version and not package_version.endswith("unknown"):
         return [Problem(True, f"the native library is {library.version}, the package {package_version}", remedy)]
     return []
+
+
+def provider_problems(providers: Sequence[ProviderCheck]) -> list[Problem]:
+    """Providers that this onnxruntime has and that do not work."""
+    remedies = {
+        "cuda": "check the NVIDIA driver with nvidia-smi, and that onnxruntime-gpu is built for a CUDA that it supports",
+        "cpu": "reinstall onnxruntime; if that does not help, please report it",
+    }
+    return [
+        Problem(False, f"provider {p.name} does not work: {p.text}", remedies[p.name])
+        for p in providers
+        if p.built_in and not p.works
+    ]

@@ -230,7 +230,8 @@ def _resolve(model_input: ModelInput, symbols: Mapping[str, int], batch: int | N
         elif is_batch:
             dims.append(batch or 1)
         else:
-            example = ":" + _dims([*dims, *(_example(d) for d in model_input.shape[axis:])])
+            rank = len(model_input.shape)
+            example = ":" + _dims([*dims, *(_example(d, rank) for d in model_input.shape[axis:])])
             raise UsageError(
                 f"the model leaves dimension {axis} of input {model_input.text} open: give it, as in "
                 f"--shape {model_input.name}{example}"
@@ -243,8 +244,11 @@ def _is_batch(model_input: ModelInput) -> bool:
     return len(model_input.shape) >= 2 or (isinstance(first, str) and first.lower() in _BATCH_NAMES)
 
 
-def _example(dim: int | str | None) -> int:
-    return dim if isinstance(dim, int) and dim >= 0 else 224
+def _example(dim: int | str | None, rank: int) -> int:
+    """A size for an error message: images are likely to have four dimensions, signals fewer."""
+    if isinstance(dim, int) and dim >= 0:
+        return dim
+    return 224 if rank >= 4 else 16000
 
 
 def make_random_inputs(inputs: Sequence[ModelInput], shapes: Mapping[str, Shape], seed: int = 0) -> dict[str, Array]:

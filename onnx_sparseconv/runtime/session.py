@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime as ort
 
+    from onnx_sparseconv.custom_ops.library import CpuIsa
+
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 PROVIDER_NAMES: Mapping[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -58,7 +60,7 @@ def make_session(
     session_options: ort.SessionOptions | None = None,
     provider_options: Mapping[str, str] | None = None,
     profile: str | Path | None = None,
-    cpu_isa: str = "auto",
+    cpu_isa: CpuIsa = "auto",
 ) -> ort.InferenceSession:
     """Make an ONNX Runtime session that runs the model's SparseConv nodes with the native library.
 
@@ -190,8 +192,8 @@ def _require_provider_is_built_in(runtime: ModuleType, provider: Provider) -> No
     available = runtime.get_available_providers()
     if name not in available:
         raise ProviderError(
-            f"this onnxruntime {runtime.__version__} has no {name}, only {', '.join(available)}. Install a build with it "
-            "and remove the other: pip uninstall onnxruntime; pip install 'onnx-sparseconv[cuda13]' (or [cuda12])"
+            f"this onnxruntime {runtime.__version__} has no {name}, only {', '.join(available)}. Install a build with "
+            "it and remove the other: pip uninstall onnxruntime; pip install 'onnx-sparseconv[cuda13]' (or [cuda12])"
         )
 
 

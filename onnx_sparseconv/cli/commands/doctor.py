@@ -67,9 +67,8 @@ def print_report(report: DoctorReport) -> None:
         say(f"                   version {library.version}, loads")
     for provider in report.providers:
         mark = "works" if provider.works else "does NOT work" if provider.built_in else "not available"
-        say(
-            f"provider {provider.name:<9} {mark}: {provider.text}{f', kernel {provider.kernel}' if provider.kernel else ''}"
-        )
+        kernel = f", kernel {provider.kernel}" if provider.kernel else ""
+        say(f"provider {provider.name:<9} {mark}: {provider.text}{kernel}")
     say()
     for problem in report.problems:
         say(f"{'CONFLICT' if problem.conflict else 'PROBLEM'}: {problem.text}")

@@ -91,11 +91,11 @@ def print_report(model: Path, report: PruneReport) -> None:
     for reason, names in skipped.items():
         shown = ", ".join(names[:4]) + (" ..." if len(names) > 4 else "")
         say(f"left alone, {count(len(names), 'layer')} ({shown}): {reason}")
-    for note in report.notes:
-        say(f"note: {note}")
     before, after = format_percent(report.sparsity_before), format_percent(report.sparsity_after)
     say(f"Pruned {count(len(pruned), 'Conv weight')} of {model} (scope: {report.scope}): {before} -> {after} zeros.")
-    say("This is one-shot magnitude pruning: the outputs have changed, accuracy is lost until the model is retrained.")
+    # Among the notes is that this costs accuracy and needs retraining.
+    for note in report.notes:
+        say(f"note: {note}")
     if report.output is not None:
         say(f"Wrote {report.output}. Next:")
         converted = suggested_output(report.output, "sparse")
