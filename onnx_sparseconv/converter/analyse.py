@@ -27,6 +27,7 @@ from onnx_sparseconv.kernels.unified_csr import (
     choose_slice_height,
     decode,
     index_dtype,
+    negative_zero_bits,
     nonzero_mask,
     order_rows,
     row_lengths,
@@ -173,5 +174,5 @@ def _encoded_size(weight: Array, group: int) -> tuple[int, float]:
     order = order_rows(lengths, group) if height < out_channels else np.arange(out_channels, dtype=np.int32)
     entries = stored_entries(np.maximum(lengths, 1), order, height)
     entry_bytes = weight.itemsize + index_dtype(weight.size // out_channels).itemsize
-    small = 4 * (out_channels + -(-out_channels // height)) + 8 * weight.ndim
+    small = 4 * (out_channels + -(-out_channels // height)) + 8 * weight.ndim + negative_zero_bits(weight).nbytes
     return entries * entry_bytes + small, entries / max(1, int(lengths.sum()))

@@ -40,7 +40,7 @@ _TENSOR_ATTRIBUTES = (
     "weight_slice_height",
     "activation",
 )
-_OTHER_ATTRIBUTES = ("out_channels", "element_type", "alpha", "beta", "cuda_images")
+_OTHER_ATTRIBUTES = ("out_channels", "element_type", "alpha", "beta", "weight_negative_zeros", "cuda_images")
 
 
 def make_function(op_type: str, opset: int) -> FunctionProto:

@@ -96,6 +96,7 @@ class SparseConvAttributes:
             "weight_nnz_per_row": weight.nnz_per_row,
             "weight_row_order": weight.row_order,
             "weight_slice_height": np.asarray(weight.slice_height, np.int64),
+            "weight_negative_zeros": weight.negative_zeros,
             "activation": np.asarray(int(self.activation), np.int64),
             "alpha": float(self.alpha),
             "beta": float(self.beta),
@@ -121,6 +122,7 @@ class SparseConvAttributes:
                 row_order=_array(attributes, "weight_row_order"),
                 slice_height=int(attributes["weight_slice_height"]),
                 weight_shape=tuple(int(d) for d in attributes["weight_shape"]),
+                negative_zeros=_array(attributes, "weight_negative_zeros"),
             )
             auto_pad = attributes["auto_pad"]
             geometry = ConvGeometry(

@@ -10,14 +10,15 @@ rows can store several times more than there is. Rows may therefore be *sliced*:
 non-zeros and cut into slices of ``slice_height`` rows, each with a length of its own. One slice that holds all
 rows is the form of the paper.
 
-What counts as zero is decided by the bits: only +0.0 is left out. -0.0, NaN and denormals are stored, so
-``decode(encode(w))`` has exactly the bits of ``w``.
+``decode(encode(w))`` has exactly the bits of ``w``: NaN and denormals are stored like any non-zero. -0.0 counts as
+zero, because pruning by a mask (``weight * mask``) leaves one wherever a negative weight was removed; which zeros
+are negative is kept as one bit a weight, and only if there are any.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ MAX_UINT16_COLUMNS = 1 << 16
 # Bound on a dense weight, so that broken shapes are refused rather than allocated.
 MAX_WEIGHT_ELEMENTS = (1 << 31) - 1
 # Heights tried, after the whole layer, when the caller leaves the choice to `choose_slice_height`.
-SLICE_HEIGHTS = (64, 32, 16, 8)
+SLICE_HEIGHTS = (64, 32, 16, 8, 4, 2, 1)
 # A layer is sliced only when one length for all rows would store more than this many entries a non-zero.
 MAX_PADDING = 1.1
 
@@ -50,6 +51,7 @@ class UnifiedCSR:
         row_order: output channel of each stored row, a permutation of ``0..K-1``, int32.
         slice_height: rows of a slice; the last slice may have fewer.
         weight_shape: shape of the dense weight, ``(K, C / group, D1..Dn)``.
+        negative_zeros: ``numpy.packbits`` of the flat mask of weights that are -0.0, uint8; empty when there are none.
     """
 
     values: Array
@@ -58,6 +60,7 @@ class UnifiedCSR:
     row_order: Array
     slice_height: int
     weight_shape: tuple[int, ...]
+    negative_zeros: Array = field(default_factory=lambda: np.empty(0, np.uint8))
 
     @property
     def nnz_stored(self) -> int:
@@ -66,8 +69,8 @@ class UnifiedCSR:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the five arrays."""
-        arrays = (self.values, self.columns, self.nnz_per_row, self.row_order)
+        """Bytes of the arrays."""
+        arrays = (self.values, self.columns, self.nnz_per_row, self.row_order, self.negative_zeros)
         return sum(a.nbytes for a in arrays) + 8 * len(self.weight_shape)
 
 
@@ -77,9 +80,14 @@ def index_dtype(num_columns: int) -> np.dtype[Any]:
 
 
 def nonzero_mask(weight: Array) -> NDArray[np.bool_]:
-    """True where ``weight`` is stored, that is where its bits are not those of +0. Same shape as ``weight``."""
-    bits = np.ascontiguousarray(weight).view(np.dtype(f"u{weight.dtype.itemsize}"))
-    return np.asarray(bits != 0)
+    """True where ``weight`` is neither +0 nor -0 (NaN is not zero). Same shape as ``weight``."""
+    return np.asarray(weight != 0)
+
+
+def negative_zero_bits(weight: Array) -> Array:
+    """`UnifiedCSR.negative_zeros` of a dense weight."""
+    mask = (weight == 0) & np.signbit(weight)
+    return np.packbits(mask.reshape(-1)) if mask.any() else np.empty(0, np.uint8)
 
 
 def row_lengths(weight: Array) -> NDArray[np.int64]:
@@ -170,13 +178,16 @@ def encode(weight: Array, group: int = 1, slice_height: int | None = None) -> Un
         chosen = _columns_to_store(mask[rows], lengths[rows], count)
         columns.append(chosen.reshape(-1))
         values.append(np.take_along_axis(flat[rows], chosen, axis=1).reshape(-1))
+    stored = np.concatenate(values)
+    stored[stored == 0] = 0  # a marked zero is +0, whatever the sign of the weight's
     return UnifiedCSR(
-        values=np.concatenate(values),
+        values=stored,
         columns=np.concatenate(columns).astype(index_dtype(flat.shape[1])),
         nnz_per_row=per_slice.astype(np.int32),
         row_order=row_order,
         slice_height=height,
         weight_shape=tuple(int(d) for d in weight.shape),
+        negative_zeros=negative_zero_bits(weight),
     )
 
 
@@ -189,6 +200,9 @@ def decode(csr: UnifiedCSR) -> Array:
     validate(csr)
     dense = np.zeros((csr.weight_shape[0], math.prod(csr.weight_shape[1:])), dtype=csr.values.dtype)
     dense[_row_of_entry(csr), csr.columns] = csr.values
+    if csr.negative_zeros.size:
+        negative = np.unpackbits(csr.negative_zeros, count=dense.size).reshape(dense.shape).view(bool)
+        dense[negative & (dense == 0)] = -0.0
     return dense.reshape(csr.weight_shape)
 
 
@@ -207,6 +221,8 @@ def validate(csr: UnifiedCSR) -> None:
     out_channels, num_columns = shape[0], math.prod(shape[1:])
     if not 1 <= csr.slice_height <= out_channels:
         raise FormatError(f"slice_height must be 1 to {out_channels}, got {csr.slice_height}")
+    if csr.negative_zeros.dtype != np.uint8 or csr.negative_zeros.size not in (0, -(-math.prod(shape) // 8)):
+        raise FormatError(f"negative_zeros must be empty or one bit for each of {math.prod(shape)} weights")
     num_slices = -(-out_channels // csr.slice_height)
     if csr.nnz_per_row.shape != (num_slices,):
         raise FormatError(f"nnz_per_row must have {num_slices} entries, got shape {csr.nnz_per_row.shape}")

@@ -1,0 +1,185 @@
+"""Real models, pruned where they are dense: right with the library and without, small, and back again."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from onnx_sparseconv.converter import ConvertOptions, convert, inspect, prune, restore
+from onnx_sparseconv.custom_ops.library import register
+from onnx_sparseconv.kernels.unified_csr import order_rows, stored_entries
+from tests.support.real_models import find_model, models_directory
+
+
+@dataclass(frozen=True)
+class Real:
+    """A real model: inputs for it, and what is known of it."""
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    convs: int
+    really_pruned: bool = False
+    scalars: dict[str, float] = field(default_factory=dict)
+
+    def feed(self) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(7)
+        arrays = {n: rng.standard_normal(s, dtype=np.float32) * np.float32(0.3) for n, s in self.shapes.items()}
+        return arrays | {n: np.array(v, np.float32) for n, v in self.scalars.items()}
+
+
+MODELS = [
+    Real("squeezenet_deep_compression", {"data": (1, 3, 227, 227)}, 26, really_pruned=True),
+    Real("lenet5_dns_sparse", {"data": (3, 1, 28, 28)}, 2, really_pruned=True),
+    Real("skimcaffe_alexnet_trunk_group2", {"data": (1, 3, 227, 227)}, 5, really_pruned=True),
+    Real("mediapipe_face_full_range_sparse", {"input_1": (1, 192, 192, 3)}, 91, really_pruned=True),
+    Real("ppocrv4_det", {"x": (1, 3, 96, 128)}, 62),
+    Real("ppocrv4_rec", {"x": (1, 3, 48, 160)}, 38),
+    Real("ultraface_rfb_320", {"input": (1, 3, 240, 320)}, 52),
+    Real("dnsmos_sig_bak_ovr", {"input_1": (1, 144160)}, 9),
+    Real("open_nsfw_resnet50thin", {"input:0": (1, 224, 224, 3)}, 53),
+    Real("mnist_cntk_samepad", {"Input3": (1, 1, 28, 28)}, 2),
+    Real("swift_f0", {"audio": (1, 8000)}, 18, scalars={"fmin": 50.0, "fmax": 1000.0}),
+]
+
+
+@pytest.fixture(params=MODELS, ids=lambda m: m.name)
+def real(request: pytest.FixtureRequest) -> Real:
+    return request.param
+
+
+@pytest.fixture
+def sparse_file(real: Real, tmp_path: Path) -> Path:
+    """The model with sparse weights: as published, or pruned to 90%."""
+    source = find_model(real.name)
+    target = tmp_path / "sparse.onnx"
+    if real.really_pruned:
+        shutil.copy(source, target)
+    else:
+        prune(source, target, sparsity=0.9)
+    return target
+
+
+def run(path: Path, feed: dict[str, np.ndarray], *, library: bool) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 2
+    if library:
+        register(options)
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, feed)
+
+
+def assert_equal_within(got: list[np.ndarray], wanted: list[np.ndarray], tolerance: float) -> None:
+    for a, b in zip(got, wanted, strict=True):
+        scale = max(1.0, float(np.abs(b).max()))
+        assert np.isfinite(b).all()
+        assert float(np.abs(a - b).max()) <= tolerance * scale
+
+
+def test_forced_conversion_gives_the_same_results_everywhere(real: Real, sparse_file: Path, tmp_path: Path) -> None:
+    converted, back = tmp_path / "converted.onnx", tmp_path / "back.onnx"
+    _, report = convert(sparse_file, converted, ConvertOptions(force=True))
+    assert report.model.num_rewritten == len(report.model.layers) == real.convs
+    nodes = [n.op_type for n in onnx.load(str(converted)).graph.node]
+    assert "Conv" not in nodes
+    assert nodes.count("SparseConv") == real.convs
+    feed = real.feed()
+    wanted = run(sparse_file, feed, library=False)
+    # Networks of up to 91 layers in float: a few hundred times the unit roundoff of the largest output.
+    assert_equal_within(run(converted, feed, library=True), wanted, 1e-4)
+    assert_equal_within(run(converted, feed, library=False), wanted, 1e-5)
+    restore(converted, back)
+    assert_equal_within(run(back, feed, library=False), wanted, 1e-5)
+
+
+def test_restored_weights_have_the_bits_of_the_pruned_ones(real: Real, sparse_file: Path, tmp_path: Path) -> None:
+    converted, back = tmp_path / "converted.onnx", tmp_path / "back.onnx"
+    convert(sparse_file, converted, ConvertOptions(force=True))
+    restore(converted, back)
+    before = [(layer.name, layer.weight_shape, layer.nonzeros) for layer in inspect(sparse_file).layers]
+    after = [(layer.name, layer.weight_shape, layer.nonzeros) for layer in inspect(back).layers]
+    assert [b[1:] for b in before] == [a[1:] for a in after]
+    for old, new in zip(_conv_weights(sparse_file), _conv_weights(back), strict=True):
+        assert old.tobytes() == new.tobytes()
+
+
+def _conv_weights(path: Path) -> list[np.ndarray]:
+    from onnx_sparseconv.converter.conv_sites import find_conv_sites
+    from onnx_sparseconv.converter.model_io import load
+    from onnx_sparseconv.converter.model_view import ModelView
+    from onnx_sparseconv.converter.shapes import ShapeMap
+
+    proto = load(path).proto
+    return [s.weight.values for s in find_conv_sites(ModelView(proto), ShapeMap(proto)) if s.weight is not None]
+
+
+@pytest.mark.parametrize("scope", ["layer", "channel"])
+def test_a_model_pruned_to_90_percent_stores_at_most_a_quarter(real: Real, scope: str, tmp_path: Path) -> None:
+    pruned, converted = tmp_path / "pruned.onnx", tmp_path / "converted.onnx"
+    prune(find_model(real.name), pruned, sparsity=0.9, scope=scope)
+    _, report = convert(pruned, converted)
+    if not report.converted:
+        # One has no layer that is large enough, the weights of the other are inputs, which callers may override.
+        assert real.name in ("mnist_cntk_samepad", "ultraface_rfb_320")
+        return
+    assert report.conv_bytes_after <= 0.25 * report.conv_bytes_before
+    assert converted.stat().st_size == report.bytes_after
+    saved = report.conv_bytes_before - report.conv_bytes_after
+    # The portable bodies, attributes and metadata cost a few KB and a few hundred bytes a node.
+    assert report.bytes_before - report.bytes_after >= saved - 16_384 - 2_048 * report.model.num_rewritten
+
+
+def test_filling_rows_costs_less_than_30_percent_on_really_pruned_models(real: Real) -> None:
+    if not real.really_pruned:
+        pytest.skip("not a really pruned model")
+    _, report = convert(find_model(real.name), options=ConvertOptions(min_sparsity=0.5))
+    stored = [(layer.padding * layer.nonzeros, layer.nonzeros) for layer in report.model.layers if layer.padding]
+    assert sum(s for s, _ in stored) / sum(n for _, n in stored) < 1.3
+    assert all(s / n < 1.3 for s, n in stored)
+
+
+def test_one_length_for_all_rows_would_cost_more() -> None:
+    """The reason for slices: on a really pruned layer, the longest row has far more entries than the mean."""
+    path = find_model("squeezenet_deep_compression")
+    single = total = 0
+    for weight in _conv_weights(path):
+        lengths = (weight != 0).reshape(weight.shape[0], -1).sum(axis=1)
+        single += stored_entries(lengths, np.arange(lengths.size, dtype=np.int32), lengths.size)
+        total += int(lengths.sum())
+        assert stored_entries(lengths, order_rows(lengths), 8) <= single
+    assert single / total > 1.2
+
+
+@pytest.mark.parametrize("name", ["lenet5_dns_sparse", "lenet5_dns_dense_twin", "mnist_cntk_samepad"])
+def test_mnist_accuracy_is_kept_to_the_digit(name: str, tmp_path: Path) -> None:
+    directory = models_directory()
+    data = directory.parent / "data" / "mnist_test_2000.npz" if directory else None
+    if data is None or not data.is_file():
+        pytest.skip("the MNIST images are not to be had here")
+    path = find_model(name)
+    converted = tmp_path / "converted.onnx"
+    convert(path, converted, ConvertOptions(force=True))
+    with np.load(data) as mnist:
+        images, labels = mnist["images"][:, None].astype(np.float32), mnist["labels"]
+    images /= 1 if "cntk" in name else 256
+    before, after = (_predict(p, images, library=p == converted) for p in (path, converted))
+    accuracy = float((before == labels).mean())
+    assert accuracy > 0.97
+    assert float((after == labels).mean()) == accuracy
+    assert (before == after).all()
+
+
+def _predict(path: Path, images: np.ndarray, *, library: bool) -> np.ndarray:
+    options = ort.SessionOptions()
+    if library:
+        register(options)
+    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    (feed,) = session.get_inputs()
+    step = 1 if feed.shape[0] == 1 else 500
+    batches = [images[i : i + step] for i in range(0, len(images), step)]
+    return np.concatenate([session.run(None, {feed.name: b})[0].argmax(axis=1) for b in batches])
