@@ -13,15 +13,17 @@ from onnx import ModelProto
 
 from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_sizes
-from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name
+from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name, unsupported_opset
 from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
 from onnx_sparseconv.converter.model_io import LoadedModel, load
 from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.opset import raise_opset
 from onnx_sparseconv.converter.report import LayerReport, ModelReport, Reason, RowSparsity, Verdict
 from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
-from onnx_sparseconv.errors import FormatError
+from onnx_sparseconv.errors import FormatError, ModelError
 from onnx_sparseconv.kernels.unified_csr import (
     Array,
     choose_slice_height,
@@ -45,28 +47,70 @@ def inspect(model: str | Path | ModelProto, options: DecisionOptions | None = No
     Raises:
         ModelError: the model cannot be read or is not valid ONNX.
     """
-    loaded = load(model)
+    return make_plan(load(model), options or DecisionOptions()).report
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model that is ready to be rewritten, and what will be.
+
+    Attributes:
+        view: the model, functions inlined and opset raised where the rewriting needs it.
+        sites: its convolutions.
+        report: what is known of the source; its layers are in the order of ``sites``.
+    """
+
+    view: ModelView
+    sites: list[ConvSite]
+    report: ModelReport
+
+
+def make_plan(loaded: LoadedModel, options: DecisionOptions) -> Plan:
+    """Analyse and decide; bring the model to an opset that can carry the ops, if there is something to rewrite."""
+    opset = default_opset(loaded.proto)
     proto, notes = inline_functions_that_take_weights(loaded.proto)
-    shapes = ShapeMap(proto)
-    sites = find_conv_sites(ModelView(proto), shapes)
-    verdicts = [decide(site, options or DecisionOptions()) for site in sites]
+    shapes, view, sites, verdicts = _decide_all(proto, options)
+    if any(v.rewrite for v in verdicts) and opset < MIN_OPSET:
+        try:
+            shapes, view, sites, verdicts = _decide_all(raise_opset(proto), options)
+        except ModelError as error:
+            verdicts = [unsupported_opset(str(error)) if v.rewrite else v for v in verdicts]
+        else:
+            notes = (*notes, f"the opset is raised from {opset} to {MIN_OPSET}, which the portable form needs")
     if not shapes.complete:
         notes = (*notes, "shape inference failed, so some FLOPs are unknown")
-    return report_model(loaded, proto, sites, verdicts, notes)
+    return Plan(view, sites, _report_model(loaded, sites, verdicts, notes))
 
 
-def report_model(
-    loaded: LoadedModel,
-    proto: ModelProto,
-    sites: Sequence[ConvSite],
-    verdicts: Sequence[Verdict],
-    notes: Sequence[str] = (),
+def _decide_all(
+    proto: ModelProto, options: DecisionOptions
+) -> tuple[ShapeMap, ModelView, list[ConvSite], list[Verdict]]:
+    view, shapes = ModelView(proto), ShapeMap(proto)
+    sites = find_conv_sites(view, shapes)
+    opset = default_opset(proto)
+    return shapes, view, sites, [_same_opset(site, opset, decide(site, options)) for site in sites]
+
+
+def _same_opset(site: ConvSite, opset: int, verdict: Verdict) -> Verdict:
+    """ONNX Runtime inlines a body with the opset of where it stands: a function with another opset cannot carry the
+    op.
+    """
+    function = site.scope.function
+    if not verdict.rewrite or function is None or default_opset(function) == opset:
+        return verdict
+    text = f"its function imports opset {default_opset(function)}, the model {opset}"
+    return Verdict(False, Reason.UNSUPPORTED_OPSET, text)
+
+
+def _report_model(
+    loaded: LoadedModel, sites: Sequence[ConvSite], verdicts: Sequence[Verdict], notes: Sequence[str]
 ) -> ModelReport:
     """Put together what is known of a model."""
+    proto = loaded.proto
     return ModelReport(
         path=loaded.path,
         opset=default_opset(proto),
-        ir_version=loaded.proto.ir_version,
+        ir_version=proto.ir_version,
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
         size_bytes=loaded.size_bytes,
         converted_by=metadata.version_of(proto),

@@ -11,18 +11,15 @@ from onnx import ModelProto, helper
 
 from onnx_sparseconv import version
 from onnx_sparseconv.converter import metadata
-from onnx_sparseconv.converter.analyse import default_opset, report_model
-from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
-from onnx_sparseconv.converter.decide import DecisionOptions, decide, unsupported_opset
-from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
-from onnx_sparseconv.converter.model_io import LoadedModel, load, save, tensor_bytes
-from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
-from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
-from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, Reason, Verdict
-from onnx_sparseconv.converter.shapes import ShapeMap
-from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_functions
+from onnx_sparseconv.converter.analyse import Plan, default_opset, make_plan
+from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.decide import DecisionOptions
+from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
+from onnx_sparseconv.converter.model_view import iterate_nodes
+from onnx_sparseconv.converter.opset import raise_ir_version
+from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport
+from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
-from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.passes.sparsify_conv import SparsifyConv
 
@@ -67,7 +64,7 @@ def convert(
     options = options or ConvertOptions()
     loaded = load(model)
     nodes_before = _count_nodes(loaded.proto)
-    plan = _plan(loaded, options)
+    plan = make_plan(loaded, options)
     report = ConversionReport(
         source=loaded.path,
         output=None,
@@ -100,49 +97,7 @@ def convert(
     return (None if options.dry_run else proto), report
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """A model that is ready to be rewritten, and what will be."""
-
-    view: ModelView
-    sites: list[ConvSite]
-    report: ModelReport
-
-
-def _plan(loaded: LoadedModel, options: ConvertOptions) -> _Plan:
-    """Analyse and decide; bring the model to an opset that can carry the ops, if there is something to rewrite."""
-    proto, notes = inline_functions_that_take_weights(loaded.proto)
-    view, sites, verdicts = _decide_all(proto, options)
-    if any(v.rewrite for v in verdicts) and default_opset(proto) < MIN_OPSET:
-        before = default_opset(proto)
-        try:
-            view, sites, verdicts = _decide_all(raise_opset(proto), options)
-        except ModelError as error:
-            verdicts = [unsupported_opset(str(error)) if v.rewrite else v for v in verdicts]
-        else:
-            notes = (*notes, f"the opset was raised from {before} to {MIN_OPSET}, which the portable form needs")
-    return _Plan(view, sites, report_model(loaded, view.proto, sites, verdicts, notes))
-
-
-def _decide_all(proto: ModelProto, options: ConvertOptions) -> tuple[ModelView, list[ConvSite], list[Verdict]]:
-    view = ModelView(proto)
-    sites = find_conv_sites(view, ShapeMap(proto))
-    opset = default_opset(proto)
-    return view, sites, [_same_opset(site, opset, decide(site, options)) for site in sites]
-
-
-def _same_opset(site: ConvSite, opset: int, verdict: Verdict) -> Verdict:
-    """ONNX Runtime inlines a body with the opset of where it stands: a function with another opset cannot carry the
-    op.
-    """
-    function = site.scope.function
-    if not verdict.rewrite or function is None or default_opset(function) == opset:
-        return verdict
-    text = f"its function imports opset {default_opset(function)}, the model {opset}"
-    return Verdict(False, Reason.UNSUPPORTED_OPSET, text)
-
-
-def _rewrite(plan: _Plan, progress: Progress | None) -> tuple[str, ...]:
+def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     """Replace the nodes, then make the model able to carry them. Returns notes."""
     view, proto = plan.view, plan.view.proto
     opset = default_opset(proto)
