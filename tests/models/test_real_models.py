@@ -97,7 +97,7 @@ def test_forced_conversion_gives_the_same_results_everywhere(real: Real, sparse_
     assert_equal_within(run(back, feed, library=False), wanted, 1e-5)
 
 
-def test_restored_weights_have_the_bits_of_the_pruned_ones(real: Real, sparse_file: Path, tmp_path: Path) -> None:
+def test_restored_weights_have_the_bits_of_the_pruned_ones(sparse_file: Path, tmp_path: Path) -> None:
     converted, back = tmp_path / "converted.onnx", tmp_path / "back.onnx"
     convert(sparse_file, converted, ConvertOptions(force=True))
     restore(converted, back)
