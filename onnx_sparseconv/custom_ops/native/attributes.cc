@@ -118,8 +118,10 @@ ConvGeometry ReadGeometry(const ort::NodeInfo& node, const std::vector<int64_t>&
     const auto pads = ReadInts(node, "pads", 2 * rank, 0);
     geometry.pads_begin = ToAxes(pads.data(), rank, 0);
     geometry.pads_end = ToAxes(pads.data() + rank, rank, 0);
-  } else if (node.HasInts("pads")) {
-    Fail("attribute 'pads' must be absent beside a SAME auto_pad");
+  } else {
+    if (node.HasInts("pads")) Fail("attribute 'pads' must be absent beside a SAME auto_pad");
+    // As in ONNX Runtime's Conv.
+    if (geometry.dilations != Axes{1, 1, 1}) Fail("attribute 'dilations' must be 1 beside a SAME auto_pad");
   }
 
   geometry.out_channels = node.Int("out_channels");

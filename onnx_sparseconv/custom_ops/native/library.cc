@@ -1,5 +1,6 @@
 // The three functions that the library exports.
 
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -34,9 +35,17 @@ CpuIsa ReadIsa(const ort::OrtApi* api, const ort::OrtSessionOptions* options) {
   return cpu::ParseIsa(value.c_str());
 }
 
+// Up to 1.23, ONNX Runtime reads through a null pointer when it prepares the shape inference of a custom op one of
+// whose optional inputs is absent, as B may be.
+bool CanInferShapes(const ort::OrtApiBase* base) {
+  int major = 0, minor = 0;
+  if (std::sscanf(base->get_version_string(), "%d.%d", &major, &minor) != 2) return false;
+  return major > 1 || minor >= 24;
+}
+
 // The custom-op domain for one ONNX Runtime and one instruction set. Sessions refer to it until they end, and nothing
 // says when the last one has, so it is made once and never released.
-ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, CpuIsa isa) {
+ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, CpuIsa isa) {
   static std::mutex mutex;
   static auto* const domains = new std::map<std::pair<const ort::OrtApi*, CpuIsa>, ort::OrtCustomOpDomain*>;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -47,7 +56,7 @@ ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, CpuIsa isa) {
   ort::Check(api, ort::CreateCustomOpDomain::Call(api, kDomain, &made));
   for (const bool has_residual : {false, true}) {
     for (const int element_type : {ort::kFloat, ort::kFloat16}) {
-      auto op = std::make_unique<Op>(api, OpDescription{has_residual, element_type, Provider::kCpu, isa});
+      auto op = std::make_unique<Op>(api, OpDescription{has_residual, element_type, Provider::kCpu, isa}, infer_shapes);
       ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
       op.release();
     }
@@ -69,7 +78,8 @@ SPARSECONV_EXPORT sparseconv::ort::OrtStatus* RegisterCustomOps(sparseconv::ort:
     return ort::CreateStatus::Call(base->get_api(1), ort::kFail, message);
   }
   return ort::ReturnStatus(api, ort::kInvalidArgument, [&] {
-    ort::Check(api, ort::AddCustomOpDomain::Call(api, options, GetDomain(api, ReadIsa(api, options))));
+    ort::Check(api,
+               ort::AddCustomOpDomain::Call(api, options, GetDomain(api, CanInferShapes(base), ReadIsa(api, options))));
   });
 }
 

@@ -78,7 +78,7 @@ size_t InputCount(const ort::OrtCustomOp* op) { return Describe(op).has_residual
 
 }  // namespace
 
-Op::Op(const ort::OrtApi* api, const OpDescription& description)
+Op::Op(const ort::OrtApi* api, const OpDescription& description, bool infer_shapes)
     : ort::OrtCustomOp{}, api(api), description(description) {
   version = ort::kApiVersion;
   get_name = [](const OrtCustomOp* op) { return Describe(op).name(); };
@@ -97,10 +97,12 @@ Op::Op(const ort::OrtApi* api, const OpDescription& description)
     return static_cast<Node*>(node)->Compute(context);
   };
   kernel_destroy = [](void* node) { delete static_cast<Node*>(node); };
-  infer_output_shape = [](const OrtCustomOp* op, ort::OrtShapeInferContext* context) -> ort::OrtStatus* {
-    InferOutputShape(static_cast<const Op*>(op)->api, context);
-    return nullptr;
-  };
+  if (infer_shapes) {
+    infer_output_shape = [](const OrtCustomOp* op, ort::OrtShapeInferContext* context) -> ort::OrtStatus* {
+      InferOutputShape(static_cast<const Op*>(op)->api, context);
+      return nullptr;
+    };
+  }
   get_start_version = [](const OrtCustomOp*) { return 1; };
   get_end_version = [](const OrtCustomOp*) { return 1; };
 }

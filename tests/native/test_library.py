@@ -1,0 +1,140 @@
+"""library.py: finding the library, registering it, describing its kernels."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.errors import NativeLibraryError
+from tests.support.sparse_models import (
+    SparseConvCase,
+    geometry_2d,
+    make_model,
+    make_session,
+    random_inputs,
+    random_weight,
+    supported_isas,
+)
+
+CASE = SparseConvCase(random_weight((4, 3, 3, 3), 0.5), geometry_2d())
+
+
+def test_library_path_names_a_file(native_library):
+    assert library.library_path() == native_library
+    assert native_library.is_file()
+
+
+def test_a_wrong_override_is_an_error(monkeypatch, tmp_path):
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(tmp_path / "nowhere.so"))
+    with pytest.raises(NativeLibraryError, match=r"ONNX_SPARSECONV_LIBRARY names .*nowhere\.so"):
+        library.library_path()
+    with pytest.raises(NativeLibraryError, match="nowhere"):
+        library.register(ort.SessionOptions())
+
+
+def test_a_missing_library_says_where_and_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
+    monkeypatch.setattr(library.resources, "files", lambda _: tmp_path)
+    with pytest.raises(NativeLibraryError, match=r"no .*onnx_sparseconv\.(so|dll); reinstall"):
+        library.library_path()
+
+
+def test_a_file_that_is_no_library_is_an_error(monkeypatch, tmp_path):
+    path = tmp_path / "libonnx_sparseconv.so"
+    path.write_text("no library")
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(path))
+    with pytest.raises(NativeLibraryError, match="could not be registered"):
+        library.register(ort.SessionOptions())
+    with pytest.raises(NativeLibraryError, match="could not be loaded"):
+        library.describe_kernels()
+
+
+def test_registering_twice_is_harmless():
+    options = ort.SessionOptions()
+    library.register(options)
+    library.register(options)
+    model = make_model(CASE).SerializeToString()
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    assert session.run(None, random_inputs(CASE, (1, 3, 5, 5)))[0].shape == (1, 4, 5, 5)
+
+
+def test_registering_again_for_another_instruction_set_is_an_error():
+    options = ort.SessionOptions()
+    library.register(options)
+    with pytest.raises(NativeLibraryError, match="already registered .* cpu_isa='auto', not 'portable'"):
+        library.register(options, cpu_isa="portable")
+
+
+@pytest.mark.parametrize("value", ["sse9", "", "AVX2", "avx2 "])
+def test_an_unknown_instruction_set_is_an_error(value):
+    with pytest.raises(NativeLibraryError, match=r"'sparseconv\.cpu_isa' must be auto, portable, avx2 or avx512"):
+        library.register(ort.SessionOptions(), cpu_isa=value)
+
+
+def test_the_forced_instruction_set_is_the_one_that_runs():
+    for isa in supported_isas():
+        session = make_session(make_model(CASE), cpu_isa=isa)
+        assert [kernel.kernel for kernel in library.describe_kernels()] == [f"cpu.{isa}"]
+        del session
+
+
+def test_describe_kernels_follows_the_sessions():
+    assert library.describe_kernels() == []
+    session = make_session(make_model(CASE))
+    other = make_model(CASE)
+    other.graph.node[0].name = 'a "quoted"\\name\nin two lines'
+    other_session = make_session(other)
+    for _ in range(3):
+        session.run(None, random_inputs(CASE, (1, 3, 5, 5)))
+    first, second = library.describe_kernels()
+    best = f"cpu.{supported_isas()[-1]}"
+    assert first == library.KernelInfo("conv1", "SparseConv", "cpu", best, 3)
+    assert second == library.KernelInfo(other.graph.node[0].name, "SparseConv", "cpu", best, 0)
+    del session
+    assert library.describe_kernels() == [second]
+    del other_session
+    assert library.describe_kernels() == []
+
+
+def test_describe_kernels_of_many_nodes():
+    sessions = [make_session(make_model(CASE)) for _ in range(50)]
+    assert len(library.describe_kernels()) == len(sessions)
+
+
+def test_float16_and_float_nodes_live_in_one_session():
+    half = SparseConvCase(CASE.weight, CASE.geometry, dtype=np.dtype(np.float16))
+    for case in (CASE, half):
+        (y,) = make_session(make_model(case)).run(None, random_inputs(case, (1, 3, 6, 6)))
+        assert y.dtype == case.dtype
+
+
+def test_importing_the_module_does_not_import_onnxruntime():
+    code = "import sys, onnx_sparseconv.custom_ops.library; sys.exit('onnxruntime' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(library.__file__).parents[2])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF symbol table")
+def test_only_the_three_functions_are_exported(native_library):
+    nm = pytest.importorskip("shutil").which("nm")
+    if nm is None:
+        pytest.skip("needs nm")
+    lines = subprocess.run(
+        [nm, "-D", "--defined-only", native_library], check=True, capture_output=True, text=True
+    ).stdout
+    names = {line.split()[-1] for line in lines.splitlines()}
+    assert names == {"RegisterCustomOps", "SparseConvDescribeKernels", "SparseConvVersion"}
+
+
+def test_version_is_that_of_the_distribution(native_library):
+    ctypes = importlib.import_module("ctypes")
+    version = ctypes.CDLL(str(native_library)).SparseConvVersion
+    version.restype = ctypes.c_char_p
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    assert f'version = "{version().decode()}"' in text
