@@ -29,6 +29,7 @@ from onnx_sparseconv.errors import FormatError
 Array = NDArray[Any]
 
 VALUE_DTYPES = (np.dtype(np.float32), np.dtype(np.float16))
+COLUMN_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
 # Columns are stored in 16 bits where every column index of the layer fits.
 MAX_UINT16_COLUMNS = 1 << 16
 # Bound on a dense weight, so that broken shapes are refused rather than allocated.
@@ -230,13 +231,16 @@ def validate(csr: UnifiedCSR) -> None:
         raise FormatError(f"nnz_per_row must lie in 1..{num_columns}, got {csr.nnz_per_row.tolist()[:8]}")
     if csr.row_order.shape != (out_channels,) or (np.sort(csr.row_order) != np.arange(out_channels)).any():
         raise FormatError(f"row_order must be a permutation of 0..{out_channels - 1}")
-    rows = _row_of_stored_entry(csr)
-    if csr.values.shape != rows.shape or csr.columns.shape != rows.shape:
+    # Counted before anything is expanded: a few bytes can ask for gigabytes.
+    heights = np.minimum(csr.slice_height, out_channels - csr.slice_height * np.arange(num_slices))
+    entries = int((csr.nnz_per_row * heights).sum())
+    if csr.values.shape != (entries,) or csr.columns.shape != (entries,):
         raise FormatError(
-            f"nnz_per_row asks for {rows.size} entries, got {csr.values.size} values and {csr.columns.size} columns"
+            f"nnz_per_row asks for {entries} entries, got {csr.values.size} values and {csr.columns.size} columns"
         )
+    rows = _row_of_stored_entry(csr)
     columns = csr.columns.astype(np.int64)
-    if columns.size and columns.max() >= num_columns:
+    if columns.max() >= num_columns:
         raise FormatError(f"columns must be below {num_columns}, got {columns.max()}")
     falls = (np.diff(columns) <= 0) & (np.diff(rows) == 0)
     if falls.any():
@@ -246,10 +250,12 @@ def validate(csr: UnifiedCSR) -> None:
 def _check_dtypes(csr: UnifiedCSR) -> None:
     if csr.values.dtype not in VALUE_DTYPES:
         raise FormatError(f"values must be float32 or float16, got {csr.values.dtype}")
-    for name in ("columns", "nnz_per_row", "row_order"):
+    if csr.columns.dtype not in COLUMN_DTYPES:
+        raise FormatError(f"columns must be uint16 or uint32, got {csr.columns.dtype}")
+    for name in ("nnz_per_row", "row_order"):
         array = getattr(csr, name)
-        if array.dtype.kind not in "iu":
-            raise FormatError(f"{name} must be integers, got {array.dtype}")
+        if array.dtype != np.int32:
+            raise FormatError(f"{name} must be int32, got {array.dtype}")
 
 
 def _check_weight(weight: Array, group: int) -> None:
