@@ -22,7 +22,7 @@ def attributes_from_proto(node: NodeProto) -> SparseConvAttributes:
             value = helper.get_attribute_value(attribute)
             if isinstance(value, TensorProto):
                 value = numpy_helper.to_array(value)
-        except (ValueError, TypeError) as error:
+        except Exception as error:  # onnx raises whatever its decoding of a broken tensor runs into
             raise FormatError(f"attribute {attribute.name} cannot be read: {error}") from error
         values[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
     return SparseConvAttributes.from_node_attributes(values)

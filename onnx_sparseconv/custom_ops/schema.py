@@ -7,7 +7,7 @@ attribute below is written on every node (with one exception, ``pads``, which ON
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ MAX_SPATIAL_RANK = 3
 
 # onnx.TensorProto.DataType of the types that X, B, Z and Y may have.
 ELEMENT_TYPES: dict[np.dtype[Any], int] = {np.dtype(np.float32): 1, np.dtype(np.float16): 10}
+_ELEMENT_DTYPES: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in ELEMENT_TYPES.items()}
+AUTO_PADS = ("NOTSET", "SAME_UPPER", "SAME_LOWER")
 
 
 class Activation(enum.IntEnum):
@@ -111,45 +113,110 @@ class SparseConvAttributes:
         """The inverse of `to_node_attributes`.
 
         Raises:
-            FormatError: an attribute is missing or has a value that the schema does not know.
+            FormatError: an attribute is missing, has a value that the schema does not know, or contradicts another.
+                The arrays of the weight are only checked by `unified_csr.validate`.
         """
-        element_types: dict[int, np.dtype[Any]] = {code: dtype for dtype, code in ELEMENT_TYPES.items()}
         try:
             weight = UnifiedCSR(
                 values=_array(attributes, "weight_values"),
                 columns=_array(attributes, "weight_columns"),
                 nnz_per_row=_array(attributes, "weight_nnz_per_row"),
                 row_order=_array(attributes, "weight_row_order"),
-                slice_height=int(attributes["weight_slice_height"]),
-                weight_shape=tuple(int(d) for d in attributes["weight_shape"]),
+                slice_height=_scalar(attributes, "weight_slice_height"),
+                weight_shape=tuple(_array(attributes, "weight_shape", np.int64).tolist()),
                 negative_zeros=_array(attributes, "weight_negative_zeros"),
             )
-            auto_pad = attributes["auto_pad"]
-            geometry = ConvGeometry(
-                kernel_shape=tuple(attributes["kernel_shape"]),
-                strides=tuple(attributes["strides"]),
-                pads=tuple(attributes["pads"]) if auto_pad == "NOTSET" else (),
-                dilations=tuple(attributes["dilations"]),
-                group=int(attributes["group"]),
-                auto_pad=auto_pad,
-            )
-            return SparseConvAttributes(
-                geometry=geometry,
+            result = SparseConvAttributes(
+                geometry=_geometry(attributes),
                 weight=weight,
-                element_type=element_types[attributes["element_type"]],
-                activation=Activation(int(attributes["activation"])),
-                alpha=float(attributes["alpha"]),
-                beta=float(attributes["beta"]),
-                cuda_images=_array(attributes, "cuda_images"),
+                element_type=_element_type(attributes),
+                activation=Activation(_scalar(attributes, "activation")),
+                alpha=_number(attributes, "alpha"),
+                beta=_number(attributes, "beta"),
+                cuda_images=_array(attributes, "cuda_images", np.uint8),
             )
         except KeyError as error:
-            raise FormatError(f"a SparseConv node lacks or misuses {error}") from error
+            raise FormatError(f"a SparseConv node lacks the attribute {error}") from error
         except (TypeError, ValueError) as error:
             raise FormatError(f"a SparseConv node has a bad attribute: {error}") from error
+        _check_geometry(result.geometry, weight.weight_shape)
+        if attributes.get("out_channels") != weight.weight_shape[0]:
+            raise FormatError(f"out_channels is {attributes.get('out_channels')}, weight_shape {weight.weight_shape}")
+        return result
 
 
-def _array(attributes: Mapping[str, Any], name: str) -> Array:
+def _geometry(attributes: Mapping[str, Any]) -> ConvGeometry:
+    auto_pad = attributes["auto_pad"]
+    if auto_pad not in AUTO_PADS:
+        raise ValueError(f"auto_pad is {auto_pad!r}, not one of {', '.join(AUTO_PADS)}")
+    return ConvGeometry(
+        kernel_shape=_integers(attributes, "kernel_shape"),
+        strides=_integers(attributes, "strides"),
+        pads=_integers(attributes, "pads") if auto_pad == "NOTSET" else (),
+        dilations=_integers(attributes, "dilations"),
+        group=_integer(attributes, "group"),
+        auto_pad=auto_pad,
+    )
+
+
+def _check_geometry(geometry: ConvGeometry, weight_shape: tuple[int, ...]) -> None:
+    """Check that geometry and weight belong together.
+
+    Raises:
+        FormatError: they do not.
+    """
+    n = len(geometry.kernel_shape)
+    if not 1 <= n <= MAX_SPATIAL_RANK or min(weight_shape, default=0) < 1:
+        raise FormatError(f"kernel_shape is {geometry.kernel_shape}, weight_shape {weight_shape}")
+    if weight_shape[2:] != geometry.kernel_shape:
+        raise FormatError(f"weight_shape {weight_shape} does not end in kernel_shape {geometry.kernel_shape}")
+    if geometry.group < 1 or weight_shape[0] % geometry.group:
+        raise FormatError(f"{weight_shape[0]} output channels cannot be split into {geometry.group} groups")
+    for name, count, least in (("strides", n, 1), ("dilations", n, 1), ("pads", 2 * n, 0)):
+        values = getattr(geometry, name)
+        if name == "pads" and geometry.auto_pad != "NOTSET":
+            continue
+        if len(values) != count or min(values) < least:
+            raise FormatError(f"{name} must be {count} numbers of at least {least}, got {values}")
+
+
+def _array(attributes: Mapping[str, Any], name: str, dtype: type[np.generic] | None = None) -> Array:
     value = attributes[name]
-    if not isinstance(value, np.ndarray) or value.ndim != 1:
-        raise ValueError(f"{name} must be a one-dimensional tensor")
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or (dtype is not None and value.dtype != dtype):
+        raise ValueError(f"{name} must be a one-dimensional tensor{f' of {dtype.__name__}' if dtype else ''}")
     return value
+
+
+def _scalar(attributes: Mapping[str, Any], name: str) -> int:
+    value = attributes[name]
+    if not isinstance(value, np.ndarray) or value.shape != () or value.dtype != np.int64:
+        raise ValueError(f"{name} must be a scalar tensor of int64")
+    return int(value)
+
+
+def _element_type(attributes: Mapping[str, Any]) -> np.dtype[Any]:
+    code = _integer(attributes, "element_type")
+    if code not in _ELEMENT_DTYPES:
+        raise ValueError(f"element_type is {code}, not 1 (float) or 10 (float16)")
+    return _ELEMENT_DTYPES[code]
+
+
+def _number(attributes: Mapping[str, Any], name: str) -> float:
+    value = attributes[name]
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number")
+    return float(value)
+
+
+def _integer(attributes: Mapping[str, Any], name: str) -> int:
+    value = attributes[name]
+    if not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer")
+    return value
+
+
+def _integers(attributes: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    value = attributes[name]
+    if not isinstance(value, Sequence) or not all(isinstance(v, int) for v in value):
+        raise ValueError(f"{name} must be a list of integers")
+    return tuple(value)
