@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 # Below this width a terminal shows short forms.
 WIDE = 120
+_MAX_NAME_LENGTH = 48
+_LABEL_WIDTH = 11
 Advance = Callable[[int, int, str], None]
 
 
@@ -36,23 +39,51 @@ def is_terminal() -> bool:
     return Console(file=sys.stdout).is_terminal
 
 
+def terminal_width() -> int:
+    """Columns of the terminal."""
+    from rich.console import Console  # noqa: PLC0415
+
+    return Console(file=sys.stdout).width
+
+
 def is_wide() -> bool:
     """Whether stdout takes long lines: a file, a pipe, or a wide terminal."""
-    from rich.console import Console  # noqa: PLC0415
-
-    console = Console(file=sys.stdout)
-    return not console.is_terminal or console.width >= WIDE
+    return not is_terminal() or terminal_width() >= WIDE
 
 
-def say(text: str = "") -> None:
-    """Print a line of text as it is; a terminal wraps it between words."""
-    from rich.console import Console  # noqa: PLC0415
+def shown_name(name: str) -> str:
+    """A name as a table shows it: whole in a file or a pipe, without the middle of a very long one on a terminal."""
+    return shorten(name) if is_terminal() else name
 
-    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    if console.is_terminal:
-        console.print(text)
-    else:
-        sys.stdout.write(f"{text}\n")
+
+def shorten(name: str) -> str:
+    """A long name without its middle; some exporters give names of hundreds of characters."""
+    keep = _MAX_NAME_LENGTH // 2 - 2
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[:keep]}...{name[-keep:]}"
+
+
+def say(text: str = "", hang: int = 0) -> None:
+    """Print a line of text as it is; a terminal wraps it between words.
+
+    Args:
+        text: the line.
+        hang: columns by which wrapped lines are indented, beyond the line's own indentation.
+    """
+    if text and is_terminal():
+        indent = len(text) - len(text.lstrip()) + hang
+        text = textwrap.fill(
+            text,
+            max(terminal_width(), 20),
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    sys.stdout.write(f"{text}\n")
+
+
+def say_field(label: str, value: str) -> None:
+    """Print ``label  value`` with values of successive lines in one column."""
+    say(f"{label:<{_LABEL_WIDTH}}{value}", hang=_LABEL_WIDTH)
 
 
 def say_command(text: str) -> None:
@@ -95,7 +126,7 @@ def _say_rich(table: Table) -> None:
             justify="right" if column.right else "left",
             no_wrap=not column.fold,
             overflow="fold",
-            min_width=12 if column.fold else None,
+            min_width=10 if column.fold else None,
         )
     for row in table.rows:
         rich_table.add_row(*(Text(cell) for cell in row))

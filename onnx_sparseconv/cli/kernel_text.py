@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 def kernel_lines(kernels: Sequence[KernelUse]) -> list[str]:
     """One line a kernel, with the number of nodes that it ran."""
     counted = Counter(use.kernel for use in kernels)
-    return [f"kernel     {kernel}: {count(number, 'SparseConv node')}" for kernel, number in counted.most_common()]
+    return [f"{kernel}: {count(number, 'SparseConv node')}" for kernel, number in counted.most_common()]

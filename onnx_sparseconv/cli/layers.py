@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnx_sparseconv.cli.console import Column, Table, count, format_bytes, format_percent, format_shape
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    count,
+    format_bytes,
+    format_percent,
+    format_shape,
+    shorten,
+    shown_name,
+)
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import LayerReport
 
 _MAX_NAMES = 4
-_MAX_NAME_LENGTH = 48
 
 
 def layer_label(layer: LayerReport) -> str:
@@ -49,7 +57,7 @@ def inspect_table(layers: Sequence[LayerReport], *, wide: bool) -> Table:
 
 def _inspect_row(layer: LayerReport) -> tuple[str, ...]:
     return (
-        layer_label(layer),
+        shown_name(layer_label(layer)),
         format_shape(layer.weight_shape),
         format_percent(layer.sparsity),
         _spread(layer),
@@ -71,7 +79,7 @@ def converted_table(layers: Sequence[LayerReport]) -> Table:
     )
     rows = tuple(
         (
-            layer_label(layer),
+            shown_name(layer_label(layer)),
             format_shape(layer.weight_shape),
             format_percent(layer.sparsity),
             format_bytes(layer.dense_bytes),
@@ -96,16 +104,10 @@ def reason_lines(layers: Sequence[LayerReport]) -> list[str]:
         names = [shorten(layer_label(layer)) for layer in members]
         shown = names[:_MAX_NAMES]
         more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-        example = texts[0] if len(texts) == 1 else f"such as: {texts[0]}"
+        example = texts[0] if len(texts) == 1 else f"for example, {texts[0]}"
         lines.append(f"  {reason.replace('-', ' ')}, {count(len(members), 'layer')}: {example}")
         lines.append(f"      {', '.join(shown)}{more}")
     return lines
-
-
-def shorten(name: str) -> str:
-    """A long name without its middle; some exporters give names of hundreds of characters. Tables have them whole."""
-    keep = _MAX_NAME_LENGTH // 2 - 2
-    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[:keep]}...{name[-keep:]}"
 
 
 def _spread(layer: LayerReport) -> str:

@@ -18,7 +18,7 @@ from onnx_sparseconv.runtime.inputs import Array, Shape, load_inputs, make_rando
 from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, sparse_nodes
 from onnx_sparseconv.runtime.layer_times import LayerTime, NodeTime, match_layers, read_profile
 from onnx_sparseconv.runtime.run import run_session
-from onnx_sparseconv.runtime.session import Provider, import_onnxruntime, make_session
+from onnx_sparseconv.runtime.session import LOG_FATAL_ONLY, Provider, import_onnxruntime, make_session
 from onnx_sparseconv.runtime.timing import Clock, Speedup, TimeStats, TimingPlan, measure, speedup
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def _load(path: str | Path, provider: Provider, threads: int | None, clock: Cloc
 
 def _options() -> ort.SessionOptions:
     options = import_onnxruntime().SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = LOG_FATAL_ONLY
     options.add_session_config_entry("session.force_spinning_stop", "1")
     return options
 

@@ -188,7 +188,7 @@ def library_problems(library: LibraryCheck, package_version: str) -> list[Proble
 def provider_problems(providers: Sequence[ProviderCheck]) -> list[Problem]:
     """Providers that this onnxruntime has and that do not work."""
     remedies = {
-        "cuda": "check the NVIDIA driver with nvidia-smi, and that onnxruntime-gpu is built for a CUDA that it supports",
+        "cuda": "check the NVIDIA driver with nvidia-smi, and that onnxruntime-gpu is built for a CUDA it supports",
         "cpu": "reinstall onnxruntime; if that does not help, please report it",
     }
     return [

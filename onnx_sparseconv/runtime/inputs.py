@@ -111,14 +111,14 @@ def read_npz(path: str | Path) -> dict[str, Array]:
     if not Path(path).is_file():
         raise ModelError(f"{path}: no such file")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ModelError(
-                    f"{path}: a single array; inputs come as an .npz of named arrays: np.savez(path, name=array)"
-                )
-            return {name: file[name] for name in file.files}
+        # numpy leaves a file open that it opened itself and then cannot read.
+        with Path(path).open("rb") as stream:
+            loaded = np.load(stream, allow_pickle=False)
+            if isinstance(loaded, np.lib.npyio.NpzFile):
+                return {name: loaded[name] for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
+    raise ModelError(f"{path}: one array without a name; inputs come from numpy.savez(path, name=array)")
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Array]) -> None:

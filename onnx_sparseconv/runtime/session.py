@@ -28,7 +28,8 @@ Provider = Literal["cpu", "cuda"]
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
 PROVIDER_NAMES: Mapping[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
-_LOG_ERRORS_ONLY = 3
+# Errors are raised; ONNX Runtime would log them on stderr as well.
+LOG_FATAL_ONLY = 4
 
 
 def import_onnxruntime() -> ModuleType:
@@ -77,7 +78,7 @@ def make_session(
         use_library: register the native library. Without it the SparseConv nodes of a converted model become dense
             Conv.
         session_options: your own options. The library is registered on them, so they serve for one session only: ONNX
-            Runtime refuses a second registration. None makes options that log errors only.
+            Runtime refuses a second registration. None makes options that log nothing: errors are raised.
         provider_options: options of the provider, such as ``{"device_id": "1"}`` for CUDA.
         profile: prefix of the profile that ONNX Runtime writes (``session.end_profiling()`` gives its name); None: no
             profile.
@@ -152,7 +153,7 @@ def onnxruntime_message(error: BaseException) -> str:
 
 def _quiet_options(runtime: ModuleType) -> ort.SessionOptions:
     options = runtime.SessionOptions()
-    options.log_severity_level = _LOG_ERRORS_ONLY
+    options.log_severity_level = LOG_FATAL_ONLY
     return options
 
 

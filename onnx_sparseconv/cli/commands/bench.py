@@ -17,7 +17,9 @@ from onnx_sparseconv.cli.console import (
     format_time,
     progress_bar,
     say,
+    say_field,
     say_table,
+    shown_name,
 )
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
@@ -100,12 +102,12 @@ def print_report(report: BenchReport) -> None:
     shapes = ", ".join(f"{name} {format_shape(shape)}" for name, shape in report.input_shapes.items()) or "none"
     threads = "ONNX Runtime's choice of threads" if report.threads is None else count(report.threads, "thread")
     environment = report.environment
-    gpus = ", ".join(gpu.name for gpu in environment.cuda.gpus)
-    say(f"machine    {environment.cpu}, {count(environment.cpu_cores_usable, 'core')}{', ' + gpus if gpus else ''}")
-    say(f"versions   {_versions(environment.versions)}")
-    say(f"run        {report.provider}, {threads}; inputs {report.inputs}: {shapes}")
+    processor = f"{environment.cpu}, {count(environment.cpu_cores_usable, 'core')}"
+    say_field("machine", ", ".join([processor, *(gpu.name for gpu in environment.cuda.gpus)]))
+    say_field("versions", _versions(environment.versions))
+    say_field("run", f"{report.provider}, {threads}; inputs {report.inputs}: {shapes}")
     for line in kernel_lines(report.kernels):
-        say(line)
+        say_field("kernel", line)
     say()
     say_table(_models_table(report.original, report.converted))
     say()
@@ -115,8 +117,8 @@ def print_report(report: BenchReport) -> None:
             say(f"?: ONNX Runtime fused or renamed {count(len(report.unmatched), 'layer')} beyond recognition")
         say("A dense Conv is often fused with the activation behind it, a sparse one is not: compare the totals too.")
         say()
-    say(f"file       {format_change(report.original.size_bytes, report.converted.size_bytes)}")
-    say(f"speed-up   {_speedup_text(report)}")
+    say_field("file", format_change(report.original.size_bytes, report.converted.size_bytes))
+    say_field("speed-up", _speedup_text(report))
 
 
 def _speedup_text(report: BenchReport) -> str:
@@ -151,7 +153,7 @@ def _layers_table(layers: tuple[LayerTime, ...]) -> Table:
     )
     rows = [
         (
-            layer.name,
+            shown_name(layer.name),
             "sparse" if layer.converted_op != "Conv" else "dense",
             format_time(layer.original_us),
             format_time(layer.converted_us),

@@ -29,6 +29,7 @@ from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.layers import converted_table, reason_lines
 from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
 from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.runtime.plain import to_plain
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ConversionReport
@@ -205,7 +206,7 @@ def _plain(outcome: _Outcome) -> dict[str, Any]:
         return document(
             NAME, {"source": str(outcome.item.model), "error": outcome.error, "exit_code": int(outcome.code)}
         )
-    return document(NAME, {**outcome.result.to_json(), "exit_code": int(exit_code(outcome))})
+    return document(NAME, {**to_plain(outcome.result), "exit_code": int(exit_code(outcome))})
 
 
 def _print_outcome(outcome: _Outcome) -> None:

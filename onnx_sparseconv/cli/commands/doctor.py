@@ -71,8 +71,8 @@ def print_report(report: DoctorReport) -> None:
         say(f"provider {provider.name:<9} {mark}: {provider.text}{kernel}")
     say()
     for problem in report.problems:
-        say(f"{'CONFLICT' if problem.conflict else 'PROBLEM'}: {problem.text}")
-        say(f"  remedy: {problem.remedy}")
+        say(f"{'CONFLICT' if problem.conflict else 'PROBLEM'}: {problem.text}", hang=2)
+        say(f"  remedy: {problem.remedy}", hang=2)
     if report.healthy:
         say("All is well.")
 

@@ -27,6 +27,7 @@ from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.layers import inspect_table, reason_lines
 from onnx_sparseconv.cli.options import JsonOption, ReportFileOption
 from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
+from onnx_sparseconv.runtime.plain import to_plain
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ModelReport
@@ -71,7 +72,7 @@ def _plain(outcome: Outcome[Path, ModelReport]) -> dict[str, Any]:
     report = outcome.result
     if report is None:
         return {"path": str(outcome.item), "error": outcome.error}
-    return {**report.to_json(), "sparsity": report.sparsity, "num_rewritten": report.num_rewritten}
+    return {**to_plain(report), "sparsity": report.sparsity, "num_rewritten": report.num_rewritten}
 
 
 def _print_model(path: Path, report: ModelReport) -> None:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.console import Column, Table, count, format_percent, format_shape, say, say_command, say_table
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    count,
+    format_percent,
+    format_shape,
+    say,
+    say_command,
+    say_table,
+    shown_name,
+)
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
 from onnx_sparseconv.errors import UsageError
@@ -74,7 +84,7 @@ def print_report(model: Path, report: PruneReport) -> None:
     )
     rows = tuple(
         (
-            layer.name,
+            shown_name(layer.name),
             format_shape(layer.weight_shape),
             format_percent(layer.sparsity_before),
             format_percent(layer.sparsity_after),

@@ -8,7 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.console import Column, Table, count, format_percent, format_shape, say, say_command, say_table
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    count,
+    format_percent,
+    format_shape,
+    is_wide,
+    say,
+    say_command,
+    say_field,
+    say_table,
+    shown_name,
+)
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.kernel_text import kernel_lines
@@ -99,11 +111,11 @@ def print_report(report: VerifyReport) -> None:
     """Print a comparison."""
     shapes = ", ".join(f"{name} {format_shape(shape)}" for name, shape in report.input_shapes.items()) or "none"
     library = "with the native library" if report.use_library else "without the native library, as a dense model"
-    say(f"original   {report.original}")
-    say(f"converted  {report.converted}, {library}")
-    say(f"provider   {report.provider}")
-    say(f"inputs     {report.inputs}: {shapes}")
-    say(f"tolerance  {report.tolerance.text}")
+    say_field("original", str(report.original))
+    say_field("converted", f"{report.converted}, {library}")
+    say_field("provider", report.provider)
+    say_field("inputs", f"{report.inputs}: {shapes}")
+    say_field("tolerance", report.tolerance.text)
     say()
     say_table(_outputs_table(report.outputs))
     for output in report.outputs:
@@ -111,7 +123,7 @@ def print_report(report: VerifyReport) -> None:
             say(f"{output.name}: {output.reason}{_shapes_if_other(output)}")
     say()
     for line in kernel_lines(report.kernels):
-        say(line)
+        say_field("kernel", line)
     for note in report.notes:
         say(f"note: {note}")
     if report.passed:
@@ -132,33 +144,34 @@ def _shapes_if_other(output: OutputComparison) -> str:
 
 
 def _outputs_table(outputs: tuple[OutputComparison, ...]) -> Table:
+    """One row an output; a narrow terminal leaves some metrics to the JSON report."""
+    titles = ["max abs", "rms", "of range", "cosine", "SNR dB", "argmax"]
+    shown = [t for t in titles if is_wide() or t != "rms"]
+    if all(output.argmax_agreement is None for output in outputs):
+        shown.remove("argmax")
     columns = (
+        Column(""),
         Column("output", fold=True),
         Column("shape", fold=True),
-        Column("max abs", right=True),
-        Column("rms", right=True),
-        Column("of range", right=True),
-        Column("cosine", right=True),
-        Column("SNR dB", right=True),
-        Column("argmax", right=True),
-        Column("", right=False),
+        *(Column(title, right=True) for title in shown),
     )
-    return Table(columns, tuple(_output_row(output) for output in outputs))
+    rows = []
+    for output in outputs:
+        metrics = dict(zip(titles, _metrics(output), strict=True))
+        mark = "ok" if output.passed else "DIFF"
+        rows.append((mark, shown_name(output.name), format_shape(output.shape), *(metrics[title] for title in shown)))
+    return Table(columns, tuple(rows))
 
 
-def _output_row(output: OutputComparison) -> tuple[str, ...]:
+def _metrics(output: OutputComparison) -> tuple[str, ...]:
     errors = output.errors
-    snr = "exact" if output.identical else "-" if errors.snr_db is None else f"{errors.snr_db:.0f}"
     return (
-        output.name,
-        format_shape(output.shape),
         _number(errors.max_abs),
         _number(errors.rms),
         _number(errors.max_of_range),
         "-" if errors.cosine_similarity is None else f"{errors.cosine_similarity:.6f}",
-        snr,
+        "exact" if output.identical else "-" if errors.snr_db is None else f"{errors.snr_db:.0f}",
         "-" if output.argmax_agreement is None else format_percent(output.argmax_agreement),
-        "ok" if output.passed else "DIFF",
     )
 
 

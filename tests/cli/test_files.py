@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from onnx_sparseconv.errors import SparseConvError
+from onnx_sparseconv.files import atomic_write, same_file, write_text
+
+
+def test_a_file_appears_whole(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+    with atomic_write(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        assert temporary.parent == path.parent
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "out.json"
+    path.write_text("old")
+
+    def write_and_fail():
+        with atomic_write(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_and_fail()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_is_an_error_that_names_it(tmp_path):
+    with pytest.raises(SparseConvError, match=r"cannot write .*absent"):
+        write_text(tmp_path / "absent" / "x", "text")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(SparseConvError, match="cannot write"):
+        write_text(tmp_path / "directory", "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["directory"]
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "link").symlink_to("real")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+def test_one_file_is_recognised_by_any_path(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("")
+    (tmp_path / "link").symlink_to("a")
+    os.link(tmp_path / "a", tmp_path / "hard")
+    (tmp_path / "d").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for other in ("a", "./a", "d/../a", tmp_path / "a", "link", "hard"):
+        assert same_file("a", other)
+    assert not same_file("a", "b")
+    assert same_file("new", tmp_path / "new")

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime import networks
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory):
+    """Files of a dense network of two layers and of its converted form."""
+    directory = tmp_path_factory.mktemp("pair")
+    layer_weights = networks.weights()
+    return (
+        networks.save(networks.dense(layer_weights), directory / "dense.onnx"),
+        networks.save(networks.sparse(layer_weights), directory / "sparse.onnx"),
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from onnx import helper
+
+from onnx_sparseconv.runtime.layer_times import GraphIndex, match_layers, summarise_events, times_by_layer
+from tests.runtime import networks
+
+
+def _event(name, time_us, op="Conv", provider="CPUExecutionProvider", category="Node"):
+    arguments = {"op_name": op, "provider": provider}
+    return {"cat": category, "name": name, "dur": time_us, "args": arguments}
+
+
+def test_events_are_summed_up_by_node():
+    events = [
+        _event("model_run", 99, category="Session"),
+        _event("conv0_fence_before", 1),
+        *(_event("conv0_kernel_time", t) for t in (10, 30, 20)),
+        *(_event("body_kernel_time", 5, op="Add") for _ in range(6)),
+    ]
+    times = summarise_events(events, runs=3)
+    assert [(t.name, t.op_type, t.time_us) for t in times] == [("conv0", "Conv", 20), ("body", "Add", 10)]
+
+
+def _profile(*names_and_times):
+    return summarise_events([_event(f"{name}_kernel_time", t) for name, t in names_and_times], runs=1)
+
+
+def test_nodes_are_found_by_name_by_tensor_and_by_position():
+    named, unnamed = networks.dense(networks.weights(layers=3)), networks.dense(networks.weights(layers=3), names=False)
+    assert times_by_layer(named, _profile(("conv0", 1), ("fused conv1", 2), ("y_nchwc", 3))) == {
+        "conv0": 1,
+        "conv1": 2,
+        "conv2": 3,
+    }
+    assert times_by_layer(named, _profile(("r0_nchwc", 1), ("c1_nchwc", 2))) == {"conv0": 1, "conv1": 2}
+    assert times_by_layer(unnamed, _profile(("Conv_0", 1), ("Conv_2", 2), ("r1", 5))) == {"c0": 1, "c1": 2}
+
+
+def test_what_cannot_be_told_is_left_out():
+    model = networks.dense(networks.weights(layers=2))
+    assert times_by_layer(model, _profile(("Conv_0", 1), ("Conv_99", 1), ("other", 1), ("z_nchwc", 1))) == {}
+    assert times_by_layer(model, _profile(("conv0", 1), ("r0_nchwc", 2))) == {}
+
+
+def test_a_sum_of_two_convolutions_is_neither():
+    model = networks.dense(networks.weights(layers=1))
+    model.graph.node.append(helper.make_node("Conv", ["x", "w0"], ["other"], name="other"))
+    model.graph.node.append(helper.make_node("Add", ["c0", "other"], ["sum"]))
+    index = GraphIndex(model)
+    assert index.layer_of_event("sum_nchwc") is None
+    assert index.layer_of_event("other_nchwc").name == "other"
+
+
+@pytest.mark.parametrize("names", [True, False])
+def test_layers_of_both_models_are_matched(names):
+    layer_weights = networks.weights(layers=2)
+    dense, sparse = networks.dense(layer_weights, names=names), networks.sparse(layer_weights, names=names)
+    before = _profile(("r0_nchwc", 100))
+    after = summarise_events(
+        [_event("conv0_kernel_time" if names else "SparseConv_0_kernel_time", 25, op="SparseConv")], runs=1
+    )
+    first, second = match_layers(dense, before, sparse, after)
+    assert (first.original_us, first.converted_us, first.converted_op, first.speedup) == (100, 25, "SparseConv", 4)
+    assert (second.original_us, second.converted_us, second.speedup) == (None, None, None)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from onnx_sparseconv.errors import ModelError, UsageError, VerificationError
+from onnx_sparseconv.runtime.kernels import DENSE_KERNEL
+from onnx_sparseconv.runtime.plain import to_json_text
+from onnx_sparseconv.runtime.verify import verify
+from tests.runtime import networks
+
+
+@pytest.mark.parametrize("use_library", [True, False])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_converted_model_passes(tmp_path, dtype, use_library):
+    layer_weights = networks.weights(dtype)
+    dense = networks.save(networks.dense(layer_weights, flat=True), tmp_path / "d.onnx")
+    sparse = networks.save(networks.sparse(layer_weights, flat=True), tmp_path / "s.onnx")
+    report = verify(dense, sparse, use_library=use_library, batch=3)
+    assert report.passed
+    (output,) = report.outputs
+    assert (output.shape, output.argmax_agreement) == ((3, 8), 1.0)
+    assert output.errors.max_abs <= output.atol
+    assert report.input_shapes == {"x": (3, 8, 12, 12)}
+    assert report.tolerance.derived_from.storage == np.dtype(dtype).name
+    assert len(report.kernels) == 2
+    assert all((use.kernel == DENSE_KERNEL) != use_library for use in report.kernels)
+
+
+def test_a_changed_weight_is_found(tmp_path, pair):
+    layer_weights = networks.weights()
+    position = tuple(np.argwhere(layer_weights[1])[0])
+    layer_weights[1][position] *= 1.01
+    changed = networks.save(networks.sparse(layer_weights), tmp_path / "s.onnx")
+    report = verify(pair[0], changed)
+    assert not report.passed
+    assert report.outputs[0].num_outside > 0
+    assert verify(pair[0], changed, rtol=0.1, atol=10).passed
+
+
+def test_the_seed_chooses_the_inputs(pair):
+    first, again, other = (verify(*pair, seed=seed).outputs[0].scale for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_real_inputs_come_from_arrays_or_a_file(pair, tmp_path):
+    x = np.ones((1, 8, 12, 12), np.float32)
+    np.savez(tmp_path / "in.npz", x=x)
+    from_file, from_array = verify(*pair, inputs=tmp_path / "in.npz"), verify(*pair, inputs={"x": x})
+    assert from_file.inputs.endswith("in.npz")
+    assert from_file.outputs[0].scale == from_array.outputs[0].scale
+    with pytest.raises(ModelError, match="no array for input x"):
+        verify(*pair, inputs={"z": x})
+
+
+def test_shapes_are_checked(pair):
+    with pytest.raises(UsageError, match="does not fit"):
+        verify(*pair, shapes={"x": (1, 3, 12, 12)})
+
+
+def test_models_with_other_outputs_or_inputs_cannot_be_compared(pair, tmp_path):
+    other = networks.save(networks.sparse(networks.weights(), output="z"), tmp_path / "z.onnx")
+    with pytest.raises(
+        VerificationError, match=r"only the original has y tensor\(float\), only the converted one has z"
+    ):
+        verify(pair[0], other)
+    half = networks.save(networks.sparse(networks.weights(np.float16)), tmp_path / "h.onnx")
+    with pytest.raises(VerificationError, match="float16"):
+        verify(pair[0], half, use_library=False)
+
+
+def test_another_shape_of_an_output_is_a_difference(pair, tmp_path):
+    model = networks.sparse(networks.weights())
+    model.graph.node[-1].output[0] = "cropped"
+    model.graph.node.append(helper.make_node("GlobalAveragePool", ["cropped"], ["y"]))
+    del model.graph.output[0].type.tensor_type.shape.dim[2:]
+    model.graph.output[0].type.tensor_type.shape.dim.add(dim_value=1)
+    model.graph.output[0].type.tensor_type.shape.dim.add(dim_value=1)
+    report = verify(pair[0], networks.save(model, tmp_path / "c.onnx"))
+    assert not report.passed
+    assert report.outputs[0].reason == "another shape"
+
+
+def test_outputs_that_say_nothing_are_remarked_on(tmp_path):
+    layer_weights = [np.zeros((4, 4, 3, 3), np.float32)]
+    dense = networks.save(networks.dense(layer_weights), tmp_path / "d.onnx")
+    report = verify(dense, dense)
+    assert report.passed
+    assert any("no SparseConv" in note for note in report.notes)
+    assert any("all zero" in note for note in report.notes)
+
+
+def test_an_overridable_initializer_keeps_its_default(tmp_path):
+    model = networks.dense(networks.weights())
+    model.graph.input.append(helper.make_tensor_value_info("w0", 1, [8, 8, 3, 3]))
+    path = tmp_path / "d.onnx"
+    onnx.save(model, str(path))
+    report = verify(path, path)
+    assert report.passed
+    assert list(report.input_shapes) == ["x"]
+
+
+def test_the_report_is_json_without_nan_or_infinity(pair):
+    plain = json.loads(to_json_text(verify(pair[0], pair[0])))
+    assert plain["outputs"][0]["identical"] is True
+    assert plain["outputs"][0]["errors"]["snr_db"] is None
+    assert plain["tolerance"]["derived_from"]["depth"] == 2
