@@ -6,6 +6,7 @@ Run by test_concurrency.py with the counter as ``LD_PRELOAD``: ``count_allocatio
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 
 from tests.native.test_concurrency import LAYERS
@@ -29,7 +30,7 @@ def main(counter_path, library):
             for _ in range(10):
                 session.run(None, inputs)
             counts.append(counter.allocations())
-            print(*(after - before for before, after in zip(counts, counts[1:], strict=False)))  # noqa: T201
+            print(*(after - before for before, after in itertools.pairwise(counts)))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.errors import NativeLibraryError
+from tests.support.native_build import find_tool
 from tests.support.sparse_models import (
     SparseConvCase,
     geometry_2d,
@@ -68,7 +69,7 @@ def test_registering_twice_is_harmless():
 def test_registering_again_for_another_instruction_set_is_an_error():
     options = ort.SessionOptions()
     library.register(options)
-    with pytest.raises(NativeLibraryError, match="already registered .* cpu_isa='auto', not 'portable'"):
+    with pytest.raises(NativeLibraryError, match=r"already registered .* cpu_isa='auto', not 'portable'"):
         library.register(options, cpu_isa="portable")
 
 
@@ -122,18 +123,13 @@ def test_importing_the_module_does_not_import_onnxruntime():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads an ELF symbol table")
 def test_only_the_three_functions_are_exported(native_library):
-    nm = pytest.importorskip("shutil").which("nm")
-    if nm is None:
-        pytest.skip("needs nm")
-    lines = subprocess.run(
-        [nm, "-D", "--defined-only", native_library], check=True, capture_output=True, text=True
-    ).stdout
-    names = {line.split()[-1] for line in lines.splitlines()}
+    command = [find_tool("nm"), "-D", "--defined-only", native_library]
+    symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    names = {line.split()[-1] for line in symbols.splitlines()}
     assert names == {"RegisterCustomOps", "SparseConvDescribeKernels", "SparseConvVersion"}
 
 
 def test_version_is_that_of_the_distribution(native_library):
-    ctypes = importlib.import_module("ctypes")
     version = ctypes.CDLL(str(native_library)).SparseConvVersion
     version.restype = ctypes.c_char_p
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()

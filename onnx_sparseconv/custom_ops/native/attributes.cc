@@ -72,12 +72,19 @@ Axes ToAxes(const int64_t* values, size_t count, int64_t fill) {
   return axes;
 }
 
+// A message must be one short line of valid UTF-8, whatever the file holds.
+std::string Printable(std::string text) {
+  if (text.size() > 40) text = text.substr(0, 40) + "...";
+  std::replace_if(text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
 AutoPad ReadAutoPad(const ort::NodeInfo& node) {
   const std::string text = node.String("auto_pad");
   if (text == "NOTSET") return AutoPad::kNotSet;
   if (text == "SAME_UPPER") return AutoPad::kSameUpper;
   if (text == "SAME_LOWER") return AutoPad::kSameLower;
-  Fail("attribute 'auto_pad' must be NOTSET, SAME_UPPER or SAME_LOWER, found '", text, "'");
+  Fail("attribute 'auto_pad' must be NOTSET, SAME_UPPER or SAME_LOWER, found '", Printable(text), "'");
 }
 
 // The dense weight's shape, (K, C / group, D1..Dn). The number of its columns fits 32 bits, its size 64.

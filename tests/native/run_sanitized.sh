@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Builds the native library with AddressSanitizer and UndefinedBehaviorSanitizer, and runs the fuzz test and a sample of the
+# other tests with it. PYTHON names the interpreter (default: python3).
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-python3}
+build=build/sanitized
+
+cmake -S . -B "$build" -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DSPARSECONV_SANITIZE=ON >/dev/null
+cmake --build "$build" --parallel 2
+
+export ONNX_SPARSECONV_LIBRARY="$PWD/$build/libonnx_sparseconv.so" PYTHONPATH="$PWD"
+# The sanitizers must be loaded before anything allocates, and need the C++ runtime to be there when they start. Python
+# and ONNX Runtime keep memory until the process ends, which would be reported as leaks.
+preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)"
+export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
+
+echo "fuzz"
+LD_PRELOAD="$preload" "$python" tests/native/fuzz_attributes.py --count 1000 2>"$build/fuzz.log" ||
+  { tail -60 "$build/fuzz.log"; exit 1; }
+echo "tests"
+LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
+  tests/native/test_correctness.py tests/native/test_refusals.py tests/native/test_concurrency.py \
+  -k "not steady_runs and not portable_form"
