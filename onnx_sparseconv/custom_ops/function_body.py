@@ -266,20 +266,29 @@ def _parametrised(op_type: str, output: str, parameters: Sequence[str]) -> NodeP
 
 
 def _clip_nodes(opset: int) -> list[NodeProto]:
-    """Clip took its bounds as attributes before opset 11 and takes them as inputs of the element type since."""
-    bounds = {"min": "alpha", "max": "beta"}
+    """Clip takes its bounds as inputs of the element type from opset 11 on.
+
+    Before, as attributes; but ONNX Runtime checks their order when it makes the node, also where the branch is never
+    taken and the parameters are another activation's, so Max and Min stand in for it.
+    """
+    nodes = []
+    for name, parameter in {"min": "alpha", "max": "beta"}.items():
+        nodes += _number_from_attribute(f"{name}_float", parameter, opset)
+        nodes.append(_cast_to_element_type(f"{name}_float", name))
     if opset < 11:
-        clip = helper.make_node("Clip", ["preactivation"], ["act_clip"])
-        for name, parameter in bounds.items():
-            _refer(clip, name, parameter, onnx.AttributeProto.FLOAT)
-        return [clip]
-    nodes = [_constant("minus_one_float", -1.0, onnx.TensorProto.FLOAT)]
-    for name, parameter in bounds.items():
-        # LeakyRelu(-1, alpha=p) = -p: turns a FLOAT attribute into a tensor in every opset.
-        negated = helper.make_node("LeakyRelu", ["minus_one_float"], [f"minus_{name}"])
-        nodes += [
-            _refer(negated, "alpha", parameter, onnx.AttributeProto.FLOAT),
-            helper.make_node("Neg", [f"minus_{name}"], [f"{name}_float"]),
-            _cast_to_element_type(f"{name}_float", name),
-        ]
+        nodes.append(helper.make_node("Max", ["preactivation", "min"], ["at_least_min"]))
+        return [*nodes, helper.make_node("Min", ["at_least_min", "max"], ["act_clip"])]
     return [*nodes, helper.make_node("Clip", ["preactivation", "min", "max"], ["act_clip"])]
+
+
+def _number_from_attribute(target: str, parameter: str, opset: int) -> list[NodeProto]:
+    """A FLOAT attribute of the function as a scalar tensor."""
+    if opset >= 12:
+        return [_refer(helper.make_node("Constant", [], [target]), "value_float", parameter, onnx.AttributeProto.FLOAT)]
+    # LeakyRelu(-1, alpha=p) = -p
+    negated = helper.make_node("LeakyRelu", [f"{target}_minus_one"], [f"{target}_negated"])
+    return [
+        _constant(f"{target}_minus_one", -1.0, onnx.TensorProto.FLOAT),
+        _refer(negated, "alpha", parameter, onnx.AttributeProto.FLOAT),
+        helper.make_node("Neg", [f"{target}_negated"], [target]),
+    ]

@@ -130,7 +130,9 @@ def broken_tensors():
     yield outside
 
 
-@pytest.mark.parametrize("tensor", list(broken_tensors()), ids=lambda t: f"{t.data_type}-{list(t.dims)}-{len(t.raw_data)}")
+@pytest.mark.parametrize(
+    "tensor", list(broken_tensors()), ids=lambda t: f"{t.data_type}-{list(t.dims)}-{len(t.raw_data)}"
+)
 @pytest.mark.parametrize("name", ["weight_values", "weight_columns", "weight_shape", "weight_slice_height"])
 def test_tensors_that_cannot_be_read_are_a_format_error(name, tensor):
     attribute = helper.make_attribute(name, tensor)

@@ -329,9 +329,7 @@ def test_broken_arrays_are_refused(changes):
 def test_counts_that_ask_for_gigabytes_are_refused_before_anything_is_allocated(monkeypatch):
     """A few bytes can ask for 2^31 entries; the arrays that are there must be counted first."""
     monkeypatch.setattr(np, "repeat", lambda *_: pytest.fail("expanded before the sizes were compared"))
-    huge = UnifiedCSR(
-        np.ones(1, np.float32), np.zeros(1, np.uint32), i32(2**31 - 1), i32(0), 1, (1, 1, 2**31 - 1)
-    )
+    huge = UnifiedCSR(np.ones(1, np.float32), np.zeros(1, np.uint32), i32(2**31 - 1), i32(0), 1, (1, 1, 2**31 - 1))
     with pytest.raises(FormatError, match="entries"):
         validate(huge)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -91,3 +92,17 @@ def assert_close(actual: Any, expected: Any, row_length: int, magnitude: float) 
     error = np.abs(actual.astype(np.float64) - expected.astype(np.float64))
     assert actual.shape == expected.shape
     assert (error <= bound).all(), f"off by {error.max()}, allowed {np.max(bound)}"
+
+
+@functools.cache
+def newest_opset() -> int:
+    """The newest opset that both the installed onnx and the installed ONNX Runtime take."""
+    io = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "XY"]
+    graph = helper.make_graph([helper.make_node("Relu", ["X"], ["Y"])], "g", io[:1], io[1:])
+    for opset in range(onnx.defs.onnx_opset_version(), 9, -1):
+        try:
+            session(helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8))
+        except Exception:
+            continue
+        return opset
+    raise AssertionError("no opset works")
