@@ -91,7 +91,18 @@ def test_outputs_that_say_nothing_are_remarked_on(tmp_path):
     report = verify(dense, dense)
     assert report.passed
     assert any("no SparseConv" in note for note in report.notes)
-    assert any("all zero" in note for note in report.notes)
+    assert report.insensitive_outputs == ("y",)
+    assert any("proves little" in note for note in report.notes)
+
+
+def test_a_saturated_output_is_remarked_on_and_a_live_one_is_not(pair, tmp_path):
+    assert verify(*pair).insensitive_outputs == ()
+    model = networks.dense([w * 1e4 for w in networks.weights()], flat=True)
+    model.graph.node[-1].output[0] = "logits"
+    model.graph.node.append(helper.make_node("Sigmoid", ["logits"], ["y"]))
+    path = networks.save(model, tmp_path / "saturated.onnx")
+    assert verify(path, path).insensitive_outputs == ("y",)
+    assert verify(path, path, inputs={"x": np.ones((1, 8, 12, 12), np.float32)}).insensitive_outputs == ()
 
 
 def test_an_overridable_initializer_keeps_its_default(tmp_path):

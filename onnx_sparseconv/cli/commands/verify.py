@@ -125,9 +125,10 @@ def print_report(report: VerifyReport) -> None:
     for line in kernel_lines(report.kernels):
         say_field("kernel", line)
     for note in report.notes:
-        say(f"note: {note}")
+        say(f"note: {note}", hang=2)
     if report.passed:
-        say(f"OK: {count(len(report.outputs), 'output')} within the tolerance.")
+        doubt = " But see the note: these inputs prove little." if report.insensitive_outputs else ""
+        say(f"OK: {count(len(report.outputs), 'output')} within the tolerance.{doubt}")
         if report.kernels and report.use_library:
             say("Next:")
             say_command(shlex.join(["sparseconv", "bench", str(report.original), str(report.converted)]))
