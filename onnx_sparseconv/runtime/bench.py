@@ -16,7 +16,14 @@ from onnx_sparseconv.runtime.depth import load_structure
 from onnx_sparseconv.runtime.environment import Environment, read_environment
 from onnx_sparseconv.runtime.inputs import Array, Shape, load_inputs, make_random_inputs, model_inputs, resolve_shapes
 from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, sparse_nodes
-from onnx_sparseconv.runtime.layer_times import LayerTime, NodeTime, match_layers, read_profile
+from onnx_sparseconv.runtime.layer_times import (
+    LayerTime,
+    NodeTime,
+    is_convolution,
+    match_layers,
+    read_profile,
+    with_names,
+)
 from onnx_sparseconv.runtime.run import run_session
 from onnx_sparseconv.runtime.session import LOG_FATAL_ONLY, Provider, import_onnxruntime, make_session
 from onnx_sparseconv.runtime.timing import Clock, Speedup, TimeStats, TimingPlan, measure, speedup
@@ -186,23 +193,32 @@ def _runner(session: ort.InferenceSession, arrays: Mapping[str, Array]) -> Calla
     return lambda: session.run(None, feed)
 
 
+def _profiled_model(model: _Loaded) -> Path | bytes:
+    """The model with a name for every layer; the file as it is where it has them all, or is too large for memory."""
+    if all(node.name for node in model.structure.graph.node if is_convolution(node)):
+        return model.path
+    if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in model.structure.graph.initializer):
+        return model.path
+    return bytes(with_names(model.structure).SerializeToString())
+
+
 def _profile(
     model: _Loaded, arrays: Mapping[str, Array], provider: Provider, threads: int | None
 ) -> tuple[NodeTime, ...]:
     """Times of single nodes, from a session of its own: profiling slows a run down."""
     with tempfile.TemporaryDirectory() as directory:
-        warm = make_session(
-            model.path,
+        session = make_session(
+            _profiled_model(model),
             provider=provider,
             threads=threads,
             use_library=model.use_library,
             session_options=_options(),
             profile=Path(directory) / "profile",
         )
-        runner = _runner(warm, arrays)
+        runner = _runner(session, arrays)
         for _ in range(_PROFILE_WARMUP + PROFILED_RUNS):
             runner()
-        path = Path(warm.end_profiling())
+        path = Path(session.end_profiling())
         if not path.is_file():
             raise ModelError(f"{model.path}: ONNX Runtime wrote no profile")
         return read_profile(path, _PROFILE_WARMUP + PROFILED_RUNS)

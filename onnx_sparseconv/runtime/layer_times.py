@@ -1,12 +1,13 @@
 """Time of every convolution layer, from ONNX Runtime's profiler, matched between a model and its converted form.
 
-ONNX Runtime rewrites a graph before it runs it: a Conv is fused with what follows and gets another name.
-`layer_of_event` undoes what is known of this:
+ONNX Runtime rewrites a graph before it runs it: a Conv is fused with what follows and may get another name.
+`GraphIndex.layer_of_event` undoes what is known of this:
 
 1. a node that keeps its name is found by it, also behind the prefix ``fused``;
 2. on the CPU, ``<tensor>_nchwc`` is the Conv from which the model's tensor ``<tensor>`` comes through activations and
-   the like;
-3. a node without a name is called ``<op>_<index>``, its place in the graph with Constant nodes left out.
+   the like.
+
+A node without a name loses itself, so a model is profiled `with_names`.
 """
 
 from __future__ import annotations
@@ -119,13 +120,22 @@ def is_convolution(node: NodeProto) -> bool:
     )
 
 
+def with_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a model in which every convolution of the main graph has a name, its `layer_name`."""
+    named = onnx.ModelProto()
+    named.CopyFrom(model)
+    for node in named.graph.node:
+        if is_convolution(node):
+            node.name = layer_name(node)
+    return named
+
+
 class GraphIndex:
     """Finds the convolution of a model that a node of its profile stands for."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.convolutions: list[NodeProto] = [node for node in model.graph.node if is_convolution(node)]
-        self._by_name: dict[str, NodeProto] = {node.name: node for node in self.convolutions if node.name}
-        self._by_index: list[NodeProto] = [node for node in model.graph.node if node.op_type != "Constant"]
+        self._by_name = {layer_name(node): node for node in self.convolutions}
         self._producer: dict[str, NodeProto] = {name: node for node in model.graph.node for name in node.output if name}
 
     def layer_of_event(self, name: str) -> NodeProto | None:
@@ -134,9 +144,7 @@ class GraphIndex:
         if plain in self._by_name:
             return self._by_name[plain]
         tensor, nchwc, _ = plain.rpartition(_NCHWC)
-        if nchwc:
-            return self._convolution_behind(tensor)
-        return self._by_position(plain)
+        return self._convolution_behind(tensor) if nchwc else None
 
     def _convolution_behind(self, tensor: str) -> NodeProto | None:
         """The convolution from which ``tensor`` comes through nodes that ONNX Runtime fuses into it."""
@@ -148,13 +156,6 @@ class GraphIndex:
                 return found[0] if len(found) == 1 else None
             frontier = [name for node in producers if node.op_type in _FOLLOWS_CONV for name in node.input]
         return None
-
-    def _by_position(self, name: str) -> NodeProto | None:
-        op_type, _, index = name.rpartition("_")
-        if not index.isdigit() or int(index) >= len(self._by_index):
-            return None
-        node = self._by_index[int(index)]
-        return node if is_convolution(node) and node.op_type == op_type and not node.name else None
 
 
 def times_by_layer(model: onnx.ModelProto, profile: Sequence[NodeTime]) -> dict[str, float]:

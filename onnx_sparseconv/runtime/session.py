@@ -77,8 +77,8 @@ def make_session(
         threads: threads of one run; None leaves it to ONNX Runtime (the physical cores).
         use_library: register the native library. Without it the SparseConv nodes of a converted model become dense
             Conv.
-        session_options: your own options; the library is registered on them, once, however often they are used. None makes
-            options that log nothing: errors are raised.
+        session_options: your own options; the library is registered on them, once, however often they are used. None
+            makes options that log nothing: errors are raised.
         provider_options: options of the provider, such as ``{"device_id": "1"}`` for CUDA.
         profile: prefix of the profile that ONNX Runtime writes (``session.end_profiling()`` gives its name); None: no
             profile.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from onnx import helper
 
-from onnx_sparseconv.runtime.layer_times import GraphIndex, match_layers, summarise_events, times_by_layer
+from onnx_sparseconv.runtime.layer_times import GraphIndex, match_layers, summarise_events, times_by_layer, with_names
 from tests.runtime import networks
 
 
@@ -27,20 +27,27 @@ def _profile(*names_and_times):
     return summarise_events([_event(f"{name}_kernel_time", t) for name, t in names_and_times], runs=1)
 
 
-def test_nodes_are_found_by_name_by_tensor_and_by_position():
-    named, unnamed = networks.dense(networks.weights(layers=3)), networks.dense(networks.weights(layers=3), names=False)
-    assert times_by_layer(named, _profile(("conv0", 1), ("fused conv1", 2), ("y_nchwc", 3))) == {
+def test_nodes_are_found_by_name_and_by_tensor():
+    model = networks.dense(networks.weights(layers=3))
+    assert times_by_layer(model, _profile(("conv0", 1), ("fused conv1", 2), ("y_nchwc", 3))) == {
         "conv0": 1,
         "conv1": 2,
         "conv2": 3,
     }
-    assert times_by_layer(named, _profile(("r0_nchwc", 1), ("c1_nchwc", 2))) == {"conv0": 1, "conv1": 2}
-    assert times_by_layer(unnamed, _profile(("Conv_0", 1), ("Conv_2", 2), ("r1", 5))) == {"c0": 1, "c1": 2}
+    assert times_by_layer(model, _profile(("r0_nchwc", 1), ("c1_nchwc", 2))) == {"conv0": 1, "conv1": 2}
+
+
+def test_nodes_without_a_name_are_given_one():
+    model = networks.dense(networks.weights(layers=2), names=False)
+    named = with_names(model)
+    assert [node.name for node in named.graph.node] == ["c0", "", "c1", ""]
+    assert [node.name for node in model.graph.node] == [""] * 4
+    assert times_by_layer(model, _profile(("c0", 1), ("fused c1", 2))) == {"c0": 1, "c1": 2}
 
 
 def test_what_cannot_be_told_is_left_out():
     model = networks.dense(networks.weights(layers=2))
-    assert times_by_layer(model, _profile(("Conv_0", 1), ("Conv_99", 1), ("other", 1), ("z_nchwc", 1))) == {}
+    assert times_by_layer(model, _profile(("Conv_0", 1), ("other", 1), ("z_nchwc", 1))) == {}
     assert times_by_layer(model, _profile(("conv0", 1), ("r0_nchwc", 2))) == {}
 
 
@@ -58,9 +65,7 @@ def test_layers_of_both_models_are_matched(names):
     layer_weights = networks.weights(layers=2)
     dense, sparse = networks.dense(layer_weights, names=names), networks.sparse(layer_weights, names=names)
     before = _profile(("r0_nchwc", 100))
-    after = summarise_events(
-        [_event("conv0_kernel_time" if names else "SparseConv_0_kernel_time", 25, op="SparseConv")], runs=1
-    )
+    after = summarise_events([_event("conv0_kernel_time" if names else "c0_kernel_time", 25, op="SparseConv")], runs=1)
     first, second = match_layers(dense, before, sparse, after)
     assert (first.original_us, first.converted_us, first.converted_op, first.speedup) == (100, 25, "SparseConv", 4)
     assert (second.original_us, second.converted_us, second.speedup) == (None, None, None)
