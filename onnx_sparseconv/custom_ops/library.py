@@ -25,7 +25,7 @@ CpuIsa = Literal["auto", "portable", "avx2", "avx512"]
 LIBRARY_VARIABLE = "ONNX_SPARSECONV_LIBRARY"
 CPU_ISA_KEY = "sparseconv.cpu_isa"
 _REGISTERED_KEY = "sparseconv.registered"
-_FILE_NAMES = {"win32": "onnx_sparseconv.dll", "darwin": "libonnx_sparseconv.so"}
+_FILE_NAME = "libonnx_sparseconv" + (".dll" if sys.platform == "win32" else ".so")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def library_path() -> Path:
         if not path.is_file():
             raise NativeLibraryError(f"{LIBRARY_VARIABLE} names {path}, which is not a file; correct or unset it")
         return path.resolve()
-    name = _FILE_NAMES.get(sys.platform, "libonnx_sparseconv.so")
-    path = Path(str(resources.files("onnx_sparseconv.custom_ops") / name))
+    path = Path(str(resources.files("onnx_sparseconv.custom_ops") / _FILE_NAME))
     if not path.is_file():
         raise NativeLibraryError(
             f"the native library is missing: no {path}; reinstall onnx-sparseconv (pip builds the library), "

@@ -43,7 +43,7 @@ def test_a_wrong_override_is_an_error(monkeypatch, tmp_path):
 def test_a_missing_library_says_where_and_what_to_do(monkeypatch, tmp_path):
     monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr(library.resources, "files", lambda _: tmp_path)
-    with pytest.raises(NativeLibraryError, match=r"no .*onnx_sparseconv\.(so|dll); reinstall"):
+    with pytest.raises(NativeLibraryError, match=r"no .*libonnx_sparseconv\.(so|dll); reinstall"):
         library.library_path()
 
 

@@ -1,10 +1,8 @@
 #include "pack.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "../checked.h"
-#include "../half.h"
 
 namespace sparseconv::cpu {
 namespace {
@@ -31,22 +29,12 @@ PhaseView ViewPhase(const Plan& plan, const ConvGeometry& conv, int64_t phase) {
   return view;
 }
 
-void CopyRow(const float* source, int64_t stride, int64_t count, const TileKernels&, float* target) {
-  if (stride == 1) {
-    for (int64_t i = 0; i < count; ++i) target[i] = source[i];
-  } else if (stride == 2) {  // a constant that compilers can vectorise
-    for (int64_t i = 0; i < count; ++i) target[i] = source[2 * i];
-  } else {
-    for (int64_t i = 0; i < count; ++i) target[i] = source[stride * i];
-  }
+void CopyRow(const float* source, int64_t stride, int64_t count, const TileKernels& kernels, float* target) {
+  kernels.copy_floats(source, stride, count, target);
 }
 
 void CopyRow(const uint16_t* source, int64_t stride, int64_t count, const TileKernels& kernels, float* target) {
-  if (stride == 1) {
-    kernels.half_to_float(source, target, count);
-  } else {
-    for (int64_t i = 0; i < count; ++i) target[i] = HalfToFloat(source[stride * i]);
-  }
+  kernels.copy_halves(source, stride, count, target);
 }
 
 // Packs the cells [begin, begin + plan.chunk_cells) of one channel and phase.

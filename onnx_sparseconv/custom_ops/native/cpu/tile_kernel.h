@@ -59,8 +59,9 @@ struct TileKernels {
   const char* isa;
   int lanes;
   void (*run)(const TileJob& job);
-  // Converts `count` halves.
-  void (*half_to_float)(const uint16_t* source, float* target, int64_t count);
+  // target[i] = source[i * stride], converted to float.
+  void (*copy_floats)(const float* source, int64_t stride, int64_t count, float* target);
+  void (*copy_halves)(const uint16_t* source, int64_t stride, int64_t count, float* target);
 };
 
 // The kernels of one instruction set.

@@ -64,7 +64,7 @@ inline Vec PowerOfTwo(Vec n) {
 namespace sparseconv::cpu {
 
 const TileKernels& Avx2Kernels() {
-  static constexpr TileKernels kKernels{"avx2", kLanes, RunJob, ConvertHalves};
+  static constexpr TileKernels kKernels{"avx2", kLanes, RunJob, CopyFloats, CopyHalves};
   return kKernels;
 }
 

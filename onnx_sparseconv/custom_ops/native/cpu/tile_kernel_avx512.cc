@@ -62,7 +62,7 @@ inline Vec PowerOfTwo(Vec n) {
 namespace sparseconv::cpu {
 
 const TileKernels& Avx512Kernels() {
-  static constexpr TileKernels kKernels{"avx512", kLanes, RunJob, ConvertHalves};
+  static constexpr TileKernels kKernels{"avx512", kLanes, RunJob, CopyFloats, CopyHalves};
   return kKernels;
 }
 

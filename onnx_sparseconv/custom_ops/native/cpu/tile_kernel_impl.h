@@ -183,10 +183,25 @@ void RunJob(const TileJob& job) {
   }
 }
 
-void ConvertHalves(const uint16_t* source, float* target, int64_t count) {
+void CopyFloats(const float* source, int64_t stride, int64_t count, float* target) {
+  // With a constant stride the compiler turns the loop into vector loads and shuffles.
+  if (stride == 1) {
+    for (int64_t i = 0; i < count; ++i) target[i] = source[i];
+  } else if (stride == 2) {
+    for (int64_t i = 0; i < count; ++i) target[i] = source[2 * i];
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = source[stride * i];
+  }
+}
+
+void CopyHalves(const uint16_t* source, int64_t stride, int64_t count, float* target) {
   int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) Store(target + i, LoadHalf(source + i));
-  for (; i < count; ++i) target[i] = HalfToFloat(source[i]);
+  for (; i + kLanes <= count; i += kLanes) {
+    uint16_t halves[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) halves[lane] = source[(i + lane) * stride];
+    Store(target + i, LoadHalf(stride == 1 ? source + i : halves));
+  }
+  for (; i < count; ++i) target[i] = HalfToFloat(source[i * stride]);
 }
 
 }  // namespace

@@ -93,7 +93,7 @@ inline Vec PowerOfTwo(Vec n) {
 namespace sparseconv::cpu {
 
 const TileKernels& PortableKernels() {
-  static constexpr TileKernels kKernels{"portable", kLanes, RunJob, ConvertHalves};
+  static constexpr TileKernels kKernels{"portable", kLanes, RunJob, CopyFloats, CopyHalves};
   return kKernels;
 }
 
