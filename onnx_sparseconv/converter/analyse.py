@@ -177,7 +177,7 @@ def _report_layer(site: ConvSite, verdict: Verdict) -> LayerReport:
         dilations=geometry.dilations if geometry else (),
         num_weights=values.size if values is not None else 0,
         nonzeros=int(mask.sum()) if mask is not None else None,
-        sparsity=1 - float(mask.mean()) if mask is not None else None,
+        sparsity=(mask.size - int(mask.sum())) / mask.size if mask is not None else None,
         row_sparsity=_row_sparsity(mask) if mask is not None else None,
         zero_out_channels=_zero_channels(mask, 0),
         zero_in_channels=_zero_channels(mask, 1),

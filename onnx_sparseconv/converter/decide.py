@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 from onnx import TensorProto, helper
 
 from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite
@@ -116,7 +117,8 @@ def _obstacle_in_gain(site: ConvSite, threshold: float) -> tuple[Reason, str]:
         return Reason.DEPTHWISE, "it is depthwise: each output channel has too few weights to gain"
     if weight.values.size < MIN_WEIGHTS:
         return Reason.TOO_SMALL, f"it has only {weight.values.size} weights, fewer than {MIN_WEIGHTS}"
-    sparsity = 1 - nonzero_mask(weight.values).sum() / weight.values.size
+    # Not 1 - density: that rounds a layer of exactly 20% zeros to below a threshold of 20%.
+    sparsity = (weight.values.size - np.count_nonzero(nonzero_mask(weight.values))) / weight.values.size
     if sparsity < threshold:
         return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below the threshold of {threshold:.1%}"
     return Reason.REWRITE, f"{sparsity:.1%} of its weights are zero"

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnx import ModelProto
 
-from onnx_sparseconv.converter.report import LayerReport
+from onnx_sparseconv.converter.report import LayerReport, Reason
 
 VERSION_KEY = "onnx_sparseconv.version"
 DECISIONS_KEY = "onnx_sparseconv.decisions"
@@ -35,10 +35,10 @@ def record(proto: ModelProto, version: str, layers: Sequence[LayerReport]) -> No
     kept.
     """
     now = [_decision(layer) for layer in layers]
-    sparse_before = {layer.name for layer in layers if layer.op_type != "Conv"}
-    earlier = [d for d in decisions_of(proto) if d.get("rewritten") and d.get("name") in sparse_before]
-    kept = {d["name"] for d in earlier}
-    decisions = {"schema_version": SCHEMA_VERSION, "layers": earlier + [d for d in now if d["name"] not in kept]}
+    sparse_before = {(layer.graph, layer.name) for layer in layers if layer.verdict.reason is Reason.ALREADY_SPARSE}
+    earlier = [d for d in decisions_of(proto) if d.get("rewritten") and _key(d) in sparse_before]
+    kept = {_key(d) for d in earlier}
+    decisions = {"schema_version": SCHEMA_VERSION, "layers": earlier + [d for d in now if _key(d) not in kept]}
     clear(proto)
     proto.metadata_props.add(key=VERSION_KEY, value=version)
     proto.metadata_props.add(key=DECISIONS_KEY, value=json.dumps(decisions))
@@ -49,6 +49,10 @@ def clear(proto: ModelProto) -> None:
     kept = [p for p in proto.metadata_props if p.key not in (VERSION_KEY, DECISIONS_KEY)]
     del proto.metadata_props[:]
     proto.metadata_props.extend(kept)
+
+
+def _key(decision: dict[str, Any]) -> tuple[Any, Any]:
+    return decision.get("graph"), decision.get("name")
 
 
 def _decision(layer: LayerReport) -> dict[str, Any]:

@@ -6,6 +6,8 @@ its place, then renamed.
 
 from __future__ import annotations
 
+import math
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,12 +18,17 @@ from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
 
+from onnx_sparseconv.converter.model_view import iterate_nodes
 from onnx_sparseconv.errors import ModelError
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
 # Smaller tensors stay in the model file when the rest goes into an external one.
 MIN_EXTERNAL_BYTES = 1024
+
+# Bits of an element in raw data, by TensorProto.DataType; onnx 1.17 does not know all of them.
+_BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16}
+_BITS |= dict.fromkeys((17, 18, 19, 20, 24), 8) | dict.fromkeys((21, 22, 23), 4) | dict.fromkeys((25, 26), 2)
 
 
 @dataclass(frozen=True)
@@ -53,18 +60,27 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
     if isinstance(source, ModelProto):
         proto = ModelProto()
         proto.CopyFrom(source)
-        _check_proto(proto)
+        if any(uses_external_data(t) for t in iterate_tensors(proto)):
+            raise ModelError("the model's data are in another file: load them, or give the model's path")
+        _spell_default_domain(proto)
+        _check_proto(proto, "the model")
         return LoadedModel(proto, None, tensor_bytes(proto), external=False)
     path = Path(source)
     proto = _parse(path)
-    external_files = _external_files(proto, path.parent)
+    outside = {id(t): (t, ExternalDataInfo(t).location) for t in iterate_tensors(proto) if uses_external_data(t)}
+    respelled = _spell_default_domain(proto)
     try:
-        onnx.checker.check_model(str(path))
+        if not respelled:
+            onnx.checker.check_model(str(path))
         load_external_data_for_model(proto, str(path.parent))
     except Exception as error:  # the checker and the loader raise many types, RuntimeError and ValueError among them
-        raise ModelError(f"{path}: {one_line(error)}") from error
-    size = path.stat().st_size + sum(f.stat().st_size for f in external_files)
-    return LoadedModel(proto, path, size, external=bool(external_files))
+        raise ModelError(f"{path}: is not valid ONNX: {one_line(error)}") from error
+    if respelled:
+        _check_proto(proto, str(path))
+    for tensor, location in outside.values():
+        _check_data(tensor, location, path)
+    files = {path, *(path.parent / location for _, location in outside.values())}
+    return LoadedModel(proto, path, sum(f.stat().st_size for f in files), external=bool(outside))
 
 
 def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
@@ -90,8 +106,7 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
             written = _write_into(proto, Path(temporary), path.name, external)
             size = sum(f.stat().st_size for f in written)
             # Data first: a model file never points at data that is not there.
-            for file in sorted(written, key=lambda f: f.name == path.name):
-                file.replace(path.parent / file.name)
+            _move_all(sorted(written, key=lambda f: f.name == path.name), path.parent, Path(temporary) / "old")
     except OSError as error:
         raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from error
     return size
@@ -157,17 +172,36 @@ def _parse(path: Path) -> ModelProto:
     return proto
 
 
-def _external_files(proto: ModelProto, directory: Path) -> list[Path]:
-    tensors = [t for t in iterate_tensors(proto) if uses_external_data(t)]
-    files = {directory / ExternalDataInfo(t).location for t in tensors}
-    return sorted(f for f in files if f.is_file())
-
-
-def _check_proto(proto: ModelProto) -> None:
+def _check_proto(proto: ModelProto, name: str) -> None:
     try:
         onnx.checker.check_model(proto)
     except Exception as error:
-        raise ModelError(f"the model is not valid ONNX: {one_line(error)}") from error
+        raise ModelError(f"{name}: is not valid ONNX: {one_line(error)}") from error
+
+
+def _spell_default_domain(proto: ModelProto) -> bool:
+    """Write the default domain as "" where the model writes it as ``ai.onnx``; return whether it does.
+
+    Both are allowed and ONNX Runtime takes both, but onnx's own checker knows only the first.
+    """
+    graphs = [proto.graph, *(g for t in proto.training_info for g in (t.initialization, t.algorithm))]
+    nodes = [n for owner in (*graphs, *proto.functions) for n in iterate_nodes(owner.node)]
+    imports = [o for owner in (proto, *proto.functions) for o in owner.opset_import]
+    spelled = [item for item in (*nodes, *imports) if item.domain == "ai.onnx"]
+    for item in spelled:
+        item.domain = ""
+    return bool(spelled)
+
+
+def _check_data(tensor: TensorProto, location: str, path: Path) -> None:
+    """Check that the external file held as much as the tensor needs; onnx does not."""
+    wanted = -(-math.prod(tensor.dims) * _BITS[tensor.data_type] // 8) if tensor.data_type in _BITS else 0
+    if len(tensor.raw_data) < wanted:
+        raise ModelError(
+            f"{path}: tensor {tensor.name!r} needs {wanted} bytes, {location} has {len(tensor.raw_data)} for it"
+        )
+    if 0 < wanted < len(tensor.raw_data):
+        tensor.raw_data = tensor.raw_data[:wanted]  # an entry without a length stands for the rest of the file
 
 
 def _write_into(proto: ModelProto, directory: Path, name: str, external: bool) -> list[Path]:
@@ -190,8 +224,29 @@ def _write_into(proto: ModelProto, directory: Path, name: str, external: bool) -
             target.write_bytes(proto.SerializeToString())
         onnx.checker.check_model(str(target))
     except (EncodeError, ValueError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"{name}: the converted model is not valid ONNX: {one_line(error)}") from error
+        raise ModelError(f"{name}: the model to be written is not valid ONNX: {one_line(error)}") from error
     return list(directory.iterdir())
+
+
+def _move_all(files: list[Path], directory: Path, aside: Path) -> None:
+    """Move files into a directory; when one cannot be moved, put back what the ones before it had replaced."""
+    aside.mkdir()
+    moved: list[Path] = []
+    try:
+        for file in files:
+            target = directory / file.name
+            if target.is_file() and file is not files[-1]:
+                os.link(target, aside / file.name)
+            file.replace(target)
+            moved.append(target)
+    except OSError:
+        for target in moved:
+            old = aside / target.name
+            if old.exists():
+                old.replace(target)
+            else:
+                target.unlink()
+        raise
 
 
 def _forget_external_location(proto: ModelProto) -> None:

@@ -37,6 +37,7 @@ class Scope:
         graph: graphsurgeon's form of it.
         parent: the scope around a subgraph, None for the main graph and functions.
         function: the function that this scope belongs to, None in the main graph and its subgraphs.
+        position: indices of nodes and names of attributes that lead here; unlike ``path`` it is unique.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Scope:
     graph: gs.Graph | gs.Function
     parent: Scope | None = None
     function: FunctionProto | None = None
+    position: tuple[int | str, ...] = ()
 
     @property
     def initializer_inputs(self) -> frozenset[str]:
@@ -73,9 +75,10 @@ class ModelView:
             raise ModelError(f"graphsurgeon cannot read the model: {error}") from error
         self.scopes: list[Scope] = []
         self._collect(Scope("", proto.graph, root))
-        for function_proto, function in zip(proto.functions, root.functions, strict=True):
+        for index, (function_proto, function) in enumerate(zip(proto.functions, root.functions, strict=True)):
             path = f"function:{function_proto.domain}::{function_proto.name}"
-            self._collect(Scope(path, function_proto, function, function=function_proto))
+            position = ("function", index)
+            self._collect(Scope(path, function_proto, function, function=function_proto, position=position))
         self._used_before = [_used_names(scope.proto) for scope in self.scopes]
         self._imported = {
             name
@@ -105,21 +108,24 @@ class ModelView:
             Names of the tensors that were removed because only replaced nodes had used them.
         """
         removed: set[str] = set()
+        kept = _names_in_training(self.proto)
         # Inner scopes come after outer ones; a node is copied when its list is rebuilt, so inner ones go first.
         for scope, used_before in reversed(list(zip(self.scopes, self._used_before, strict=True))):
             self._write_nodes(scope)
-            removed |= _remove_orphans(scope.proto, used_before)
+            removed |= _remove_orphans(scope.proto, used_before - kept)
         return removed
 
     def _collect(self, scope: Scope) -> None:
         self.scopes.append(scope)
-        for node, node_proto in zip(scope.graph.nodes, scope.proto.node, strict=True):
+        for index, (node, node_proto) in enumerate(zip(scope.graph.nodes, scope.proto.node, strict=True)):
             self._origin[id(node)] = node_proto
             for attribute in node_proto.attribute:
                 if attribute.type == onnx.AttributeProto.GRAPH and not attribute.ref_attr_name:
                     label = node_proto.name or (node_proto.output[0] if node_proto.output else node_proto.op_type)
                     path = f"{scope.path}/{label}/{attribute.name}".lstrip("/")
-                    inner = Scope(path, attribute.g, node.attrs[attribute.name], scope, scope.function)
+                    graph = node.attrs[attribute.name]
+                    position = (*scope.position, index, attribute.name)
+                    inner = Scope(path, attribute.g, graph, scope, scope.function, position)
                     self._collect(inner)
 
     def _write_nodes(self, scope: Scope) -> None:
@@ -155,7 +161,8 @@ class ModelView:
         proto: NodeProto = OnnxExporter.export_node(node)
         replaced = next((p for p in originals if set(p.output) & set(outputs)), None)
         if replaced is not None:
-            proto.doc_string = replaced.doc_string
+            if replaced.doc_string:
+                proto.doc_string = replaced.doc_string
             if hasattr(replaced, "metadata_props"):
                 proto.metadata_props.extend(replaced.metadata_props)
         return proto
@@ -188,6 +195,16 @@ def _used_names(proto: GraphProto | FunctionProto) -> set[str]:
     return names
 
 
+def _names_in_training(proto: ModelProto) -> set[str]:
+    """Names of the model's tensors that its training information may refer to."""
+    names: set[str] = set()
+    for training in proto.training_info:
+        names |= _used_names(training.initialization) | _used_names(training.algorithm)
+        for binding in (*training.initialization_binding, *training.update_binding):
+            names |= {binding.key, binding.value}
+    return names
+
+
 def _all_names(proto: GraphProto | FunctionProto) -> set[str]:
     """Names of all tensors that the scope itself reads or defines."""
     names = {name for node in proto.node for name in (*node.input, *node.output)}
@@ -205,7 +222,7 @@ def _remove_orphans(proto: GraphProto | FunctionProto, used_before: set[str]) ->
     removed: set[str] = set()
     while True:
         unused = used_before - _used_names(proto)
-        dead = [i for i, n in enumerate(proto.node) if n.output and all(not o or o in unused for o in n.output)]
+        dead = [i for i, n in enumerate(proto.node) if any(n.output) and unused.issuperset(filter(None, n.output))]
         if not dead:
             break
         for index in reversed(dead):

@@ -141,8 +141,9 @@ def _store(view: ModelView, sites: Sequence[ConvSite], values: Array) -> None:
     weight = sites[0].weight
     assert weight is not None
     if weight.stored is not None:
-        name = weight.stored.name
-        weight.stored.CopyFrom(numpy_helper.from_array(values, name))
+        for field in ("float_data", "int32_data", "double_data"):
+            weight.stored.ClearField(field)
+        weight.stored.raw_data = numpy_helper.from_array(values).raw_data
         return
     constant = gs.Constant(view.unique_name(f"{weight.name}_pruned"), values)
     for site in sites:
@@ -150,7 +151,8 @@ def _store(view: ModelView, sites: Sequence[ConvSite], values: Array) -> None:
 
 
 def _zeros(weights: Sequence[Array]) -> float:
-    return 1 - sum(int(np.count_nonzero(w)) for w in weights) / sum(w.size for w in weights)
+    total = sum(w.size for w in weights)
+    return (total - sum(int(np.count_nonzero(w)) for w in weights)) / total
 
 
 def _report(site: ConvSite, pruned: Array | None) -> PrunedLayer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import FunctionProto, ModelProto
 
@@ -11,7 +12,7 @@ from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import default_opset
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.model_io import load, save
-from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.report import RestoreReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -80,12 +81,28 @@ def _weight_constants(
         recorded = names.get((site.scope.path, site.name))
         name = recorded if isinstance(recorded, str) and recorded else f"{site.name}_weight"
         # Only within one scope: a constant of an inner scope is not visible to its neighbours.
-        shared = made.get((site.scope.path, name))
-        if shared is None or shared[1].tobytes() != values.tobytes():
+        shared = made.get((site.scope.path, name)) or _still_there(site, name)
+        if shared is None or not _same_bits(shared[1], values):
             shared = (gs.Constant(view.unique_name(name), values), values)
-            made[site.scope.path, name] = shared
+        made[site.scope.path, name] = shared
         constants[id(site.node)] = shared[0]
     return constants
+
+
+def _still_there(site: ConvSite, name: str) -> tuple[gs.Constant, Array] | None:
+    """The initializer of that name which the site sees: the weight, if others use it too."""
+    scope: Scope | None = site.scope
+    while scope is not None:
+        tensor = scope.graph.tensors().get(name)
+        if isinstance(tensor, gs.Constant) and tensor.name not in scope.initializer_inputs:
+            return tensor, np.asarray(tensor.values)
+        scope = scope.parent
+    return None
+
+
+def _same_bits(first: Array, second: Array) -> bool:
+    same_form = first.dtype == second.dtype and first.shape == second.shape
+    return same_form and first.tobytes() == second.tobytes()
 
 
 def _forget_domain(proto: ModelProto) -> None:

@@ -23,7 +23,7 @@ class ShapeMap:
     """
 
     def __init__(self, proto: ModelProto) -> None:
-        self._shapes: dict[tuple[str, str], Shape] = {}
+        self._shapes: dict[tuple[tuple[int | str, ...], str], Shape] = {}
         light = _without_weights(proto)
         try:
             light = onnx.shape_inference.infer_shapes(light, data_prop=True)
@@ -31,28 +31,27 @@ class ShapeMap:
             self.complete = False
         else:
             self.complete = True
-        self._collect("", light.graph)
+        self._collect((), light.graph)
 
     def get(self, name: str, scope: Scope) -> Shape | None:
         """Shape of a tensor seen from ``scope``, or None when not even its rank is known."""
         inner: Scope | None = scope
         while inner is not None:
-            shape = self._shapes.get((inner.path, name))
+            shape = self._shapes.get((inner.position, name))
             if shape is not None:
                 return shape
             inner = inner.parent
         return None
 
-    def _collect(self, path: str, graph: GraphProto) -> None:
+    def _collect(self, position: tuple[int | str, ...], graph: GraphProto) -> None:
         for info in (*graph.input, *graph.value_info, *graph.output):
             shape = _shape_of(info)
             if shape is not None:
-                self._shapes[path, info.name] = shape
-        for node in graph.node:
-            label = node.name or (node.output[0] if node.output else node.op_type)
+                self._shapes[position, info.name] = shape
+        for index, node in enumerate(graph.node):
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    self._collect(f"{path}/{label}/{attribute.name}".lstrip("/"), attribute.g)
+                    self._collect((*position, index, attribute.name), attribute.g)
 
 
 def _shape_of(info: ValueInfoProto) -> Shape | None:
