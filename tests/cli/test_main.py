@@ -86,6 +86,7 @@ def test_the_version(sparseconv):
         ["inspect"],
         ["convert", "m.onnx", "-o", "o.onnx", "--jobs", "0"],
         ["convert", "m.onnx", "-o", "o.onnx", "--min-sparsity", "1.5"],
+        ["convert", "m.onnx", "-o", "o.onnx", "--min-sparsity", "nan"],
         ["prune", "m.onnx", "-o", "o.onnx"],
         ["prune", "m.onnx", "-o", "o.onnx", "--sparsity", "0.5", "--scope", "everything"],
         ["verify", "a.onnx", "b.onnx", "--provider", "tpu"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None,
         raise UsageError(f"-o names one output for {len(models)} models: use --out-dir")
     if output is None and out_dir is None and not settings.dry_run:
         raise UsageError("give the output: -o OUT, or --out-dir DIR (or --dry-run to write nothing)")
+    if settings.min_sparsity is not None and math.isnan(settings.min_sparsity):
+        raise UsageError("--min-sparsity must be 0 to 1 (0.8 is 80%), got nan")
     if out_dir is not None and out_dir.exists() and not out_dir.is_dir():
         raise UsageError(f"--out-dir {out_dir} is not a directory")
     outputs = [out_dir / model.name if out_dir is not None else output for model in models]
