@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.errors import NativeLibraryError
-from tests.support.native_build import find_tool
+from tests.support.native_build import ROOT, find_tool
 from tests.support.sparse_models import (
     SparseConvCase,
     geometry_2d,
@@ -116,6 +117,17 @@ def test_float16_and_float_nodes_live_in_one_session():
         assert y.dtype == case.dtype
 
 
+@pytest.mark.parametrize("x_shape", [None, [None] * 4, ["N", 3, None, 7], [1, 3, 6, 7]])
+def test_nothing_is_logged_by_default(capfd, x_shape):
+    """Sizes without a name, say, would make ONNX Runtime warn at every run."""
+    options = ort.SessionOptions()
+    library.register(options)
+    model = make_model(CASE, x_shape=x_shape).SerializeToString()
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session.run(None, random_inputs(CASE, (1, 3, 6, 7)))
+    assert capfd.readouterr() == ("", "")
+
+
 def test_importing_the_module_does_not_import_onnxruntime():
     code = "import sys, onnx_sparseconv.custom_ops.library; sys.exit('onnxruntime' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(library.__file__).parents[2])
@@ -127,6 +139,18 @@ def test_only_the_three_functions_are_exported(native_library):
     symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     names = {line.split()[-1] for line in symbols.splitlines()}
     assert names == {"RegisterCustomOps", "SparseConvDescribeKernels", "SparseConvVersion"}
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="compiles for AVX")
+@pytest.mark.parametrize(("name", "flags"), [("avx2", ["-mavx2", "-mfma", "-mf16c"]), ("avx512", ["-mavx512f"])])
+def test_avx_files_share_no_code_with_others(name, flags, tmp_path):
+    """An inline function emitted there could be the copy that the linker keeps, and run on machines without AVX."""
+    source = ROOT / f"onnx_sparseconv/custom_ops/native/cpu/tile_kernel_{name}.cc"
+    compiled = tmp_path / "kernel.o"
+    subprocess.run([find_tool("g++", "c++"), "-std=c++17", "-O0", *flags, "-c", source, "-o", compiled], check=True)
+    command = [find_tool("nm"), "--defined-only", "--extern-only", compiled]
+    symbols = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert len(symbols) == 1, symbols
 
 
 def test_version_is_that_of_the_distribution(native_library):

@@ -33,16 +33,7 @@ struct OrtApiBase {
 constexpr uint32_t kApiVersion = 17;
 
 enum StatusCode : int { kFail = 1, kInvalidArgument = 2 };
-enum ElementType : int {
-  kUndefined = 0,
-  kFloat = 1,
-  kUint8 = 2,
-  kUint16 = 4,
-  kInt32 = 6,
-  kInt64 = 7,
-  kFloat16 = 10,
-  kUint32 = 12
-};
+enum ElementType : int { kUndefined = 0, kFloat = 1, kUint16 = 4, kInt32 = 6, kInt64 = 7, kFloat16 = 10, kUint32 = 12 };
 enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrString = 5 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 enum MemoryType : int { kMemoryDefault = 0 };

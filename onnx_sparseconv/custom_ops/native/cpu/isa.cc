@@ -10,7 +10,7 @@ bool IsSupported(CpuIsa isa) {
     case CpuIsa::kAvx2:
       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     case CpuIsa::kAvx512:
-      return __builtin_cpu_supports("avx512f");
+      return __builtin_cpu_supports("avx512f") && IsSupported(CpuIsa::kAvx2);
 #else
     case CpuIsa::kAvx2:
     case CpuIsa::kAvx512:

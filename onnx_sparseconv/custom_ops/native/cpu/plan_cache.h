@@ -17,9 +17,13 @@ class PlanCache {
   // The plan for `in_dims`; `make()` makes a new one, outside the lock.
   template <typename Make>
   std::shared_ptr<const Plan> GetOrMake(const Axes& in_dims, Make make) {
-    if (auto plan = Find(in_dims)) return plan;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (auto plan = Find(in_dims)) return plan;
+    }
     auto plan = std::make_shared<const Plan>(make());
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (auto made_meanwhile = Find(in_dims)) return made_meanwhile;
     if (plans_.size() == kCapacity) plans_.erase(plans_.begin());
     plans_.emplace_back(in_dims, plan);
     return plan;
@@ -28,8 +32,8 @@ class PlanCache {
  private:
   static constexpr size_t kCapacity = 8;
 
+  // Needs the lock.
   std::shared_ptr<const Plan> Find(const Axes& in_dims) {
-    const std::lock_guard<std::mutex> lock(mutex_);
     const auto found =
         std::find_if(plans_.begin(), plans_.end(), [&](const auto& entry) { return entry.first == in_dims; });
     if (found == plans_.end()) return nullptr;
