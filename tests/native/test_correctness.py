@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from onnx import helper
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from tests.support.sparse_models import (
@@ -222,6 +223,21 @@ def test_float16_is_rounded_once(cpu_isa):
     x[0, 0] = 2048
     (actual,) = make_session(make_model(case), cpu_isa=cpu_isa).run(None, {"X": x})
     assert (actual == 2050).all()
+
+
+def test_float16_node_among_nodes_without_a_float16_kernel(cpu_isa):
+    """ONNX Runtime then runs it in float, between Casts, with the float kernel."""
+    case = SparseConvCase(random_weight((4, 3, 3, 3), 0.5), geometry_2d(), dtype=np.dtype(np.float16))
+    model = make_model(case)
+    (node,) = model.graph.node
+    node.input[0], node.output[0] = "positive", "convolved"
+    model.graph.node.insert(0, helper.make_node("Abs", ["X"], ["positive"]))
+    model.graph.node.append(helper.make_node("Neg", ["convolved"], ["Y"]))
+    inputs = random_inputs(case, (1, 3, 8, 9))
+    (actual,) = make_session(model, cpu_isa=cpu_isa).run(None, inputs)
+    assert actual.dtype == np.float16
+    exact, bound = oracle(case, {**inputs, "X": np.abs(inputs["X"])})
+    assert_within(-actual, exact, bound)
 
 
 def test_float16_conversions_agree_with_numpy(cpu_isa):

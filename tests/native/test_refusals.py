@@ -62,7 +62,7 @@ HOSTILE = [
     ("group", HUGE, "group"),
     ("out_channels", 9, "weight_shape[0] = 8, found 9"),
     ("out_channels", -8, "found -8"),
-    ("element_type", 10, "must be 1 (float)"),
+    ("element_type", 0, "must be 1 (float)"),
     ("element_type", 7, "found 7"),
     ("element_type", 1.0, "element_type"),
     # the weight
@@ -137,6 +137,12 @@ def test_unknown_attributes_are_ignored():
     (wanted,) = make_session(make_model(CASE)).run(None, inputs)
     (actual,) = make_session(make_model(CASE, attributes)).run(None, inputs)
     assert np.array_equal(actual, wanted)
+
+
+def test_float16_node_with_float_element_type_is_refused():
+    case = dataclasses.replace(CASE, dtype=np.dtype(np.float16))
+    with pytest.raises(Exception, match=r"node 'conv1': attribute 'element_type' must be 10 \(float16\), .* found 1"):
+        make_session(make_model(case, {**case.attributes(), "element_type": 1}))
 
 
 def test_same_padding_with_dilation_is_refused_as_conv_does():

@@ -161,10 +161,13 @@ Activation ReadActivation(const ort::NodeInfo& node) {
   return activation;
 }
 
-void CheckElementType(const ort::NodeInfo& node, int wanted) {
+// ONNX Runtime may run a float16 node whose neighbours have no float16 kernel in float, with Casts around it. So the
+// float kernel takes nodes of both types.
+void CheckElementType(const ort::NodeInfo& node, int kernel_type) {
   const int64_t found = node.Int("element_type");
-  if (found == wanted) return;
-  Fail("attribute 'element_type' must be ", wanted, " (", TypeName(wanted), "), the type of X, found ", found);
+  if (found == kernel_type || (kernel_type == ort::kFloat && found == ort::kFloat16)) return;
+  Fail("attribute 'element_type' must be ", kernel_type, " (", TypeName(kernel_type), "), the type of X, found ",
+       found);
 }
 
 // The stored arrays, before their order is undone. Rows are in stored order.
