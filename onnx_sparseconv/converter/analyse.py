@@ -26,10 +26,11 @@ from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import FormatError, ModelError
 from onnx_sparseconv.kernels.unified_csr import (
     Array,
+    UnifiedCSR,
     choose_slice_height,
-    decode,
     index_dtype,
     negative_zero_bits,
+    nonzero_entries,
     nonzero_mask,
     order_rows,
     row_lengths,
@@ -125,14 +126,70 @@ def default_opset(proto: ModelProto | onnx.FunctionProto) -> int:
 
 
 @dataclass(frozen=True)
+class _Counts:
+    """What is counted in a weight.
+
+    Attributes:
+        shape: of the dense weight.
+        itemsize: bytes of an element.
+        row_nonzeros: non-zeros of each output channel, ``[K]``.
+        zero_in_channels: input channels (of a group) whose weights are all zero.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    row_nonzeros: Array
+    zero_in_channels: int
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nonzeros(self) -> int:
+        return int(self.row_nonzeros.sum())
+
+    @property
+    def row_sparsity(self) -> RowSparsity:
+        row_length = self.size // self.shape[0]
+        rows = (row_length - self.row_nonzeros) / row_length
+        return RowSparsity(float(rows.min()), float(rows.mean()), float(rows.max()))
+
+
+def _count_dense(weight: Array) -> _Counts | None:
+    """None for what cannot be the weight of a convolution."""
+    if weight.ndim < 3 or not weight.size:
+        return None
+    mask = nonzero_mask(weight)
+    in_use = mask.any(axis=(0, *range(2, mask.ndim)))
+    per_row = mask.reshape(mask.shape[0], -1).sum(axis=1, dtype=np.int64)
+    return _Counts(weight.shape, weight.itemsize, per_row, int(np.count_nonzero(~in_use)))
+
+
+def _count_sparse(weight: UnifiedCSR) -> _Counts:
+    """The same without rebuilding the dense weight, which a small file may say is huge.
+
+    Raises:
+        FormatError: the arrays contradict each other.
+    """
+    rows, columns = nonzero_entries(weight)
+    shape = weight.weight_shape
+    in_use = np.unique(columns // math.prod(shape[2:])).size
+    per_row = np.bincount(rows, minlength=shape[0])
+    return _Counts(shape, weight.values.itemsize, per_row, shape[1] - in_use)
+
+
+@dataclass(frozen=True)
 class _Measured:
     """What a report says of a weight, be it dense or already sparse."""
 
-    values: Array | None
+    shape: tuple[int, ...] | None
+    counts: _Counts | None
     dtype: str | None
     geometry: ConvGeometry | None
     source: str
     verdict: Verdict
+    dense_bytes: int = 0
     sparse_bytes: int | None = None
     padding: float | None = None
 
@@ -140,74 +197,73 @@ class _Measured:
 def _measure_dense(site: ConvSite, verdict: Verdict) -> _Measured:
     weight = site.weight
     if weight is None:
-        return _Measured(None, None, site.geometry, "", verdict)
+        return _Measured(None, None, None, site.geometry, "", verdict)
+    values = weight.values
     size: tuple[int | None, float | None] = (None, None)
     if verdict.rewrite and site.geometry is not None:
-        size = _encoded_size(weight.values, site.geometry.group)
-    return _Measured(weight.values, type_name(weight.element_type), site.geometry, weight.source, verdict, *size)
+        size = _encoded_size(values, site.geometry.group)
+    dtype, counts = type_name(weight.element_type), _count_dense(values)
+    return _Measured(values.shape, counts, dtype, site.geometry, weight.source, verdict, values.nbytes, *size)
 
 
 def _measure_sparse(site: ConvSite, verdict: Verdict) -> _Measured:
     """The same for a node that is sparse already; a broken one is reported, not raised."""
     try:
         attributes = attributes_from_proto(site.proto)
-        values = decode(attributes.weight)
+        counts = _count_sparse(attributes.weight)
     except FormatError as error:
-        return _Measured(None, None, None, "unified CSR", Verdict(False, Reason.INVALID, str(error)))
-    padding = attributes.weight.nnz_stored / max(1, int(nonzero_mask(values).sum()))
-    size = attributes.weight.size_bytes
-    return _Measured(values, str(values.dtype), attributes.geometry, "unified CSR", verdict, size, padding)
+        return _Measured(None, None, None, None, "unified CSR", Verdict(False, Reason.INVALID, str(error)))
+    weight = attributes.weight
+    return _Measured(
+        shape=counts.shape,
+        counts=counts,
+        dtype=str(weight.values.dtype),
+        geometry=attributes.geometry,
+        source="unified CSR",
+        verdict=verdict,
+        dense_bytes=counts.size * counts.itemsize,
+        sparse_bytes=weight.size_bytes,
+        padding=weight.nnz_stored / max(1, counts.nonzeros),
+    )
 
 
 def _report_layer(site: ConvSite, verdict: Verdict) -> LayerReport:
     measured = _measure_sparse(site, verdict) if site.is_sparse else _measure_dense(site, verdict)
-    values, geometry = measured.values, measured.geometry
-    mask = nonzero_mask(values) if values is not None and values.ndim >= 3 and values.size else None
+    counts, geometry = measured.counts, measured.geometry
     return LayerReport(
         name=site.name,
         op_type=site.node.op,
         graph=site.scope.path,
         weight_name=site.weight_name,
         weight_source=measured.source,
-        weight_shape=tuple(values.shape) if values is not None else None,
+        weight_shape=measured.shape,
         dtype=measured.dtype,
         group=geometry.group if geometry else 1,
         kernel_shape=geometry.kernel_shape if geometry else (),
         strides=geometry.strides if geometry else (),
         dilations=geometry.dilations if geometry else (),
-        num_weights=values.size if values is not None else 0,
-        nonzeros=int(mask.sum()) if mask is not None else None,
-        sparsity=(mask.size - int(mask.sum())) / mask.size if mask is not None else None,
-        row_sparsity=_row_sparsity(mask) if mask is not None else None,
-        zero_out_channels=_zero_channels(mask, 0),
-        zero_in_channels=_zero_channels(mask, 1),
-        flops=_flops(site, values, geometry),
-        dense_bytes=values.nbytes if values is not None else 0,
+        num_weights=math.prod(measured.shape) if measured.shape is not None else 0,
+        nonzeros=counts.nonzeros if counts else None,
+        sparsity=(counts.size - counts.nonzeros) / counts.size if counts else None,
+        row_sparsity=counts.row_sparsity if counts else None,
+        zero_out_channels=int(np.count_nonzero(counts.row_nonzeros == 0)) if counts else 0,
+        zero_in_channels=counts.zero_in_channels if counts else 0,
+        flops=_flops(site, counts, geometry),
+        dense_bytes=measured.dense_bytes,
         sparse_bytes=measured.sparse_bytes,
         padding=measured.padding,
         verdict=measured.verdict,
     )
 
 
-def _flops(site: ConvSite, values: Array | None, geometry: ConvGeometry | None) -> int | None:
+def _flops(site: ConvSite, counts: _Counts | None, geometry: ConvGeometry | None) -> int | None:
     """Dense floating-point operations for one image, 2 a multiply-add; None where sizes are unknown."""
-    if values is None or geometry is None or site.input_shape is None:
+    if counts is None or geometry is None or site.input_shape is None:
         return None
-    sizes = [s for s in output_sizes(geometry, site.input_shape[2:]) if s is not None]
-    return 2 * math.prod(sizes) * values.size if len(sizes) == len(geometry.kernel_shape) else None
-
-
-def _row_sparsity(mask: Array) -> RowSparsity:
-    rows = 1 - mask.reshape(mask.shape[0], -1).mean(axis=1)
-    return RowSparsity(float(rows.min()), float(rows.mean()), float(rows.max()))
-
-
-def _zero_channels(mask: Array | None, axis: int) -> int:
-    """Channels (0: output, 1: input of a group) whose weights are all zero."""
-    if mask is None:
-        return 0
-    others = tuple(a for a in range(mask.ndim) if a != axis)
-    return int(np.count_nonzero(~mask.any(axis=others)))
+    if len(site.input_shape) != len(geometry.kernel_shape) + 2:
+        return None
+    sizes = [s for s in output_sizes(geometry, site.input_shape[2:]) if s is not None and s > 0]
+    return 2 * math.prod(sizes) * counts.size if len(sizes) == len(geometry.kernel_shape) else None
 
 
 def _encoded_size(weight: Array, group: int) -> tuple[int, float]:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto
-from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model, uses_external_data
+from onnx.external_data_helper import load_external_data_for_model, uses_external_data
 
 from onnx_sparseconv.converter.model_view import iterate_nodes
 from onnx_sparseconv.errors import ModelError
@@ -60,6 +60,8 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
     if isinstance(source, ModelProto):
         proto = ModelProto()
         proto.CopyFrom(source)
+        if not _names_are_text(proto):
+            raise ModelError("the model is not valid ONNX: a name in it is not UTF-8")
         if any(uses_external_data(t) for t in iterate_tensors(proto)):
             raise ModelError("the model's data are in another file: load them, or give the model's path")
         _spell_default_domain(proto)
@@ -67,7 +69,7 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
         return LoadedModel(proto, None, tensor_bytes(proto), external=False)
     path = Path(source)
     proto = _parse(path)
-    outside = {id(t): (t, ExternalDataInfo(t).location) for t in iterate_tensors(proto) if uses_external_data(t)}
+    outside = [(t, _location(t)) for t in iterate_tensors(proto) if uses_external_data(t)]
     respelled = _spell_default_domain(proto)
     try:
         if not respelled:
@@ -77,9 +79,9 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
         raise ModelError(f"{path}: is not valid ONNX: {one_line(error)}") from error
     if respelled:
         _check_proto(proto, str(path))
-    for tensor, location in outside.values():
+    for tensor, location in outside:
         _check_data(tensor, location, path)
-    files = {path, *(path.parent / location for _, location in outside.values())}
+    files = {path, *(path.parent / location for _, location in outside)}
     return LoadedModel(proto, path, sum(f.stat().st_size for f in files), external=bool(outside))
 
 
@@ -101,7 +103,7 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
     try:
         with tempfile.TemporaryDirectory(
-            prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True
+            prefix=f".{path.name[:200]}.", dir=path.parent, ignore_cleanup_errors=True
         ) as temporary:
             written = _write_into(proto, Path(temporary), path.name, external)
             size = sum(f.stat().st_size for f in written)
@@ -167,6 +169,8 @@ def _parse(path: Path) -> ModelProto:
         proto = onnx.load_model_from_string(data)
     except (DecodeError, ValueError) as error:
         raise ModelError(f"{path}: is not an ONNX model, or is cut off ({one_line(error)})") from error
+    if not _names_are_text(proto):
+        raise ModelError(f"{path}: is not an ONNX model: a name in it is not UTF-8")
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{path}: is not an ONNX model: it has no graph or names no opset")
     return proto
@@ -191,6 +195,25 @@ def _spell_default_domain(proto: ModelProto) -> bool:
     for item in spelled:
         item.domain = ""
     return bool(spelled)
+
+
+def _names_are_text(message: Message) -> bool:
+    """Whether all strings but documentation are UTF-8; protobuf gives bytes where one is not, and refuses to set it."""
+    for field in message.DESCRIPTOR.fields:
+        if field.type not in (field.TYPE_MESSAGE, field.TYPE_STRING) or field.name == "doc_string":
+            continue
+        value = getattr(message, field.name)
+        if isinstance(value, Message):
+            values = [value] if message.HasField(field.name) else []
+        else:
+            values = [value] if isinstance(value, (str, bytes)) else list(value)
+        if any(isinstance(v, bytes) or (isinstance(v, Message) and not _names_are_text(v)) for v in values):
+            return False
+    return True
+
+
+def _location(tensor: TensorProto) -> str:
+    return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
 def _check_data(tensor: TensorProto, location: str, path: Path) -> None:

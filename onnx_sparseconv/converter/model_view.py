@@ -161,10 +161,12 @@ class ModelView:
         proto: NodeProto = OnnxExporter.export_node(node)
         replaced = next((p for p in originals if set(p.output) & set(outputs)), None)
         if replaced is not None:
-            if replaced.doc_string:
-                proto.doc_string = replaced.doc_string
-            if hasattr(replaced, "metadata_props"):
-                proto.metadata_props.extend(replaced.metadata_props)
+            # Merged rather than assigned: documentation need not be UTF-8.
+            kept = NodeProto.FromString(replaced.SerializeToString())
+            for field in ("input", "output", "name", "op_type", "domain", "overload", "attribute"):
+                if field in kept.DESCRIPTOR.fields_by_name:
+                    kept.ClearField(field)
+            proto.MergeFrom(kept)
         return proto
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from onnx import FunctionProto, ModelProto
 from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import default_opset
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
-from onnx_sparseconv.converter.model_io import load, save
+from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES, load, save
 from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.report import RestoreReport
 from onnx_sparseconv.converter.shapes import ShapeMap
@@ -20,6 +21,9 @@ from onnx_sparseconv.custom_ops.schema import DOMAIN, SparseConvAttributes
 from onnx_sparseconv.errors import FormatError, ModelError, UsageError
 from onnx_sparseconv.kernels.unified_csr import Array
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
+
+# What one tensor can have; a broken node may ask for more.
+MAX_WEIGHT_BYTES = MAX_INLINE_BYTES
 
 
 def restore(model: str | Path | ModelProto, output: str | Path | None = None) -> RestoreReport:
@@ -74,6 +78,9 @@ def _weight_constants(
     made: dict[tuple[str, str], tuple[gs.Constant, Array]] = {}
     constants: dict[int, gs.Constant] = {}
     for site in sites:
+        shape = attributes[id(site.node)].weight.weight_shape
+        if 4 * math.prod(shape) > MAX_WEIGHT_BYTES:
+            raise ModelError(f"node {site.name!r}: a dense weight of shape {shape} is larger than ONNX can hold")
         try:
             values = dense_weight(attributes[id(site.node)])
         except FormatError as error:

@@ -207,6 +207,17 @@ def decode(csr: UnifiedCSR) -> Array:
     return dense.reshape(csr.weight_shape)
 
 
+def nonzero_entries(csr: UnifiedCSR) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Output channel and column of every non-zero, in the order they are stored. Needs no dense weight.
+
+    Raises:
+        FormatError: the arrays contradict each other (see `validate`).
+    """
+    validate(csr)
+    stored = csr.values != 0
+    return _row_of_entry(csr)[stored], csr.columns[stored].astype(np.int64)
+
+
 def validate(csr: UnifiedCSR) -> None:
     """Check that the arrays agree with each other and with the weight's shape.
 

@@ -13,12 +13,12 @@ from onnx_sparseconv.custom_ops.schema import DOMAIN
 from tests.support.odd_models import (
     FEEDS,
     branch,
+    call,
     constant,
     conv,
     dense_branch,
     function,
     if_node,
-    call,
     model,
     ornate,
     pruned,

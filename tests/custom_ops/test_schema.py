@@ -1,5 +1,6 @@
 """SparseConv attributes: there and back, and every contradiction refused as a FormatError."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -157,7 +158,5 @@ def test_flipped_bytes_give_a_format_error_or_a_weight(data):
         proto = onnx.NodeProto.FromString(bytes(raw))
     except Exception:
         return
-    try:
+    with contextlib.suppress(FormatError):
         decode(attributes_from_proto(proto).weight)
-    except FormatError as error:
-        assert str(error)

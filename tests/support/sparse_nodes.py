@@ -51,9 +51,8 @@ def sparse_node(
 ) -> NodeProto:
     node = helper.make_node(op_type, list(inputs), [output], name=name, domain=DOMAIN)
     for key, value in attributes.to_node_attributes().items():
-        if isinstance(value, np.ndarray):
-            value = numpy_helper.from_array(value, key)
-        node.attribute.append(helper.make_attribute(key, value))
+        tensor = numpy_helper.from_array(value, key) if isinstance(value, np.ndarray) else value
+        node.attribute.append(helper.make_attribute(key, tensor))
     return node
 
 
