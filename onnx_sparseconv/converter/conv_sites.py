@@ -209,18 +209,25 @@ def _per_axis(attributes: dict[str, Any], name: str, n: int) -> tuple[int, ...]:
 def _same_pads(
     auto_pad: str, kernel: tuple[int, ...], strides: tuple[int, ...], dilations: tuple[int, ...], sizes: Shape
 ) -> tuple[int, ...] | None:
-    """Pads of a SAME convolution, or None where they depend on a size that is only known at run time."""
+    """Pads of a SAME convolution, or None where they depend on a size that is only known at run time.
+
+    Where the stride is larger than the kernel, ONNX's formula gives fewer than no pads; runtimes do not agree on what
+    that means, so such pads are returned negative. (One too few is no matter: no tap reaches what is cut off.)
+    """
     begins, ends = [], []
+    resolved = True
     for extent, stride, size in zip(
         (d * (k - 1) + 1 for k, d in zip(kernel, dilations, strict=True)), strides, sizes, strict=True
     ):
         if stride == 1:
             total = extent - 1
         elif size is None:
-            return None
+            total = extent - stride  # the least it can be
+            resolved = False
         else:
-            total = max(0, (-(-size // stride) - 1) * stride + extent - size)
+            total = (-(-size // stride) - 1) * stride + extent - size
+        total = 0 if total == -1 else total
         smaller, larger = total // 2, total - total // 2
         begins.append(smaller if auto_pad == "SAME_UPPER" else larger)
         ends.append(larger if auto_pad == "SAME_UPPER" else smaller)
-    return (*begins, *ends)
+    return (*begins, *ends) if resolved or min(begins) < 0 else None

@@ -99,6 +99,8 @@ def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
         return Reason.UNSUPPORTED_FORM, f"it has {rank} spatial axes; up to {MAX_SPATIAL_RANK} are supported"
     if any(p < 0 for p in geometry.pads):
         return Reason.UNSUPPORTED_FORM, f"it has negative pads {list(geometry.pads)}"
+    if geometry.auto_pad != "NOTSET" and any(d != 1 for d in geometry.dilations):
+        return Reason.UNSUPPORTED_FORM, "it is dilated, and its SAME padding depends on sizes only known at run time"
     return None
 
 

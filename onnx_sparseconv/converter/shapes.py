@@ -7,7 +7,7 @@ import math
 import onnx
 from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
 
-from onnx_sparseconv.converter.model_view import Scope
+from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
 
 Shape = tuple[int | None, ...]
 
@@ -26,6 +26,7 @@ class ShapeMap:
         self._shapes: dict[tuple[tuple[int | str, ...], str], Shape] = {}
         light = _without_weights(proto)
         try:
+            _refuse_zero_strides(light)
             light = onnx.shape_inference.infer_shapes(light, data_prop=True)
         except Exception:  # inference is a help, not a need: what the model itself states is still used
             self.complete = False
@@ -59,6 +60,17 @@ def _shape_of(info: ValueInfoProto) -> Shape | None:
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
     return tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in tensor.shape.dim)
+
+
+def _refuse_zero_strides(proto: ModelProto) -> None:
+    """onnx 1.17 divides by the strides of a convolution or pooling, which ends the process when one is 0.
+
+    Raises:
+        ValueError: a stride is 0.
+    """
+    nodes = [n for owner in (proto.graph, *proto.functions) for n in iterate_nodes(owner.node)]
+    if any(a.name == "strides" and 0 in a.ints for n in nodes for a in n.attribute):
+        raise ValueError("a stride is 0")
 
 
 def _without_weights(proto: ModelProto) -> ModelProto:
