@@ -13,6 +13,7 @@ namespace sparseconv::cpu {
 namespace {
 
 constexpr int64_t kMaxTaps = 1 << 16;
+constexpr uintptr_t kCacheLine = 64;
 // Tasks of a call: enough to keep many threads busy to the end, each long against the cost of starting it.
 constexpr int64_t kTaskWork = 100000;
 constexpr int64_t kMaxTasks = 64;
@@ -46,6 +47,10 @@ class CpuKernel final : public Kernel {
   void RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
                 int64_t row_end) const;
   const void* Image(const Call& call, int64_t image) const;
+  InputAccess AccessTo(const void* x) const {
+    if (is_half()) return InputAccess::kConvert;
+    return reinterpret_cast<uintptr_t>(x) % kCacheLine == 0 ? InputAccess::kAligned : InputAccess::kUnaligned;
+  }
   bool is_half() const { return op_.element_type == ort::kFloat16; }
   size_t element_size() const { return is_half() ? sizeof(uint16_t) : sizeof(float); }
 
@@ -65,9 +70,8 @@ struct CpuKernel::Call {
 void CpuKernel::Compute(const ort::Context& context) const {
   const ConvGeometry& geometry = attributes_.geometry;
   const Inputs inputs = ReadInputs(context, op_, geometry);
-  const auto plan = plans_.GetOrMake(inputs.in_dims, [&] {
-    return MakePlan(geometry, attributes_.weight, inputs.in_dims, kernels_.lanes, !is_half());
-  });
+  const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data)};
+  const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
   void* y = context.GetOutput(0, OutputShape(inputs, geometry, plan->geometry.out_dims));
   if (inputs.batch == 0) return;
   const Call call{context, inputs, *plan, static_cast<char*>(y)};
@@ -203,9 +207,10 @@ void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, co
   job.rows_per_group = geometry.group_out_channels();
   job.first_group = row_begin / job.rows_per_group;
   job.group_stride = geometry.group_in_channels() * plan.channel_cells;
-  job.values = attributes_.weight.values.data();
-  job.offsets = plan.offsets.data();
+  job.entries = plan.entries.data();
   job.segments = plan.segments.data();
+  job.shifts = plan.shifts.data();
+  job.num_shifts = static_cast<int32_t>(plan.shifts.size());
   job.num_blocks = plan.num_blocks;
   job.row_begin = row_begin;
   job.row_end = row_end;

@@ -1,6 +1,8 @@
 #include "pack.h"
 
 #include <algorithm>
+#include <cstring>
+#include <type_traits>
 
 #include "../checked.h"
 
@@ -49,6 +51,27 @@ void PackPhase(const Plan& plan, const ConvGeometry& conv, const PhaseView& view
     const int64_t row_start = row * plan.row_pitch;
     const int64_t row_end = std::min(row_start + plan.row_pitch, end);
     const int64_t y0 = i0 * conv.strides[0] + view.offset[0], y1 = i1 * conv.strides[1] + view.offset[1];
+    if constexpr (std::is_same_v<T, float>) {
+      // Whole rows of the input at once.
+      if (cell == row_start && conv.strides[2] == 1 && y0 >= 0 && y0 < in[0] && y1 >= 0 && y1 < in[1]) {
+        const int64_t num_rows = std::min(
+            {plan.plane_rows - i1, CeilDivide(in[1] - y1, conv.strides[1]), (end - kMaxLanes - cell) / plan.row_pitch});
+        if (num_rows > 0) {
+          const T* source = channel + (y0 * in[1] + y1) * in[2] + view.begin + view.offset[2];
+          kernels.copy_rows(source, conv.strides[1] * in[2], num_rows, view.begin, view.end - view.begin,
+                            plan.row_pitch, target);
+          target += num_rows * plan.row_pitch;
+          cell += num_rows * plan.row_pitch;
+          row += num_rows - 1;
+          i1 += num_rows;
+          if (i1 == plan.plane_rows) {
+            i1 = 0;
+            ++i0;
+          }
+          continue;
+        }
+      }
+    }
     if (++i1 == plan.plane_rows) {
       i1 = 0;
       ++i0;

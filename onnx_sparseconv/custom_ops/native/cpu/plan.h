@@ -9,6 +9,11 @@
 //
 //   position(o) = (o0 * plane_rows + o1) * row_pitch + o2        offset(tap) has the same form, from the tap's steps
 //
+// A tap whose offset is no multiple of the vector's length would load across cache lines. Where it pays, offsets are
+// split into whole vectors and a *shift*, and entries are summed shift by shift (see TileJob). A row pitch of whole
+// vectors leaves few shifts but computes more positions that are not stored; `MakePlan` weighs the pitches against each
+// other.
+//
 // Positions are cut into tiles of a few vectors (what the inner loop keeps in registers), and tiles are gathered in
 // chunks (what one task packs and computes). Where the input already has the layout of the cells, it is read in place.
 #pragma once
@@ -20,6 +25,17 @@
 #include "tile_kernel.h"
 
 namespace sparseconv::cpu {
+
+// Whether the values of X may be read where they lie: halves may not, and loads of floats that do not begin at a cache
+// line cost more.
+enum class InputAccess { kConvert, kUnaligned, kAligned };
+
+// What a plan depends on, besides the node.
+struct PlanKey {
+  Axes in_dims;
+  InputAccess access;
+  bool operator==(const PlanKey& other) const { return in_dims == other.in_dims && access == other.access; }
+};
 
 // The cells along one axis.
 struct AxisPhases {
@@ -62,15 +78,15 @@ struct Plan {
   std::vector<Tile> tiles;
   std::vector<Chunk> chunks;
 
-  std::vector<int32_t> offsets;    // of each entry, from its group's first channel and the position
+  std::vector<Entry> entries;      // row by row, block by block, shift by shift
   std::vector<uint32_t> segments;  // see TileJob
-  int32_t num_blocks = 1;          // blocks of input channels
+  std::vector<int32_t> shifts{0};
+  int32_t num_blocks = 1;  // blocks of input channels
 
   int64_t work = 0;  // vector multiply-adds for one image
 };
 
 // Throws `Error` where the sizes are more than the kernel can address.
-Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Axes& in_dims, int lanes,
-              bool may_read_in_place);
+Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const PlanKey& key, const TileKernels& kernels);
 
 }  // namespace sparseconv::cpu

@@ -11,9 +11,9 @@
 namespace sparseconv::cpu {
 
 constexpr int kMaxLanes = 16;
-constexpr int kMaxVectors = 8;
+constexpr int kMaxVectors = 14;
 // Output channels whose partial sums are kept while one block of input channels is in the first-level cache.
-constexpr int kPanelRows = 32;
+constexpr int kPanelRows = 64;
 
 // Consecutive output positions of a tile that exist (others fall on padding) and lie side by side in Y.
 struct Run {
@@ -36,18 +36,31 @@ struct TileOutput {
   float beta;
 };
 
+// One non-zero weight and where the input values lie that it multiplies.
+struct Entry {
+  int32_t offset;  // in cells, from the tile's first position in the group's first channel
+  float value;
+};
+
 // Sums, for every row k in [row_begin, row_end) and every position i of the tile,
-//   bias[k] + sum over entries e of row k, in order: values[e] * input[group(k) * group_stride + offsets[e] + i]
-// and stores the activated result. Entries are walked block by block (see Plan); the order of a sum is always that of
-// its entries, so results do not depend on tiles, blocks or threads.
+//   bias[k] + sum over entries e of row k, in order: value[e] * input[group(k) * group_stride + offset[e] + i +
+//   shift[e]]
+// and stores the activated result. Entries are walked block by block and, within a block, shift by shift (see Plan).
+// The order of a sum is that of the plan, whatever the tile and the thread, so results do not depend on the number of
+// threads.
+//
+// A load that straddles two cache lines costs two. So where a plan has shifts, offsets are whole vectors: what belongs
+// to one shift is summed at aligned positions, one vector further than the tile, and then moved by the shift, once.
 struct TileJob {
   const float* input;  // first position of the tile, first channel of `first_group`
   int64_t first_group;
   int64_t group_stride;
   int64_t rows_per_group;
-  const float* values;
-  const int32_t* offsets;
-  const uint32_t* segments;  // entries of row k, block b: segments[k * num_blocks + b] up to the next one
+  const Entry* entries;
+  // Entries of row k, block b, shift s: segments[(k * num_blocks + b) * num_shifts + s] up to the next one.
+  const uint32_t* segments;
+  const int32_t* shifts;  // increasing, 0 to lanes - 1
+  int32_t num_shifts;
   int32_t num_blocks;
   int64_t row_begin;
   int64_t row_end;
@@ -58,7 +71,14 @@ struct TileJob {
 struct TileKernels {
   const char* isa;
   int lanes;
+  int max_vectors;          // of a tile: what the registers hold
+  int max_shifted_vectors;  // of a tile whose plan has shifts: what they hold twice
+  double shifted_cost;      // time of an aligned load and multiply-add over that of one that may straddle cache lines
   void (*run)(const TileJob& job);
+  // Writes `num_rows` rows of `row_pitch` cells: `lead` zeros, then `count` values, then zeros. Rows of the source lie
+  // `source_pitch` apart; `source` is the first value. Writes up to kMaxLanes cells beyond the last row.
+  void (*copy_rows)(const float* source, int64_t source_pitch, int64_t num_rows, int64_t lead, int64_t count,
+                    int64_t row_pitch, float* target);
   // target[i] = source[i * stride], converted to float.
   void (*copy_floats)(const float* source, int64_t stride, int64_t count, float* target);
   void (*copy_halves)(const uint16_t* source, int64_t stride, int64_t count, float* target);

@@ -56,6 +56,29 @@ inline Vec PowerOfTwo(Vec n) {
   return {_mm256_castsi256_ps(_mm256_slli_epi32(biased, 23))};
 }
 
+inline Vec Even(Vec a, Vec b) {
+  const __m256d mixed = _mm256_castps_pd(_mm256_shuffle_ps(a.v, b.v, _MM_SHUFFLE(2, 0, 2, 0)));
+  return {_mm256_castpd_ps(_mm256_permute4x64_pd(mixed, _MM_SHUFFLE(3, 1, 2, 0)))};
+}
+
+inline Vec LoadRange(const float* p, int first, int last) {
+  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i mask = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
+                                           _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane));
+  return {_mm256_maskload_ps(p, mask)};
+}
+
+struct LaneShift {
+  explicit LaneShift(int n)
+      : index(_mm256_add_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))),
+        from_second(_mm256_castsi256_ps(_mm256_cmpgt_epi32(index, _mm256_set1_epi32(kLanes - 1)))) {}
+  Vec operator()(Vec a, Vec b) const {  // the permutation reads the lowest three bits of each index
+    return {_mm256_blendv_ps(_mm256_permutevar8x32_ps(a.v, index), _mm256_permutevar8x32_ps(b.v, index), from_second)};
+  }
+  __m256i index;
+  __m256 from_second;
+};
+
 }  // namespace
 }  // namespace sparseconv::cpu
 
@@ -64,7 +87,7 @@ inline Vec PowerOfTwo(Vec n) {
 namespace sparseconv::cpu {
 
 const TileKernels& Avx2Kernels() {
-  static constexpr TileKernels kKernels{"avx2", kLanes, RunJob, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"avx2", kLanes, 8, 6, 0.8, RunJob, CopyRows, CopyFloats, CopyHalves};
   return kKernels;
 }
 

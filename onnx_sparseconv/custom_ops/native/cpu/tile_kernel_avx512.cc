@@ -54,6 +54,24 @@ inline Vec PowerOfTwo(Vec n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
 }
 
+inline Vec Even(Vec a, Vec b) {
+  const __m512i index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  return {_mm512_permutex2var_ps(a.v, index, b.v)};
+}
+
+inline Vec LoadRange(const float* p, int first, int last) {
+  const uint32_t mask = ((1u << last) - 1) & ~((1u << first) - 1);
+  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), p)};
+}
+
+struct LaneShift {
+  explicit LaneShift(int n)
+      : index(_mm512_add_epi32(_mm512_set1_epi32(n),
+                               _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15))) {}
+  Vec operator()(Vec a, Vec b) const { return {_mm512_permutex2var_ps(a.v, index, b.v)}; }
+  __m512i index;
+};
+
 }  // namespace
 }  // namespace sparseconv::cpu
 
@@ -62,7 +80,7 @@ inline Vec PowerOfTwo(Vec n) {
 namespace sparseconv::cpu {
 
 const TileKernels& Avx512Kernels() {
-  static constexpr TileKernels kKernels{"avx512", kLanes, RunJob, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"avx512", kLanes, 14, 14, 0.6, RunJob, CopyRows, CopyFloats, CopyHalves};
   return kKernels;
 }
 

@@ -3,7 +3,9 @@
 //   kLanes; Load, Store, LoadHalf, StoreHalf (whole vectors); LoadN, StoreN, LoadHalfN, StoreHalfN (the first n lanes);
 //   Broadcast; operators + - * /; MultiplyAdd(a, b, c) = a * b + c; Less(a, b) ? x : y as SelectLess(a, b, x, y);
 //   Max and Min, which return their second operand where either is NaN; Round to nearest; PowerOfTwo(n) = 2^n for an
-//   integral n in -127..128, where -127 gives 0 and 128 Inf.
+//   integral n in -127..128, where -127 gives 0 and 128 Inf; LaneShift(n)(a, b) = lanes n, n + 1, ... of a followed by
+//   b; Even(a, b) = lanes 0, 2, 4, ... of a followed by b; LoadRange(p, first, last): lanes first..last - 1, zero
+//   elsewhere, reading nothing else.
 //
 // Everything here has internal linkage on purpose: see tile_kernel.h.
 
@@ -119,16 +121,33 @@ inline float Bias(const TileOutput& out, int64_t row) {
 
 // The hot loop: one broadcast weight and `kVectors` loads and multiply-adds an entry.
 template <int kVectors>
-inline void Accumulate(const TileJob& job, const float* input, uint32_t begin, uint32_t end, Vec (&sums)[kVectors]) {
-  for (uint32_t e = begin; e < end; ++e) {
-    const Vec weight = Broadcast(job.values[e]);
-    const float* source = input + job.offsets[e];
+inline void Accumulate(const Entry* begin, const Entry* end, const float* input, Vec (&sums)[kVectors]) {
+  for (const Entry* entry = begin; entry != end; ++entry) {
+    const Vec weight = Broadcast(entry->value);
+    const float* source = input + entry->offset;
     for (int v = 0; v < kVectors; ++v) sums[v] = MultiplyAdd(weight, Load(source + v * kLanes), sums[v]);
   }
 }
 
-// A panel of rows, block by block: what a block reads of the input stays in the first-level cache for the whole panel.
+// Entries of one row and block: those of each shift are summed at aligned positions, then moved to where they belong.
 template <int kVectors>
+inline void AccumulateShifts(const TileJob& job, const float* input, const uint32_t* segment, Vec (&sums)[kVectors]) {
+  for (int32_t s = 0; s < job.num_shifts; ++s) {
+    const Entry *begin = job.entries + segment[s], *end = job.entries + segment[s + 1];
+    if (job.shifts[s] == 0) {
+      Accumulate<kVectors>(begin, end, input, sums);
+    } else if (begin != end) {
+      Vec aligned[kVectors + 1];
+      for (int v = 0; v <= kVectors; ++v) aligned[v] = Broadcast(0.0f);
+      Accumulate<kVectors + 1>(begin, end, input, aligned);
+      const LaneShift shift(job.shifts[s]);
+      for (int v = 0; v < kVectors; ++v) sums[v] = sums[v] + shift(aligned[v], aligned[v + 1]);
+    }
+  }
+}
+
+// A panel of rows, block by block: what a block reads of the input stays in the first-level cache for the whole panel.
+template <int kVectors, bool kShifted>
 void RunPanel(const TileJob& job, int64_t row_begin, int64_t row_end, StoreRowFunction store_row) {
   constexpr int kTile = kVectors * kLanes;
   alignas(64) float partial[kPanelRows * kTile + kLanes];  // a spare vector for the last run
@@ -143,8 +162,12 @@ void RunPanel(const TileJob& job, int64_t row_begin, int64_t row_end, StoreRowFu
         for (int v = 0; v < kVectors; ++v) sums[v] = Load(row_partial + v * kLanes);
       }
       const float* input = job.input + (row / job.rows_per_group - job.first_group) * job.group_stride;
-      const uint32_t* segment = job.segments + row * job.num_blocks + block;
-      Accumulate<kVectors>(job, input, segment[0], segment[1], sums);
+      const uint32_t* segment = job.segments + (row * job.num_blocks + block) * job.num_shifts;
+      if constexpr (kShifted) {
+        AccumulateShifts<kVectors>(job, input, segment, sums);
+      } else {
+        Accumulate<kVectors>(job.entries + segment[0], job.entries + segment[1], input, sums);
+      }
       for (int v = 0; v < kVectors; ++v) Store(row_partial + v * kLanes, sums[v]);
       if (block == job.num_blocks - 1) store_row(row_partial, row, job.output);
     }
@@ -157,40 +180,57 @@ void RunTile(const TileJob& job) {
                                                         : ChooseStoreRow<FloatElement>(job.output.activation);
   for (int64_t row = job.row_begin; row < job.row_end; row += kPanelRows) {
     const int64_t end = row + kPanelRows < job.row_end ? row + kPanelRows : job.row_end;
-    RunPanel<kVectors>(job, row, end, store_row);
+    if (job.num_shifts > 1) {
+      RunPanel<kVectors, true>(job, row, end, store_row);
+    } else {
+      RunPanel<kVectors, false>(job, row, end, store_row);
+    }
   }
 }
 
-void RunJob(const TileJob& job) {
-  static_assert(kMaxVectors == 8 && kLanes <= kMaxLanes, "one case for each number of vectors");
-  switch (job.num_vectors) {
-    case 1:
-      return RunTile<1>(job);
-    case 2:
-      return RunTile<2>(job);
-    case 3:
-      return RunTile<3>(job);
-    case 4:
-      return RunTile<4>(job);
-    case 5:
-      return RunTile<5>(job);
-    case 6:
-      return RunTile<6>(job);
-    case 7:
-      return RunTile<7>(job);
-    default:
-      return RunTile<8>(job);
+template <int kVectors>
+void RunTileOf(const TileJob& job) {
+  if constexpr (kVectors > 1) {
+    if (job.num_vectors < kVectors) return RunTileOf<kVectors - 1>(job);
   }
+  RunTile<kVectors>(job);
 }
+
+void RunJob(const TileJob& job) { RunTileOf<kMaxVectors>(job); }
 
 void CopyFloats(const float* source, int64_t stride, int64_t count, float* target) {
-  // With a constant stride the compiler turns the loop into vector loads and shuffles.
+  int64_t i = 0;
   if (stride == 1) {
-    for (int64_t i = 0; i < count; ++i) target[i] = source[i];
+    for (; i + kLanes <= count; i += kLanes) Store(target + i, Load(source + i));
+    if (i < count) StoreN(target + i, LoadN(source + i, static_cast<int>(count - i)), static_cast<int>(count - i));
   } else if (stride == 2) {
-    for (int64_t i = 0; i < count; ++i) target[i] = source[2 * i];
+    // The second load ends at source[2 * (i + kLanes) - 1], the value before the next one that is wanted.
+    for (; i + kLanes < count; i += kLanes)
+      Store(target + i, Even(Load(source + 2 * i), Load(source + 2 * i + kLanes)));
+    for (; i < count; ++i) target[i] = source[2 * i];
   } else {
-    for (int64_t i = 0; i < count; ++i) target[i] = source[stride * i];
+    for (; i < count; ++i) target[i] = source[stride * i];
+  }
+}
+
+void CopyRows(const float* source, int64_t source_pitch, int64_t num_rows, int64_t lead, int64_t count,
+              int64_t row_pitch, float* target) {
+  const int64_t end = lead + count;
+  for (int64_t row = 0; row < num_rows; ++row, source += source_pitch, target += row_pitch) {
+    for (int64_t cell = 0; cell < row_pitch; cell += kLanes) {
+      if (cell >= lead && cell + kLanes <= end) {
+        Store(target + cell, Load(source + cell - lead));
+      } else {
+        const int64_t first = lead - cell, last = end - cell;
+        Store(target + cell, LoadRange(source + cell - lead,
+                                       first < 0        ? 0
+                                       : first < kLanes ? static_cast<int>(first)
+                                                        : kLanes,
+                                       last < 0        ? 0
+                                       : last < kLanes ? static_cast<int>(last)
+                                                       : kLanes));
+      }
+    }
   }
 }
 

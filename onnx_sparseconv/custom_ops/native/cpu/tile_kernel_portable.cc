@@ -85,6 +85,22 @@ inline Vec PowerOfTwo(Vec n) {
   });
 }
 
+inline Vec Even(Vec a, Vec b) {
+  return Each([=](int i) { return 2 * i < kLanes ? a.lane[2 * i] : b.lane[2 * i - kLanes]; });
+}
+
+inline Vec LoadRange(const float* p, int first, int last) {
+  return Each([=](int i) { return i >= first && i < last ? p[i] : 0.0f; });
+}
+
+struct LaneShift {
+  explicit LaneShift(int n) : n(n) {}
+  Vec operator()(Vec a, Vec b) const {
+    return Each([=](int i) { return i + n < kLanes ? a.lane[i + n] : b.lane[i + n - kLanes]; });
+  }
+  int n;
+};
+
 }  // namespace
 }  // namespace sparseconv::cpu
 
@@ -93,7 +109,7 @@ inline Vec PowerOfTwo(Vec n) {
 namespace sparseconv::cpu {
 
 const TileKernels& PortableKernels() {
-  static constexpr TileKernels kKernels{"portable", kLanes, RunJob, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"portable", kLanes, 8, 4, 1.0, RunJob, CopyRows, CopyFloats, CopyHalves};
   return kKernels;
 }
 
