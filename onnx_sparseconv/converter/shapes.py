@@ -63,7 +63,7 @@ def _shape_of(info: ValueInfoProto) -> Shape | None:
 
 
 def _refuse_zero_strides(proto: ModelProto) -> None:
-    """onnx 1.17 divides by the strides of a convolution or pooling, which ends the process when one is 0.
+    """Version 1.17 of onnx divides by the strides of a convolution or pooling, which ends the process when one is 0.
 
     Raises:
         ValueError: a stride is 0.
