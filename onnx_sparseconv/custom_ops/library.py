@@ -6,6 +6,7 @@ onnxruntime is imported lazily: locating the library or converting a model does 
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import json
 import os
 import sys
@@ -48,7 +49,7 @@ class KernelInfo:
 
 
 def library_path() -> Path:
-    """Path of the native library: ``$ONNX_SPARSECONV_LIBRARY`` if it is set, else the file in the package.
+    """Path of the native library: ``$ONNX_SPARSECONV_LIBRARY`` if it is set, else the one that pip installed.
 
     Raises:
         NativeLibraryError: there is no such file.
@@ -59,13 +60,23 @@ def library_path() -> Path:
         if not path.is_file():
             raise NativeLibraryError(f"{LIBRARY_VARIABLE} names {path}, which is not a file; correct or unset it")
         return path.resolve()
-    path = Path(str(resources.files("onnx_sparseconv.custom_ops") / _FILE_NAME))
-    if not path.is_file():
-        raise NativeLibraryError(
-            f"the native library is missing: no {path}; reinstall onnx-sparseconv (pip builds the library), "
-            f"or set {LIBRARY_VARIABLE} to the path of one that you built"
-        )
-    return path
+    beside = Path(str(resources.files("onnx_sparseconv.custom_ops") / _FILE_NAME))
+    for path in (beside, _installed_file()):
+        if path is not None and path.is_file():
+            return path
+    raise NativeLibraryError(
+        f"the native library is missing: no {beside}; reinstall onnx-sparseconv (pip builds the library), "
+        f"or set {LIBRARY_VARIABLE} to the path of one that you built"
+    )
+
+
+def _installed_file() -> Path | None:
+    """Where pip put the library: elsewhere than this file when Python runs from a source tree or an editable install."""
+    try:
+        distribution = importlib.metadata.distribution("onnx-sparseconv")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return Path(str(distribution.locate_file(f"onnx_sparseconv/custom_ops/{_FILE_NAME}")))
 
 
 def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "auto") -> None:
