@@ -1,18 +1,10 @@
-"""What inspect, convert, prune and restore found and did, as data. Printing is the command line's business.
-
-Every class has a ``to_json`` that gives plain dicts, lists, strings and numbers; ``SCHEMA_VERSION`` counts changes
-to their form.
-"""
+"""What inspect, convert, prune and restore found and did, as data. Printing is the command line's business."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-SCHEMA_VERSION = 1
 
 
 class Reason(enum.StrEnum):
@@ -46,28 +38,8 @@ NOT_FORCIBLE = frozenset(
 )
 
 
-class _Record:
-    """Gives a dataclass its plain form."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as plain dicts, lists, strings and numbers."""
-        plain = _plain(self)
-        assert isinstance(plain, dict)
-        return plain
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401
-    if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return str(value) if isinstance(value, (Path, enum.Enum)) else value
-
-
 @dataclass(frozen=True)
-class Verdict(_Record):
+class Verdict:
     """The decision on one Conv.
 
     Attributes:
@@ -82,7 +54,7 @@ class Verdict(_Record):
 
 
 @dataclass(frozen=True)
-class RowSparsity(_Record):
+class RowSparsity:
     """Share of zeros of single output channels, 0 to 1."""
 
     min: float
@@ -91,7 +63,7 @@ class RowSparsity(_Record):
 
 
 @dataclass(frozen=True)
-class LayerReport(_Record):
+class LayerReport:
     """One Conv (or, in a converted model, SparseConv) node.
 
     Attributes:
@@ -140,7 +112,7 @@ class LayerReport(_Record):
 
 
 @dataclass(frozen=True)
-class ModelReport(_Record):
+class ModelReport:
     """What `inspect` found in one model.
 
     Attributes:
@@ -177,7 +149,7 @@ class ModelReport(_Record):
 
 
 @dataclass(frozen=True)
-class ConversionReport(_Record):
+class ConversionReport:
     """What `convert` did.
 
     Attributes:
@@ -209,7 +181,7 @@ class ConversionReport(_Record):
 
 
 @dataclass(frozen=True)
-class PrunedLayer(_Record):
+class PrunedLayer:
     """One Conv weight before and after pruning; ``skipped`` says why it was left alone (empty: it was pruned)."""
 
     name: str
@@ -221,7 +193,7 @@ class PrunedLayer(_Record):
 
 
 @dataclass(frozen=True)
-class PruneReport(_Record):
+class PruneReport:
     """What `prune` did; sparsities are over the Conv weights that were pruned."""
 
     source: Path | None
@@ -235,7 +207,7 @@ class PruneReport(_Record):
 
 
 @dataclass(frozen=True)
-class RestoreReport(_Record):
+class RestoreReport:
     """What `restore` did; ``layers`` are the names of the nodes that are Conv again."""
 
     source: Path | None

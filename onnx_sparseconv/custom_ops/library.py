@@ -71,7 +71,7 @@ def library_path() -> Path:
 
 
 def _installed_file() -> Path | None:
-    """Where pip put the library: elsewhere than this file when Python runs from a source tree or an editable install."""
+    """Where pip put the library: elsewhere than this file when Python runs from a source tree."""
     try:
         distribution = importlib.metadata.distribution("onnx-sparseconv")
     except importlib.metadata.PackageNotFoundError:

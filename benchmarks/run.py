@@ -1,0 +1,98 @@
+"""Time suites of layers, or whole models, dense against sparse, and write the results as JSON.
+
+    python benchmarks/run.py --suite cpu --sparsity 0.8 0.9 0.95 --threads 1 2 -o benchmarks/results/cpu.json
+    python benchmarks/run.py --models original.onnx:converted.onnx ... --threads 2 -o benchmarks/results/models.json
+
+Every figure in the documents comes from a file that this program wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from layers import Setting, geometric_means, read_suite, time_layer
+
+from onnx_sparseconv.files import write_text
+from onnx_sparseconv.runtime.bench import bench
+from onnx_sparseconv.runtime.environment import read_environment
+from onnx_sparseconv.runtime.plain import to_json_text, to_plain
+from onnx_sparseconv.runtime.timing import TimingPlan
+
+SCHEMA_VERSION = 1
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--suite", nargs="*", default=[], help="names of files in suites/")
+    parser.add_argument("--models", nargs="*", default=[], metavar="ORIGINAL:CONVERTED", help="pairs of models")
+    parser.add_argument("--layers", nargs="*", help="only the layers of these names")
+    parser.add_argument("--sparsity", nargs="*", type=float, default=[0.9])
+    parser.add_argument("--batch", nargs="*", type=int, default=[1])
+    parser.add_argument("--threads", nargs="*", type=int, default=[1])
+    parser.add_argument("--dtype", nargs="*", default=["float32"], choices=["float32", "float16"])
+    parser.add_argument("--seconds", type=float, default=1.0, help="time for one comparison")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+def run_suites(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, Any]]:
+    """Every layer of the suites in every setting."""
+    layers = [layer for name in options.suite for layer in read_suite(name)]
+    if options.layers:
+        layers = [layer for layer in layers if layer.name in options.layers]
+    records = []
+    grid = itertools.product(options.threads, options.batch, options.dtype, options.sparsity)
+    for (threads, batch, dtype, sparsity), layer in itertools.product(list(grid), layers):
+        record = time_layer(layer, Setting(sparsity, batch, threads, dtype), plan)
+        records.append(record)
+        print(
+            f"{layer.name:18} {sparsity:4.0%} batch {batch} threads {threads} {dtype}: "
+            f"dense {record['dense_us']:9.1f} us, sparse {record['sparse_us']:9.1f} us, {record['speedup']:.2f}x",
+            file=sys.stderr,
+        )
+    return records
+
+
+def run_models(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, Any]]:
+    """Every pair of models with every number of threads."""
+    records = []
+    for pair, threads, batch in itertools.product(options.models, options.threads, options.batch):
+        original, _, converted = pair.partition(":")
+        report = bench(original, converted, threads=threads, batch=batch, plan=plan)
+        record = to_plain(report)
+        del record["environment"]
+        record["original"]["path"], record["converted"]["path"] = Path(original).name, Path(converted).name
+        records.append(record)
+        print(f"{Path(original).name} threads {threads}: {report.speedup.of_medians:.2f}x", file=sys.stderr)
+    return records
+
+
+def main() -> None:
+    """Run what was asked for and write one file."""
+    options = parse_arguments()
+    plan = TimingPlan(seconds=options.seconds)
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    records = run_suites(options, plan)
+    results = {
+        "schema_version": SCHEMA_VERSION,
+        "command": " ".join(["python", *sys.argv]),
+        "started": started,
+        "environment": read_environment(),
+        "layers": records,
+        "geometric_means": list(geometric_means(records)),
+        "models": run_models(options, plan),
+    }
+    for mean in results["geometric_means"]:
+        print(json.dumps(mean), file=sys.stderr)
+    write_text(options.output, to_json_text(results))
+
+
+if __name__ == "__main__":
+    main()
