@@ -129,7 +129,7 @@ def _dense_weight_nodes(opset: int) -> list[NodeProto]:
         helper.make_node("Div", ["size", "num_rows"], ["row_length"]),
         *_count("num_rows", "counted_rows"),
         *_count("longest", "position"),
-        *_slice_start_nodes(),
+        *_slice_start_nodes(opset),
         # where each row starts
         *_modulo("counted_rows", "num_rows", "row"),
         helper.make_node("Div", ["row", "weight_slice_height"], ["slice"]),
@@ -161,8 +161,17 @@ def _dense_weight_nodes(opset: int) -> list[NodeProto]:
     ]
 
 
-def _slice_start_nodes() -> list[NodeProto]:
-    """``slice_start``: index of the first entry of each slice, the exclusive sum of the slices' sizes."""
+def _slice_start_nodes(opset: int) -> list[NodeProto]:
+    """``slice_start``: index of the first entry of each slice, the exclusive sum of the slices' sizes.
+
+    CumSum needs opset 11; before, a matrix of which slice comes before which does it, in the square of the memory.
+    """
+    if opset >= 11:
+        return [
+            helper.make_node("Mul", ["nnz", "weight_slice_height"], ["slice_size"]),
+            _constant("first_axis", 0),
+            helper.make_node("CumSum", ["slice_size", "first_axis"], ["slice_start"], exclusive=1),
+        ]
     return [
         helper.make_node("Shape", ["nnz"], ["num_slices"]),
         *_identity_matrix("num_slices", "slice_eye"),

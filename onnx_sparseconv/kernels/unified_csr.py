@@ -36,6 +36,8 @@ MAX_UINT16_COLUMNS = 1 << 16
 MAX_WEIGHT_ELEMENTS = (1 << 31) - 1
 # Heights tried, after the whole layer, when the caller leaves the choice to `choose_slice_height`.
 SLICE_HEIGHTS = (64, 32, 16, 8, 4, 2, 1)
+# Rows encoded in one go; each takes some 50 bytes a column meanwhile.
+ROWS_AT_A_TIME = 64
 # A layer is sliced only when one length for all rows would store more than this many entries a non-zero.
 MAX_PADDING = 1.1
 
@@ -175,10 +177,12 @@ def encode(weight: Array, group: int = 1, slice_height: int | None = None) -> Un
     mask = nonzero_mask(flat)
     columns, values = [], []
     for index, count in enumerate(per_slice.tolist()):
-        rows = row_order[index * height : (index + 1) * height]
-        chosen = _columns_to_store(mask[rows], lengths[rows], count)
-        columns.append(chosen.reshape(-1))
-        values.append(np.take_along_axis(flat[rows], chosen, axis=1).reshape(-1))
+        end = min((index + 1) * height, out_channels)
+        for first in range(index * height, end, ROWS_AT_A_TIME):
+            rows = row_order[first : min(first + ROWS_AT_A_TIME, end)]
+            chosen = _columns_to_store(mask[rows], lengths[rows], count)
+            columns.append(chosen.reshape(-1))
+            values.append(np.take_along_axis(flat[rows], chosen, axis=1).reshape(-1))
     stored = np.concatenate(values)
     stored[stored == 0] = 0  # a marked zero is +0, whatever the sign of the weight's
     return UnifiedCSR(

@@ -137,6 +137,7 @@ FORMS = {
     "long rows": {"shape": (3, 300, 3, 3)},
     "many rows": {"shape": (1500, 2, 1, 1), "pads": (0, 0, 0, 0)},
     "32-bit columns": {"shape": (2, 7300, 3, 3), "spatial": (3, 3)},
+    "many slices": {"shape": (1200, 2, 1, 1), "pads": (0, 0, 0, 0), "slice_height": 1},
 }
 
 

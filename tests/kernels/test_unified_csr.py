@@ -135,6 +135,13 @@ def test_marked_zeros_lie_as_near_to_non_zeros_as_can_be(weight_and_group):
             assert distance[taken].max() <= distance[~taken].min()
 
 
+@pytest.mark.parametrize("height", [None, 30, 64, 65, 100, 130, 200])
+def test_layers_larger_than_what_is_encoded_in_one_go(height):
+    weight = pruned((200, 5, 3, 3), 0.8)
+    csr = encode(weight, slice_height=height)
+    np.testing.assert_array_equal(bits(decode(csr)), bits(weight))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("height", [None, 1, 2, 7, 8, 16, 40, 1000])
 def test_all_zero_and_fully_dense_weights(dtype, height):
