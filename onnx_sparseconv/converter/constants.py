@@ -32,6 +32,10 @@ EXACT_OPS = frozenset(
     }
     | {"Expand", "Tile", "Gather", "Pad", "ConstantOfShape", "Shape", "Mul", "Add", "Sub", "Div", "Neg"}
 )
+# The types that numpy has itself. The others it is given by libraries, or (in onnx 1.17) reads as float32, so a
+# value may only be moved in them, read from them or dequantised, not rounded to them.
+_NATIVE_TYPES = frozenset(range(TensorProto.FLOAT, TensorProto.UINT64 + 1)) - {TensorProto.STRING}
+_ARITHMETIC = frozenset({"Mul", "Add", "Sub", "Div", "Neg"})
 # A chain longer than this is not how anyone feeds a weight.
 MAX_DEPTH = 32
 
@@ -108,6 +112,8 @@ class ConstantResolver:
         present = [i for i in inputs if i is not None]
         if len(present) != sum(not i.is_empty() for i in node.inputs) or any(a.ref_attr_name for a in proto.attribute):
             return None
+        if _rounds_to_foreign_type(proto, present):
+            return None
         values = _run_node(proto, [i.values for i in present], self._opset(scope))
         if values is None:
             return None
@@ -167,6 +173,13 @@ def _constant_node(name: str, node: NodeProto) -> ConstantTensor | None:
         return None
     values = np.asarray(helper.get_attribute_value(attribute), helper.tensor_dtype_to_np_dtype(plain))
     return ConstantTensor(name, values, plain, "Constant")
+
+
+def _rounds_to_foreign_type(node: NodeProto, inputs: list[ConstantTensor]) -> bool:
+    """Whether a result would be rounded to bfloat16, float8 and the like, which versions of onnx do differently."""
+    if node.op_type == "Cast":
+        return _result_type(node, inputs, np.empty(0)) not in _NATIVE_TYPES
+    return node.op_type in _ARITHMETIC and any(i.element_type not in _NATIVE_TYPES for i in inputs)
 
 
 def _result_type(node: NodeProto, inputs: list[ConstantTensor], values: Array) -> int:

@@ -13,7 +13,7 @@ Constant node); its name must be new to the model (`ModelView.unique_name`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -130,7 +130,8 @@ class ModelView:
 
     def _write_nodes(self, scope: Scope) -> None:
         originals = list(scope.proto.node)
-        wanted = [self._to_proto(node, originals) for node in scope.graph.nodes]
+        makers = {name: proto for proto in originals for name in proto.output if name}
+        wanted = [self._to_proto(node, makers) for node in scope.graph.nodes]
         constants = self._new_constants(scope)
         if isinstance(scope.proto, GraphProto):
             scope.proto.initializer.extend(constants)
@@ -150,7 +151,8 @@ class ModelView:
         self._imported |= new.keys()
         return list(new.values())
 
-    def _to_proto(self, node: gs.Node, originals: Iterable[NodeProto]) -> NodeProto:
+    def _to_proto(self, node: gs.Node, makers: Mapping[str, NodeProto]) -> NodeProto:
+        """The proto of a node; ``makers`` are the original nodes by their outputs."""
         inputs, outputs = [t.name for t in node.inputs], [t.name for t in node.outputs]
         known = self.origin(node)
         if known is not None:
@@ -159,7 +161,7 @@ class ModelView:
                 known.output[:] = outputs
             return known
         proto: NodeProto = OnnxExporter.export_node(node)
-        replaced = next((p for p in originals if set(p.output) & set(outputs)), None)
+        replaced = next((makers[name] for name in outputs if name in makers), None)
         if replaced is not None:
             # Merged rather than assigned: documentation need not be UTF-8.
             kept = NodeProto.FromString(replaced.SerializeToString())

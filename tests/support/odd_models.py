@@ -370,6 +370,39 @@ def _runtime_computed() -> ModelProto:
     return model([helper.make_node("Softmax", ["stored"], ["W"]), conv()], [tensor(pruned(), "stored")])
 
 
+def _rounded(by: int) -> ModelProto:
+    """Through a type that versions of onnx round to differently."""
+    nodes = [helper.make_node("Cast", ["stored"], ["q"], to=by), helper.make_node("Cast", ["q"], ["W"], to=1)]
+    return model([*nodes, conv()], [tensor(pruned(), "stored")], opset=19, ir_version=9)
+
+
+def _stored_in(element_type: int) -> ModelProto:
+    stored = helper.make_tensor("stored", element_type, SHAPE, pruned().ravel().tolist())
+    return model([helper.make_node("Cast", ["stored"], ["W"], to=1), conv()], [stored], opset=19, ir_version=9)
+
+
+def _loop_state() -> ModelProto:
+    """The weight is a constant in the first iteration only."""
+    body = helper.make_graph(
+        [
+            conv("w_state", "result", name="conv_in_loop"),
+            helper.make_node("Identity", ["go_on"], ["still"]),
+            helper.make_node("Neg", ["w_state"], ["w_next"]),
+        ],
+        "body",
+        [value("i", [], TensorProto.INT64), value("go_on", [], TensorProto.BOOL), value("w_state", SHAPE)],
+        [value("still", [], TensorProto.BOOL), value("w_next", SHAPE), value("result", list("abcd"))],
+    )
+    node = helper.make_node("Loop", ["trips", "", "W"], ["W_last", "Y"], name="loop", body=body)
+    initializers = [tensor(pruned(), "W"), tensor(2, "trips", np.int64)]
+    return model([node], initializers, outputs=[value("Y", list("abcde"))])
+
+
+def _outer_constant() -> ModelProto:
+    then = branch([conv(out="then_out", name="conv_in_if")], "then_out")
+    return model([constant("W", pruned()), if_node(then, dense_branch())], (), x_and_condition())
+
+
 # model-local functions
 
 
@@ -482,6 +515,20 @@ FEEDS: dict[str, Feed] = {
     "int32": Feed(_integers, Reason.UNSUPPORTED_TYPE, forced=0),
     "runtime-input": Feed(_runtime_input, Reason.RUNTIME_WEIGHT, forced=0, source=""),
     "runtime-computed": Feed(_runtime_computed, Reason.RUNTIME_WEIGHT, forced=0, source=""),
+    "rounded-to-bfloat16": Feed(lambda: _rounded(TensorProto.BFLOAT16), Reason.RUNTIME_WEIGHT, forced=0, source=""),
+    "rounded-to-float8": Feed(lambda: _rounded(TensorProto.FLOAT8E4M3FN), Reason.RUNTIME_WEIGHT, forced=0, source=""),
+    "stored-as-bfloat16": Feed(lambda: _stored_in(TensorProto.BFLOAT16), source="Cast(initializer)"),
+    "stored-as-float8": Feed(lambda: _stored_in(TensorProto.FLOAT8E5M2), source="Cast(initializer)"),
+    "loop-state": Feed(_loop_state, Reason.RUNTIME_WEIGHT, forced=0, source=""),
+    "outer-constant": Feed(_outer_constant, source="Constant"),
+    "gather": Feed(
+        _through("Gather", pruned((20, 16, 3, 3)), tensor([0, 3, 3, 19, -1, 1, 2, 5], "i", np.int64)),
+        source="Gather(initializer)",
+    ),
+    "concat": Feed(
+        _through("Concat", pruned((3, 16, 3, 3)), tensor(pruned((5, 16, 3, 3)), "more"), axis=0),
+        source="Concat(initializer)",
+    ),
     "function-inside": Feed(_function_inside, source="Constant"),
     "function-argument": Feed(_function_argument),
     "function-attributes": Feed(_function_attributes, source="Constant"),
