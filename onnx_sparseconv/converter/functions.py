@@ -11,7 +11,7 @@ from onnx import FunctionProto, ModelProto
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.model_io import one_line
-from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.schema import DOMAIN
 
@@ -28,7 +28,8 @@ def inline_functions_that_take_weights(proto: ModelProto) -> tuple[ModelProto, t
         functions = _functions_that_take_weights(proto)
         if not functions:
             break
-        names = [(f.domain, f.name) for f in functions]
+        names = list(dict.fromkeys((f.domain, f.name) for f in functions))
+        _write_defaults_at_calls(proto, functions)
         try:
             inlined = onnx.inliner.inline_selected_functions(proto, names)
         except Exception as error:  # the inliner is C++ and raises what pybind makes of it
@@ -48,6 +49,16 @@ def _functions_that_take_weights(proto: ModelProto) -> list[FunctionProto]:
     sites = find_conv_sites(ModelView(proto), ShapeMap(proto))
     functions = {id(s.scope.function): s.scope.function for s in sites if _depends_on_call(s)}
     return [f for f in functions.values() if f is not None]
+
+
+def _write_defaults_at_calls(proto: ModelProto, functions: list[FunctionProto]) -> None:
+    """Write the defaults of the functions' attributes at calls that leave them out; onnx's inliner forgets them."""
+    defaults = {(f.domain, f.name, getattr(f, "overload", "")): f.attribute_proto for f in functions}
+    for owner in (proto.graph, *proto.functions):
+        for node in iterate_nodes(owner.node):
+            given = {a.name for a in node.attribute}
+            key = (node.domain, node.op_type, getattr(node, "overload", ""))
+            node.attribute.extend(a for a in defaults.get(key, ()) if a.name not in given)
 
 
 def _depends_on_call(site: ConvSite) -> bool:

@@ -99,7 +99,7 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     Raises:
         ModelError: the model breaks a rule of ONNX or cannot be written. Nothing is left behind.
     """
-    path = Path(path)
+    given, path = path, Path(path).resolve()  # a link keeps being one: its target is replaced
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
     try:
         with tempfile.TemporaryDirectory(
@@ -110,7 +110,7 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
             # Data first: a model file never points at data that is not there.
             _move_all(sorted(written, key=lambda f: f.name == path.name), path.parent, Path(temporary) / "old")
     except OSError as error:
-        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise ModelError(f"{given}: cannot be written: {error.strerror or error}") from error
     return size
 
 

@@ -13,11 +13,11 @@ from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import default_opset
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES, load, save
-from onnx_sparseconv.converter.model_view import ModelView, Scope
+from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
 from onnx_sparseconv.converter.report import RestoreReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
-from onnx_sparseconv.custom_ops.schema import DOMAIN, SparseConvAttributes
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_ADD, SparseConvAttributes
 from onnx_sparseconv.errors import FormatError, ModelError, UsageError
 from onnx_sparseconv.kernels.unified_csr import Array
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
@@ -64,6 +64,9 @@ def restore(model: str | Path | ModelProto, output: str | Path | None = None) ->
 
 
 def _read(site: ConvSite) -> SparseConvAttributes:
+    wanted = 3 if site.node.op == SPARSE_CONV_ADD else 1
+    if len(site.node.inputs) < wanted or any(site.node.inputs[i].is_empty() for i in {0, wanted - 1}):
+        raise ModelError(f"node {site.name!r}: {site.node.op} needs an input that the node does not have")
     try:
         return attributes_from_proto(site.proto)
     except FormatError as error:
@@ -114,11 +117,13 @@ def _same_bits(first: Array, second: Array) -> bool:
 
 def _forget_domain(proto: ModelProto) -> None:
     """Remove the portable bodies, the opset imports and the metadata."""
-    functions = [f for f in proto.functions if f.domain != DOMAIN]
+    functions = [f for f in proto.functions if f.domain != DOMAIN or f.name not in OP_TYPES]
     del proto.functions[:]
     proto.functions.extend(functions)
     for owner in (proto, *proto.functions):
-        _drop_import(owner)
+        nodes = proto.graph.node if owner is proto else owner.node
+        if all(n.domain != DOMAIN for n in iterate_nodes(nodes)):
+            _drop_import(owner)
     metadata.clear(proto)
 
 

@@ -282,6 +282,21 @@ def test_restore_reuses_a_weight_that_stayed():
     assert len(proto.graph.initializer) == 1
 
 
+def test_a_function_of_somebody_else_in_our_domain_stays():
+    other = helper.make_function(
+        DOMAIN, "Other", ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], [helper.make_opsetid("", 17)]
+    )
+    source = model([conv(out="c"), helper.make_node("Other", ["c"], ["Y"], domain=DOMAIN)], [tensor(pruned(), "W")])
+    source.functions.append(other)
+    source.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    proto, _ = convert(source)
+    assert {f.name for f in proto.functions} == {"Other", "SparseConv"}
+    restore(proto)
+    assert [f.name for f in proto.functions] == ["Other"]
+    inputs = inputs_for(source)
+    assert_close(run(proto, inputs)[0], run(source, inputs)[0], 144, 100)
+
+
 def test_pruning_keeps_the_documentation_of_a_tensor():
     source = ornate()
     source.graph.initializer[0].doc_string = "the weight"

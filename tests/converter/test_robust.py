@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect, prune, restore
 from onnx_sparseconv.converter.model_io import load, save
 from onnx_sparseconv.converter.report import Reason
-from onnx_sparseconv.custom_ops.schema import SPARSE_CONV
+from onnx_sparseconv.custom_ops.schema import SPARSE_CONV, SPARSE_CONV_ADD
 from onnx_sparseconv.errors import ModelError, SparseConvError
 from onnx_sparseconv.kernels.unified_csr import UnifiedCSR
 from tests.support.odd_models import FEEDS, conv, model, ornate, pruned, tensor
@@ -428,6 +428,26 @@ def test_saving_an_invalid_model_writes_nothing(tmp_path):
     with pytest.raises(ModelError, match="not valid ONNX"):
         save(model([conv("unknown")]), tmp_path / "out.onnx")
     assert files_in(tmp_path) == []
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    target = tmp_path / "real" / "model.onnx"
+    target.write_bytes(b"older")
+    (tmp_path / "link.onnx").symlink_to(target)
+    convert(FEEDS["initializer"].build(), tmp_path / "link.onnx")
+    assert (tmp_path / "link.onnx").is_symlink()
+    assert inspect(target).converted_by
+
+
+@pytest.mark.parametrize(("op_type", "inputs"), [(SPARSE_CONV, []), (SPARSE_CONV_ADD, ["X", ""]), (SPARSE_CONV, [""])])
+def test_a_node_that_lacks_an_input(op_type, inputs):
+    proto = sparse_model(attributes_for(pruned()), op_type)
+    proto.graph.node[0].input[:] = inputs
+    del proto.functions[:]
+    inspect(proto)
+    with pytest.raises(ModelError, match=r"sparse.*input"):
+        restore(proto)
 
 
 def test_an_older_output_is_replaced_as_a_whole(tmp_path):

@@ -423,6 +423,15 @@ def _function_attributes() -> ModelProto:
     return model([call("f", ["X"], border=[1, 1, 1, 1])], functions=[body])
 
 
+def _function_default_attribute() -> ModelProto:
+    """The call leaves the attribute out."""
+    proto = _function_attributes()
+    del proto.graph.node[0].attribute[:]
+    del proto.functions[0].attribute[:]
+    proto.functions[0].attribute_proto.append(helper.make_attribute("border", [2, 0, 2, 0]))
+    return proto
+
+
 def _function_weight_attribute() -> ModelProto:
     node = helper.make_node("Constant", [], ["w"])
     node.attribute.add(name="value", type=AttributeProto.TENSOR, ref_attr_name="weight")
@@ -532,6 +541,7 @@ FEEDS: dict[str, Feed] = {
     "function-inside": Feed(_function_inside, source="Constant"),
     "function-argument": Feed(_function_argument),
     "function-attributes": Feed(_function_attributes, source="Constant"),
+    "function-default-attribute": Feed(_function_default_attribute, source="Constant"),
     "function-weight-attribute": Feed(_function_weight_attribute, source="Constant"),
     "function-nested": Feed(_function_nested, source="Constant"),
     "function-twice": Feed(_function_twice, forced=2),
