@@ -87,7 +87,7 @@ struct LaneShift {
 namespace sparseconv::cpu {
 
 const TileKernels& Avx2Kernels() {
-  static constexpr TileKernels kKernels{"avx2", kLanes, 8, 6, 0.8, RunJob, CopyRows, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"avx2", kLanes, 8, 6, 1.0, RunJob, CopyRows, CopyFloats, CopyHalves};
   return kKernels;
 }
 
