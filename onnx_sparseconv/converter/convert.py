@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, helper
+from onnx import GraphProto, ModelProto, TensorShapeProto, helper
 
 from onnx_sparseconv import version
 from onnx_sparseconv.converter import metadata
@@ -110,6 +110,7 @@ def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     if progress:
         progress(len(chosen), len(chosen), "")
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen})
+    _state_ranks(chosen)
     changed_scopes = [scope for scope in view.scopes if sparsify.apply(scope.graph).changed]
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in changed_scopes)) if o is not None}.values():
@@ -125,6 +126,22 @@ def _encode(site: ConvSite) -> SparseConvAttributes:
     assert weight is not None
     assert geometry is not None
     return SparseConvAttributes(geometry, encode(weight.values, geometry.group), np.dtype(weight.values.dtype))
+
+
+def _state_ranks(chosen: Sequence[ConvSite]) -> None:
+    """Give outputs of subgraphs that come out of a rewritten node their rank, where they state no shape.
+
+    ONNX Runtime 1.20 does not infer the shape of a custom op in the body of a Scan, and Scan needs it.
+    """
+    for site in chosen:
+        graph = site.scope.proto
+        if not isinstance(graph, GraphProto) or site.scope.parent is None or site.geometry is None:
+            continue
+        rank = len(site.geometry.kernel_shape) + 2
+        for output in graph.output:
+            tensor = output.type.tensor_type
+            if output.name == site.node.outputs[0].name and tensor.elem_type and not tensor.HasField("shape"):
+                tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
 
 
 def _import_domain(owner: ModelProto) -> None:

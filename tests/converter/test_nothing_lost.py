@@ -125,6 +125,14 @@ def test_a_weight_that_training_reads_stays():
     onnx.checker.check_model(proto)
 
 
+def test_an_output_of_a_subgraph_states_its_rank():
+    """ONNX Runtime 1.20 cannot run a Scan whose body ends in a custom op without one."""
+    proto, _ = convert(FEEDS["outer-scan"].build())
+    scan = next(n for n in proto.graph.node if n.op_type == "Scan")
+    (output,) = next(a.g for a in scan.attribute if a.name == "body").output
+    assert len(output.type.tensor_type.shape.dim) == 4
+
+
 def test_symbolic_dimensions_stay():
     source = model(
         [conv()], [tensor(pruned(), "W")], [value("X", ["batch", 16, "h", None])], [value("Y", ["batch", 8, "h", "w"])]
