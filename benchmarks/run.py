@@ -37,6 +37,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch", nargs="*", type=int, default=[1])
     parser.add_argument("--threads", nargs="*", type=int, default=[1])
     parser.add_argument("--dtype", nargs="*", default=["float32"], choices=["float32", "float16"])
+    parser.add_argument("--label", default="", help="what is special about this run, for the results file")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for one comparison")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args()
@@ -82,6 +83,7 @@ def main() -> None:
     records = run_suites(options, plan)
     results = {
         "schema_version": SCHEMA_VERSION,
+        "label": options.label,
         "command": " ".join(["python", *sys.argv]),
         "started": started,
         "environment": read_environment(),

@@ -1,9 +1,9 @@
 """From a model file to a converted one, and back: load, analyse, decide, rewrite, check, save."""
 
 from onnx_sparseconv.converter.analyse import inspect
-from onnx_sparseconv.converter.convert import ConvertOptions, convert
+from onnx_sparseconv.converter.conversion import ConvertOptions, convert
 from onnx_sparseconv.converter.decide import DecisionOptions
-from onnx_sparseconv.converter.prune import prune
-from onnx_sparseconv.converter.restore import restore
+from onnx_sparseconv.converter.pruning import prune
+from onnx_sparseconv.converter.restoration import restore
 
 __all__ = ["ConvertOptions", "DecisionOptions", "convert", "inspect", "prune", "restore"]

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite
+from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite, output_sizes
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import MAX_SPATIAL_RANK
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 
-# Without a measurement on the device: below this share of zeros the dense Conv of ONNX Runtime, which runs at
-# the machine's peak, is expected to win.
-DEFAULT_MIN_SPARSITY = 0.8
+# Without a measurement on the device: from this share of zeros on sparse beats ONNX Runtime's dense Conv on a CPU. The
+# classes and their break-even points are measured, with a margin (docs/cpu-kernel.md, "When it pays").
+MIN_SPARSITY = 0.65
+MIN_SPARSITY_SMALL_MAP = 0.75
+# A map of at most so many positions (7x7, 8x8) is small. So is one whose size is only known at run time: it may be.
+SMALL_MAP_POSITIONS = 64
 # A layer with fewer weights is over before a custom op has been called.
 MIN_WEIGHTS = 512
+# With fewer weights for each output channel, most of the work is to store the output, which no zero saves.
+MIN_WEIGHTS_A_CHANNEL = 16
 
 SUPPORTED_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
@@ -28,7 +34,8 @@ class DecisionOptions:
     """What decides, where no measurement does.
 
     Attributes:
-        min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes `DEFAULT_MIN_SPARSITY`.
+        min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes the measured one of the
+            layer's class (see `default_min_sparsity`).
         force: rewrite every layer that can be rewritten at all.
     """
 
@@ -39,20 +46,31 @@ class DecisionOptions:
         if self.min_sparsity is not None and not 0 <= self.min_sparsity <= 1:
             raise UsageError(f"min_sparsity must lie between 0 and 1, got {self.min_sparsity}")
 
-    @property
-    def threshold(self) -> float:
-        """The share of zeros that decides."""
-        return DEFAULT_MIN_SPARSITY if self.min_sparsity is None else self.min_sparsity
-
 
 def decide(site: ConvSite, options: DecisionOptions) -> Verdict:
     """The verdict on one convolution."""
-    reason, text = _obstacle(site, options.threshold)
+    reason, text = _obstacle(site, options.min_sparsity)
     if reason is Reason.REWRITE:
         return Verdict(True, reason, text)
     if options.force and reason not in NOT_FORCIBLE:
         return Verdict(True, Reason.FORCED, f"forced, though {text}")
     return Verdict(False, reason, text)
+
+
+def default_min_sparsity(site: ConvSite) -> tuple[float, str]:
+    """The share of zeros from which a layer pays on a CPU, and the class of layers that it is measured for."""
+    assert site.geometry is not None
+    sizes = (
+        output_sizes(site.geometry, site.input_shape[2:])
+        if site.input_shape is not None and len(site.input_shape) == len(site.geometry.kernel_shape) + 2
+        else (None,)
+    )
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes):
+        return MIN_SPARSITY_SMALL_MAP, "layers whose output size is not known"
+    if math.prod(known) <= SMALL_MAP_POSITIONS:
+        return MIN_SPARSITY_SMALL_MAP, "layers with small output maps"
+    return MIN_SPARSITY, "layers of its kind"
 
 
 def unsupported_opset(why: str) -> Verdict:
@@ -71,7 +89,7 @@ def is_depthwise(site: ConvSite) -> bool:
     )
 
 
-def _obstacle(site: ConvSite, threshold: float) -> tuple[Reason, str]:
+def _obstacle(site: ConvSite, min_sparsity: float | None) -> tuple[Reason, str]:
     """The first thing that speaks against rewriting, the unforcible before the rest; REWRITE when there is none."""
     if site.is_sparse:
         return Reason.ALREADY_SPARSE, "already a sparse convolution"
@@ -83,7 +101,7 @@ def _obstacle(site: ConvSite, threshold: float) -> tuple[Reason, str]:
         )
     if site.weight is None:
         return Reason.RUNTIME_WEIGHT, f"its weight {site.weight_name!r} is only known at run time"
-    return _obstacle_in_form(site) or _obstacle_in_gain(site, threshold)
+    return _obstacle_in_form(site) or _obstacle_in_gain(site, min_sparsity)
 
 
 def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
@@ -104,7 +122,7 @@ def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
     return None
 
 
-def _obstacle_in_gain(site: ConvSite, threshold: float) -> tuple[Reason, str]:
+def _obstacle_in_gain(site: ConvSite, min_sparsity: float | None) -> tuple[Reason, str]:
     """What makes rewriting useless or unwanted; `force` overrules it."""
     weight = site.weight
     assert weight is not None
@@ -119,10 +137,14 @@ def _obstacle_in_gain(site: ConvSite, threshold: float) -> tuple[Reason, str]:
         return Reason.DEPTHWISE, "it is depthwise: each output channel has too few weights to gain"
     if weight.values.size < MIN_WEIGHTS:
         return Reason.TOO_SMALL, f"it has only {weight.values.size} weights, fewer than {MIN_WEIGHTS}"
+    if weight.values[0].size < MIN_WEIGHTS_A_CHANNEL:
+        return Reason.TOO_SMALL, f"it has only {weight.values[0].size} weights for each output channel"
     # Not 1 - density: that rounds a layer of exactly 20% zeros to below a threshold of 20%.
     sparsity = (weight.values.size - np.count_nonzero(nonzero_mask(weight.values))) / weight.values.size
+    threshold, kind = (min_sparsity, "") if min_sparsity is not None else default_min_sparsity(site)
     if sparsity < threshold:
-        return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below the threshold of {threshold:.1%}"
+        bar = f"{threshold:.1%}, from which {kind} pay" if kind else f"the threshold of {threshold:.1%}"
+        return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below {bar}"
     return Reason.REWRITE, f"{sparsity:.1%} of its weights are zero"
 
 

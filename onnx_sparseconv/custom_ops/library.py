@@ -56,10 +56,10 @@ def library_path() -> Path:
     """
     override = os.environ.get(LIBRARY_VARIABLE)
     if override:
-        path = Path(override)
-        if not path.is_file():
-            raise NativeLibraryError(f"{LIBRARY_VARIABLE} names {path}, which is not a file; correct or unset it")
-        return path.resolve()
+        named = Path(override)
+        if not named.is_file():
+            raise NativeLibraryError(f"{LIBRARY_VARIABLE} names {named}, which is not a file; correct or unset it")
+        return named.resolve()
     beside = Path(str(resources.files("onnx_sparseconv.custom_ops") / _FILE_NAME))
     for path in (beside, _installed_file()):
         if path is not None and path.is_file():

@@ -5,7 +5,12 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx_sparseconv.converter import ConvertOptions, DecisionOptions, convert, inspect
-from onnx_sparseconv.converter.decide import DEFAULT_MIN_SPARSITY, MIN_WEIGHTS
+from onnx_sparseconv.converter.decide import (
+    MIN_SPARSITY,
+    MIN_SPARSITY_SMALL_MAP,
+    MIN_WEIGHTS,
+    MIN_WEIGHTS_A_CHANNEL,
+)
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason
 from onnx_sparseconv.errors import UsageError
 from tests.support.odd_models import FEEDS, LOCAL, call, conv, function, model, pruned, tensor, value
@@ -13,9 +18,9 @@ from tests.support.odd_models import FEEDS, LOCAL, call, conv, function, model, 
 FORCE = ConvertOptions(force=True)
 
 
-def one_conv(weight, **attributes):
+def one_conv(weight, sizes=(6, 6), **attributes):
     channels = weight.shape[1] * attributes.get("group", 1)
-    return model([conv(**attributes)], [tensor(weight, "W")], [value("X", (2, channels, 6, 6))])
+    return model([conv(**attributes)], [tensor(weight, "W")], [value("X", (2, channels, *sizes))])
 
 
 def reason(proto, **options):
@@ -33,22 +38,33 @@ def test_a_layer_of_exactly_the_threshold_is_rewritten(percent):
         assert reason(one_conv(weight), min_sparsity=(percent + 0.1) / 100) is Reason.TOO_DENSE
 
 
-def test_the_default_threshold():
-    below, at = (pruned((10, 100, 1, 1), DEFAULT_MIN_SPARSITY + d) for d in (-0.001, 0))
-    assert reason(one_conv(below)) is Reason.TOO_DENSE
-    assert reason(one_conv(at)) is Reason.REWRITE
-    assert DecisionOptions(min_sparsity=0.0).threshold == 0
+@pytest.mark.parametrize(
+    ("sizes", "threshold"),
+    [
+        ((6, 6), MIN_SPARSITY_SMALL_MAP),  # padded by 1 on all sides: 8 x 8 outputs
+        ((6, 7), MIN_SPARSITY),
+        ((56, 56), MIN_SPARSITY),
+        (("h", 56), MIN_SPARSITY_SMALL_MAP),
+    ],
+)
+def test_the_default_threshold_depends_on_the_output_map(sizes, threshold):
+    below, at = (pruned((10, 100, 1, 1), threshold + d) for d in (-0.001, 0))
+    assert reason(one_conv(below, sizes)) is Reason.TOO_DENSE
+    assert reason(one_conv(at, sizes)) is Reason.REWRITE
+    assert reason(one_conv(below, sizes), min_sparsity=0.0) is Reason.REWRITE
 
 
 def test_the_text_holds_the_figures():
     (layer,) = inspect(one_conv(pruned((10, 100, 1, 1), 0.5))).layers
     assert "50.0%" in layer.verdict.text
-    assert "80.0%" in layer.verdict.text
+    assert "75.0%" in layer.verdict.text
 
 
 def test_small_layers():
     assert reason(one_conv(pruned((1, MIN_WEIGHTS - 1, 1, 1)))) is Reason.TOO_SMALL
     assert reason(one_conv(pruned((1, MIN_WEIGHTS, 1, 1)))) is Reason.REWRITE
+    assert reason(one_conv(pruned((64, MIN_WEIGHTS_A_CHANNEL - 1, 1, 1)))) is Reason.TOO_SMALL
+    assert reason(one_conv(pruned((64, MIN_WEIGHTS_A_CHANNEL, 1, 1)))) is Reason.REWRITE
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan"), float("inf")])

@@ -24,7 +24,7 @@ from tests.support.plain_ort import assert_close, inputs_for, run
 from tests.support.sparse_nodes import attributes_for, sparse_model
 
 # The package's name "restore" is the function.
-restore_module = sys.modules["onnx_sparseconv.converter.restore"]
+restore_module = sys.modules["onnx_sparseconv.converter.restoration"]
 FORCE = ConvertOptions(force=True)
 
 

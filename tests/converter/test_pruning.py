@@ -6,7 +6,7 @@ import pytest
 from onnx import helper
 
 from onnx_sparseconv.converter import prune
-from onnx_sparseconv.converter.prune import SCOPES, prune_weights
+from onnx_sparseconv.converter.pruning import SCOPES, prune_weights
 from onnx_sparseconv.errors import ModelError, UsageError
 from tests.support.odd_models import FEEDS, conv, model, pruned, tensor, value
 from tests.support.plain_ort import inputs_for, run

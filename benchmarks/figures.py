@@ -1,0 +1,186 @@
+"""Makes the tables and pictures of the documents from the files in results/.
+
+    python benchmarks/figures.py            # rewrite the tables between their markers; pictures too, with matplotlib
+    python benchmarks/figures.py --check    # fail if a table is not what the results say
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md")
+Record = dict[str, Any]
+
+
+def load(name: str) -> Record:
+    """A results file."""
+    record: Record = json.loads((RESULTS / f"{name}.json").read_text())
+    return record
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def by_setting(records: Iterable[Record]) -> dict[str, dict[tuple[float, int, int], Record]]:
+    """Layers by name, then by (sparsity, batch, threads)."""
+    found: dict[str, dict[tuple[float, int, int], Record]] = {}
+    for record in records:
+        setting = record["setting"]
+        key = (setting["sparsity"], setting["batch"], setting["threads"])
+        found.setdefault(record["layer"]["name"], {})[key] = record
+    return found
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def break_even(speedups: dict[float, float]) -> float | None:
+    """Sparsity at which the speed-up crosses 1, interpolated on a logarithmic scale; None when it never is below."""
+    points = sorted(speedups.items())
+    if points[0][1] >= 1:
+        return None
+    for (low, slow), (high, fast) in zip(points, points[1:]):
+        if slow < 1 <= fast:
+            return low + (high - low) * math.log(1 / slow) / math.log(fast / slow)
+    return 1.0
+
+
+def layers_table() -> str:
+    """Speed-up of every layer of the suite cpu, by sparsity, threads and batch."""
+    layers = by_setting(load("cpu-layers")["layers"])
+    settings = sorted(next(iter(layers.values())), key=lambda s: (s[1], s[2], s[0]))
+    head = ["layer", *(f"{s:.0%}, batch {b}, {t} thread{'s'[: t - 1]}" for s, b, t in settings)]
+    rows = [[name, *(f"{found[s]['speedup']:.2f}x" for s in settings)] for name, found in layers.items()]
+    for kind, label in ((3, "geometric mean, 3x3"), (1, "geometric mean, 1x1")):
+        group = [f for f in layers.values() if next(iter(f.values()))["layer"]["kernel"] == kind]
+        rows.append([label, *(f"{geometric_mean([f[s]['speedup'] for f in group]):.2f}x" for s in settings)])
+    return table(head, rows)
+
+
+def models_table() -> str:
+    """Whole models: times, speed-up, size."""
+    rows = []
+    for model in load("cpu-models")["models"]:
+        before, after = model["original"], model["converted"]
+        rewritten = sum(k["kernel"].startswith("cpu.") for k in model["kernels"])
+        rows.append(
+            [
+                before["path"].removesuffix(".onnx"),
+                str(model["batch"]),
+                str(model["threads"]),
+                str(rewritten),
+                f"{before['time']['median_us'] / 1000:.2f} ms",
+                f"{after['time']['median_us'] / 1000:.2f} ms",
+                f"{model['speedup']['of_medians']:.2f}x",
+                f"{before['size_bytes'] / 1e6:.2f} to {after['size_bytes'] / 1e6:.2f} MB",
+            ]
+        )
+    return table(["model", "batch", "threads", "Conv rewritten", "dense", "converted", "speed-up", "file"], rows)
+
+
+def break_even_table() -> str:
+    """Speed-up by sparsity of every layer of the suite classes, and where each breaks even."""
+    layers = by_setting(load("cpu-break-even")["layers"])
+    sparsities = sorted({s for found in layers.values() for s, _, _ in found})
+    rows = []
+    for name, found in layers.items():
+        for threads in sorted({t for _, _, t in found}):
+            speedups = {s: r["speedup"] for (s, _, t), r in found.items() if t == threads}
+            crossing = break_even(speedups)
+            text = f"below {min(sparsities):.0%}" if crossing is None else f"{crossing:.0%}"
+            rows.append([name, str(threads), *(f"{speedups[s]:.2f}x" for s in sparsities), text])
+    return table(["layer", "threads", *(f"{s:.0%}" for s in sparsities), "breaks even"], rows)
+
+
+def history_table() -> str:
+    """What each idea gave: geometric means over the 3x3 and the 1x1 layers of the suite cpu, one thread."""
+    rows = []
+    for path in sorted(RESULTS.glob("cpu-history-*.json")):
+        results = load(path.stem)
+        layers = by_setting(results["layers"])
+        row = [results["label"]]
+        for kind in (3, 1):
+            group = [f for f in layers.values() if next(iter(f.values()))["layer"]["kernel"] == kind]
+            row.append(f"{geometric_mean([next(iter(f.values()))['speedup'] for f in group]):.2f}x")
+        rows.append(row)
+    return table(["kernel", "3x3", "1x1"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "cpu-layers": layers_table,
+    "cpu-models": models_table,
+    "cpu-break-even": break_even_table,
+    "cpu-history": history_table,
+}
+
+
+def with_tables(text: str) -> str:
+    """A document with its tables made anew."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n{TABLES[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def draw() -> None:
+    """Speed-up against sparsity, one line a layer."""
+    import matplotlib as mpl  # noqa: PLC0415
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "onnx-sparseconv"
+    from matplotlib import pyplot as plt  # noqa: PLC0415
+
+    layers = by_setting(load("cpu-layers")["layers"])
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    for name, found in layers.items():
+        points = sorted((s, r["speedup"]) for (s, batch, threads), r in found.items() if batch == 1 and threads == 1)
+        style = "--" if name.startswith("1x1") else "-"
+        axes.plot([100 * s for s, _ in points], [g for _, g in points], style, marker="o", markersize=3, label=name)
+    axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("zero weights, %")
+    axes.set_ylabel("times faster than dense Conv")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, loc="upper left")
+    figure.savefig(ROOT / "docs" / "cpu-layers.svg", metadata={"Date": None})
+
+
+def main() -> int:
+    """Rewrite the documents, or check them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    stale = []
+    for path in DOCUMENTS:
+        text = path.read_text()
+        wanted = with_tables(text)
+        if wanted != text:
+            stale.append(path.name)
+            if not options.check:
+                path.write_text(wanted)
+    if options.check and stale:
+        sys.exit(f"error: {', '.join(stale)}: tables differ from benchmarks/results; run benchmarks/figures.py")
+    if not options.check:
+        draw()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
