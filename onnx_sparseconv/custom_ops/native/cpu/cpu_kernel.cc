@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t kMaxTaps = 1 << 16;
 constexpr uintptr_t kCacheLine = 64;
 // Tasks of a call: enough to keep many threads busy to the end, each long against the cost of starting it.
-constexpr int64_t kTaskWork = 100000;
+constexpr int64_t kTaskWork = 30000;
 constexpr int64_t kMaxTasks = 64;
 constexpr int64_t kMinTaskRows = 8;
 // The cells of all images are packed before the sums start only where they are no more than this.

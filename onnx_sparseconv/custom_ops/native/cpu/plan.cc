@@ -13,6 +13,9 @@ constexpr int64_t kMaxCells = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxOverlap = 16;
 // Vector multiply-adds of one chunk: some 30 us, long against the cost of a task, short against a layer.
 constexpr int64_t kChunkWork = 100000;
+// Storing and packing a vector, in multiply-adds, for cutting the work into tasks.
+constexpr int64_t kStoreWork = 4;
+constexpr int64_t kPackWork = 4;
 // A packed chunk should stay in the second-level cache, the part of it that one block of channels reads in the first.
 constexpr int64_t kChunkBytes = 384 << 10;
 constexpr int64_t kBlockBytes = 32 << 10;
@@ -346,8 +349,9 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
   LayOutCells(layout.row_pitch, &plan);
   if (layout.has_shifts) plan.shifts = ShiftsOf(PlaceTaps(geometry, plan), kernels.lanes);
   if (plan.shifts.size() == 1) plan.shifts = {0};
-  plan.work = CheckedMultiply(static_cast<int64_t>(weight.values.size()) + geometry.out_channels,
-                              CeilDivide(plan.num_positions, kernels.lanes), "the work for an image");
+  const int64_t work_a_vector = static_cast<int64_t>(weight.values.size()) + kStoreWork * geometry.out_channels +
+                                kPackWork * geometry.in_channels * plan.num_phases;
+  plan.work = CheckedMultiply(work_a_vector, CeilDivide(plan.num_positions, kernels.lanes), "the work for an image");
   CutTiles(kernels, &plan);
   CutChunks(geometry, kernels.lanes, &plan);
   MakeEntries(geometry, weight, kernels, &plan);

@@ -83,7 +83,7 @@ struct Plan {
   std::vector<int32_t> shifts{0};
   int32_t num_blocks = 1;  // blocks of input channels
 
-  int64_t work = 0;  // vector multiply-adds for one image
+  int64_t work = 0;  // for one image, in multiply-adds of vectors
 };
 
 // Throws `Error` where the sizes are more than the kernel can address.
