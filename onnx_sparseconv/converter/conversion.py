@@ -21,6 +21,7 @@ from onnx_sparseconv.converter.report import ConversionReport, LayerReport, Mode
 from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.kernels.unified_csr import encode
+from onnx_sparseconv.passes.fuse_relu import FuseRelu
 from onnx_sparseconv.passes.sparsify_conv import SparsifyConv
 
 Progress = Callable[[int, int, str], None]
@@ -112,13 +113,15 @@ def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen})
     _state_ranks(chosen)
     changed_scopes = [scope for scope in view.scopes if sparsify.apply(scope.graph).changed]
+    fuse_relu = FuseRelu(view.pinned_names())
+    fused = [note for scope in changed_scopes for note in fuse_relu.apply(scope.graph).notes]
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in changed_scopes)) if o is not None}.values():
         _import_domain(owner)
     raise_ir_version(proto)
     _add_functions(proto, opset)
     metadata.record(proto, version.__version__, plan.report.layers)
-    return _notes_on_weights(chosen, removed)
+    return (*fused, *_notes_on_weights(chosen, removed))
 
 
 def _encode(site: ConvSite) -> SparseConvAttributes:

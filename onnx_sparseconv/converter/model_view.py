@@ -97,6 +97,11 @@ class ModelView:
         self._names.add(name)
         return name
 
+    def pinned_names(self) -> frozenset[str]:
+        """Tensors that a pass must not do away with: outputs of any graph, and what training information names."""
+        outputs = {t.name for scope in self.scopes for t in scope.graph.outputs}
+        return frozenset(outputs | _names_in_training(self.proto))
+
     def origin(self, node: gs.Node) -> NodeProto | None:
         """The proto that ``node`` was imported from, None for a node that a pass made."""
         return self._origin.get(id(node))
@@ -130,8 +135,10 @@ class ModelView:
 
     def _write_nodes(self, scope: Scope) -> None:
         originals = list(scope.proto.node)
-        makers = {name: proto for proto in originals for name in proto.output if name}
-        wanted = [self._to_proto(node, makers) for node in scope.graph.nodes]
+        # Whose documentation a new node keeps: the node of its name, else the one that made its output.
+        replaced = {name: proto for proto in originals for name in proto.output if name}
+        replaced |= {f"node {proto.name}": proto for proto in originals if proto.name}
+        wanted = [self._to_proto(node, replaced) for node in scope.graph.nodes]
         constants = self._new_constants(scope)
         if isinstance(scope.proto, GraphProto):
             scope.proto.initializer.extend(constants)
@@ -151,8 +158,8 @@ class ModelView:
         self._imported |= new.keys()
         return list(new.values())
 
-    def _to_proto(self, node: gs.Node, makers: Mapping[str, NodeProto]) -> NodeProto:
-        """The proto of a node; ``makers`` are the original nodes by their outputs."""
+    def _to_proto(self, node: gs.Node, originals: Mapping[str, NodeProto]) -> NodeProto:
+        """The proto of a node; ``originals`` are nodes by ``node NAME`` and by their outputs."""
         inputs, outputs = [t.name for t in node.inputs], [t.name for t in node.outputs]
         known = self.origin(node)
         if known is not None:
@@ -161,7 +168,7 @@ class ModelView:
                 known.output[:] = outputs
             return known
         proto: NodeProto = OnnxExporter.export_node(node)
-        replaced = next((makers[name] for name in outputs if name in makers), None)
+        replaced = next((originals[key] for key in (f"node {node.name}", *outputs) if key in originals), None)
         if replaced is not None:
             # Merged rather than assigned: documentation need not be UTF-8.
             kept = NodeProto.FromString(replaced.SerializeToString())
@@ -241,8 +248,9 @@ def _remove_orphans(proto: GraphProto | FunctionProto, used_before: set[str]) ->
         removed |= _drop(field, name_of, unused)
     # An overridable initializer that went must not stay behind as an input that callers have to give.
     _drop(proto.input, lambda i: i.name, removed)
-    _drop(proto.value_info, lambda i: i.name, removed)
-    _drop(proto.quantization_annotation, lambda a: a.tensor_name, removed)
+    gone = unused - _all_names(proto)
+    _drop(proto.value_info, lambda i: i.name, gone)
+    _drop(proto.quantization_annotation, lambda a: a.tensor_name, gone)
     return removed
 
 

@@ -140,7 +140,7 @@ def test_a_bug_shows_its_traceback(model, monkeypatch, sparseconv):
     def fail(_path):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr("onnx_sparseconv.converter.restoration", lambda *_: fail(0))
+    monkeypatch.setattr("onnx_sparseconv.converter.restore", lambda *_: fail(0))
     with pytest.raises(ZeroDivisionError):
         sparseconv("restore", model, "-o", "x.onnx")
     # Among several models it must not stop the others, so there it is printed.
