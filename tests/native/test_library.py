@@ -44,6 +44,7 @@ def test_a_wrong_override_is_an_error(monkeypatch, tmp_path):
 def test_a_missing_library_says_where_and_what_to_do(monkeypatch, tmp_path):
     monkeypatch.delenv(library.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setattr(library.resources, "files", lambda _: tmp_path)
+    monkeypatch.setattr(library, "_installed_file", lambda: None)
     with pytest.raises(NativeLibraryError, match=r"no .*libonnx_sparseconv\.(so|dll); reinstall"):
         library.library_path()
 
