@@ -58,10 +58,12 @@ class Plan:
     Attributes:
         view: the model, functions inlined and opset raised where the rewriting needs it.
         sites: its convolutions.
+        shapes: shapes of its tensors.
         report: what is known of the source; its layers are in the order of ``sites``.
     """
 
     view: ModelView
+    shapes: ShapeMap
     sites: list[ConvSite]
     report: ModelReport
 
@@ -80,7 +82,7 @@ def make_plan(loaded: LoadedModel, options: DecisionOptions) -> Plan:
             notes = (*notes, f"the opset is raised from {opset} to {MIN_OPSET}, which the portable form needs")
     if not shapes.complete:
         notes = (*notes, "shape inference failed, so some FLOPs are unknown")
-    return Plan(view, sites, _report_model(loaded, sites, verdicts, notes))
+    return Plan(view, shapes, sites, _report_model(loaded, sites, verdicts, notes))
 
 
 def _decide_all(

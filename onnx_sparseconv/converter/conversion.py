@@ -15,13 +15,14 @@ from onnx_sparseconv.converter.analyse import Plan, default_opset, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
-from onnx_sparseconv.converter.model_view import iterate_nodes
+from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport
 from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.passes.fuse_relu import FuseRelu
+from onnx_sparseconv.passes.fuse_residual import FuseResidual
 from onnx_sparseconv.passes.sparsify_conv import SparsifyConv
 
 Progress = Callable[[int, int, str], None]
@@ -113,8 +114,7 @@ def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen})
     _state_ranks(chosen)
     changed_scopes = [scope for scope in view.scopes if sparsify.apply(scope.graph).changed]
-    fuse_relu = FuseRelu(view.pinned_names())
-    fused = [note for scope in changed_scopes for note in fuse_relu.apply(scope.graph).notes]
+    fused = [note for scope in changed_scopes for note in _fuse(scope, plan)]
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in changed_scopes)) if o is not None}.values():
         _import_domain(owner)
@@ -122,6 +122,13 @@ def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     _add_functions(proto, opset)
     metadata.record(proto, version.__version__, plan.report.layers)
     return (*fused, *_notes_on_weights(chosen, removed))
+
+
+def _fuse(scope: Scope, plan: Plan) -> tuple[str, ...]:
+    """Take what follows the new nodes into them, as ONNX Runtime does for a dense Conv. Returns notes."""
+    pinned = plan.view.pinned_names()
+    residual = FuseResidual(pinned, lambda first, second: plan.shapes.are_same(first, second, scope))
+    return (*residual.apply(scope.graph).notes, *FuseRelu(pinned).apply(scope.graph).notes)
 
 
 def _encode(site: ConvSite) -> SparseConvAttributes:

@@ -16,14 +16,14 @@ MAX_VALUE_ELEMENTS = 1024
 
 
 class ShapeMap:
-    """Shapes by scope and name. Unknown sizes are None.
+    """Shapes by scope and name.
 
     Args:
         proto: the model; it is not changed, and its weights are not copied.
     """
 
     def __init__(self, proto: ModelProto) -> None:
-        self._shapes: dict[tuple[tuple[int | str, ...], str], Shape] = {}
+        self._shapes: dict[tuple[tuple[int | str, ...], str], tuple[int | str | None, ...]] = {}
         light = _without_weights(proto)
         try:
             _refuse_zero_strides(light)
@@ -35,7 +35,16 @@ class ShapeMap:
         self._collect((), light.graph)
 
     def get(self, name: str, scope: Scope) -> Shape | None:
-        """Shape of a tensor seen from ``scope``, or None when not even its rank is known."""
+        """Shape of a tensor seen from ``scope``, unknown sizes None; None when not even its rank is known."""
+        shape = self._find(name, scope)
+        return None if shape is None else tuple(size if isinstance(size, int) else None for size in shape)
+
+    def are_same(self, first: str, second: str, scope: Scope) -> bool:
+        """Whether two tensors certainly have one shape: all sizes are equal numbers, or the same symbol."""
+        shape = self._find(first, scope)
+        return shape is not None and None not in shape and shape == self._find(second, scope)
+
+    def _find(self, name: str, scope: Scope) -> tuple[int | str | None, ...] | None:
         inner: Scope | None = scope
         while inner is not None:
             shape = self._shapes.get((inner.position, name))
@@ -55,11 +64,11 @@ class ShapeMap:
                     self._collect((*position, index, attribute.name), attribute.g)
 
 
-def _shape_of(info: ValueInfoProto) -> Shape | None:
+def _shape_of(info: ValueInfoProto) -> tuple[int | str | None, ...] | None:
     tensor = info.type.tensor_type
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
-    return tuple(d.dim_value if d.HasField("dim_value") and d.dim_value > 0 else None for d in tensor.shape.dim)
+    return tuple(d.dim_value if d.dim_value > 0 else d.dim_param or None for d in tensor.shape.dim)
 
 
 def _refuse_zero_strides(proto: ModelProto) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, Activation
-from onnx_sparseconv.passes.base import PassResult
+from onnx_sparseconv.custom_ops.schema import DOMAIN, Activation
+from onnx_sparseconv.passes.base import PassResult, detach, has_no_activation, sole_producer
 
 
 class FuseRelu:
@@ -43,25 +43,15 @@ class FuseRelu:
         return PassResult(graph, len(fused), notes)
 
     def _fusible_producer(self, relu: gs.Node) -> gs.Node | None:
-        if not relu.outputs or len(relu.inputs) != 1 or len(relu.inputs[0].inputs) != 1:
+        if not relu.outputs or len(relu.inputs) != 1:
             return None
-        between = relu.inputs[0]
-        producer = between.inputs[0]
-        if producer.domain != DOMAIN or producer.op not in OP_TYPES:
-            return None
-        if len(between.outputs) != 1 or between.name in self._pinned:
-            return None
-        activation = producer.attrs.get("activation")
-        if not isinstance(activation, gs.Constant) or int(activation.values) != Activation.NONE:
-            return None
-        return producer
+        producer = sole_producer(relu.inputs[0], self._pinned)
+        return producer if producer is not None and has_no_activation(producer) else None
 
 
 def _with_relu(convolution: gs.Node, relu: gs.Node) -> gs.Node:
     inputs, outputs = list(convolution.inputs), list(relu.outputs)
-    for node in (convolution, relu):
-        node.inputs.clear()
-        node.outputs.clear()
+    detach(convolution, relu)
     attributes = dict(convolution.attrs)
     attributes["activation"] = gs.Constant("activation", np.asarray(int(Activation.RELU), np.int64))
     return gs.Node(convolution.op, convolution.name, attributes, inputs, outputs, domain=DOMAIN)

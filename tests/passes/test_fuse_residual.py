@@ -1,0 +1,113 @@
+"""FuseResidual: an Add is taken in where both operands certainly have one shape, and nowhere else."""
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import helper
+
+from onnx_sparseconv.converter import ConvertOptions, convert, restore
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.custom_ops.schema import Activation
+from tests.support.odd_models import ANY_SHAPE, conv, model, pruned, tensor, value
+
+FORCE = ConvertOptions(force=True)
+CHANNELS = 8
+WEIGHT = tensor(pruned((CHANNELS, CHANNELS, 3, 3), 0.5), "W")
+STATIC = (2, CHANNELS, 6, 6)
+SYMBOLIC = ("n", CHANNELS, 6, 6)
+
+
+def add(first, second, target="Y"):
+    return helper.make_node("Add", [first, second], [target], name=f"add_{target}")
+
+
+def block(shape, nodes, **named):
+    inputs = [value("X", shape), *(value(n, s) for n, s in named.pop("more", {}).items())]
+    return model(nodes, [WEIGHT], inputs, [value(n, ANY_SHAPE) for n in named.pop("out", ["Y"])])
+
+
+FUSED = {
+    "residual second": lambda: block(STATIC, [conv(out="a"), add("a", "X")]),
+    "residual first": lambda: block(STATIC, [conv(out="a"), add("X", "a")]),
+    "symbolic batch": lambda: block(SYMBOLIC, [conv(out="a"), add("a", "X")]),
+    "a residual that is made after the convolution": lambda: block(
+        STATIC, [conv(out="a"), helper.make_node("Neg", ["X"], ["z"]), add("a", "z")]
+    ),
+    "two convolutions": lambda: block(
+        STATIC, [conv(out="a", name="first"), conv(out="b", name="second"), add("a", "b")]
+    ),
+}
+REFUSED = {
+    "broadcast": lambda: block(STATIC, [conv(out="a"), add("a", "Z")], more={"Z": (1, CHANNELS, 1, 1)}),
+    "another symbol": lambda: block(("n", *STATIC[1:]), [conv(out="a"), add("a", "Z")], more={"Z": ("m", *STATIC[1:])}),
+    "unknown size": lambda: block((None, *STATIC[1:]), [conv(out="a"), add("a", "X")]),
+    "output of the graph": lambda: block(STATIC, [conv(out="a"), add("a", "X")], out=["Y", "a"]),
+    "another reader": lambda: block(STATIC, [conv(out="a"), add("a", "X", "b"), add("a", "b")]),
+    "added to itself": lambda: block(STATIC, [conv(out="a"), add("a", "a")]),
+    "activated before": lambda: block(STATIC, [conv(out="a"), helper.make_node("Relu", ["a"], ["b"]), add("b", "X")]),
+}
+
+
+def outputs(proto):
+    rng = np.random.default_rng(5)
+    feed = {}
+    for info in proto.graph.input:
+        dims = info.type.tensor_type.shape.dim
+        sizes = [d.dim_value or fallback for d, fallback in zip(dims, STATIC, strict=True)]
+        feed[info.name] = rng.standard_normal(sizes).astype(np.float32)
+    return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
+
+
+def assert_same_outputs(first, second):
+    for a, b in zip(outputs(first), outputs(second), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def ops(proto):
+    return [n.op_type for n in proto.graph.node]
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_an_add_is_taken_in(name):
+    proto = FUSED[name]()
+    converted, report = convert(proto, options=FORCE)
+    assert ops(converted).count("SparseConvAdd") == 1
+    assert "Add" not in ops(converted)
+    assert any("1 Add of a residual fused" in note for note in report.notes)
+    onnx.checker.check_model(converted, full_check=True)
+    assert_same_outputs(proto, converted)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_add_stays_where_it_may_broadcast_or_others_see_its_operand(name):
+    proto = REFUSED[name]()
+    converted, _ = convert(proto, options=FORCE)
+    assert "SparseConvAdd" not in ops(converted)
+    assert ops(converted).count("Add") == ops(proto).count("Add")
+    assert_same_outputs(proto, converted)
+
+
+def test_the_second_of_two_convolutions_takes_the_first():
+    converted, _ = convert(FUSED["two convolutions"](), options=FORCE)
+    first, second = converted.graph.node
+    assert (first.name, first.op_type) == ("first", "SparseConv")
+    assert (second.name, list(second.input)) == ("second", ["X", "", "a"])
+
+
+def test_a_relu_after_the_add_comes_last():
+    proto = block(STATIC, [conv(out="a"), add("a", "X", "s"), helper.make_node("Relu", ["s"], ["Y"])])
+    converted, _ = convert(proto, options=FORCE)
+    (node,) = converted.graph.node
+    assert node.op_type == "SparseConvAdd"
+    assert attributes_from_proto(node).activation is Activation.RELU
+    assert_same_outputs(proto, converted)
+
+
+def test_restore_gives_the_operators_back():
+    proto = block(STATIC, [conv(out="a"), add("a", "X", "s"), helper.make_node("Relu", ["s"], ["Y"])])
+    converted, _ = convert(proto, options=FORCE)
+    restore(converted)
+    assert ops(converted) == ["Conv", "Add", "Relu"]
+    for a, b in zip(outputs(proto), outputs(converted), strict=True):
+        assert a.tobytes() == b.tobytes()
