@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from onnx_sparseconv.cli.exit_codes import ExitCode
-from onnx_sparseconv.cli.failures import OUT_OF_MEMORY, exit_code_of, stdout_kept_clean
+from onnx_sparseconv.cli.failures import OUT_OF_MEMORY, exit_code_of, print_error, stdout_kept_clean
 from onnx_sparseconv.errors import SparseConvError
 
 Item = TypeVar("Item")
@@ -37,6 +38,14 @@ class Outcome(Generic[Item, Result]):
     code: ExitCode = ExitCode.DONE
     error: str = ""
     traceback: str = ""
+
+
+def print_outcome_error(outcome: Outcome[Any, Any]) -> None:
+    """Write what went wrong with one of several models on stderr, and the traceback when it is a bug."""
+    if outcome.traceback:
+        sys.stderr.write(outcome.traceback)
+    item = str(getattr(outcome.item, "model", outcome.item))
+    print_error(outcome.error if item in outcome.error else f"{item}: {outcome.error}")
 
 
 def run_all(task: Callable[[Item], Result], items: Sequence[Item], jobs: int = 1) -> Iterator[Outcome[Item, Result]]:

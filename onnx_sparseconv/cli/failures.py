@@ -7,15 +7,12 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import ParamSpec
 
 import typer
 
 from onnx_sparseconv.cli.exit_codes import INTERRUPTED, ExitCode
 from onnx_sparseconv.errors import ProviderError, SparseConvError, UsageError
-
-if TYPE_CHECKING:
-    from onnx_sparseconv.cli.batch import Outcome
 
 P = ParamSpec("P")
 
@@ -34,14 +31,6 @@ def exit_code_of(error: SparseConvError) -> ExitCode:
 def print_error(message: str) -> None:
     """Write ``error: message`` on stderr, on one line."""
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
-
-
-def print_outcome_error(outcome: Outcome[Any, Any]) -> None:
-    """Write what went wrong with one of several models on stderr, and the traceback when it is a bug."""
-    if outcome.traceback:
-        sys.stderr.write(outcome.traceback)
-    item = str(getattr(outcome.item, "model", outcome.item))
-    print_error(outcome.error if item in outcome.error else f"{item}: {outcome.error}")
 
 
 def command(function: Callable[P, ExitCode]) -> Callable[P, None]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.batch import Outcome, attempt, run_all
+from onnx_sparseconv.cli.batch import Outcome, attempt, print_outcome_error, run_all
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
@@ -214,7 +214,7 @@ def _plain(outcome: _Outcome) -> dict[str, Any]:
 
 def _print_outcome(outcome: _Outcome) -> None:
     if outcome.result is None:
-        failures.print_outcome_error(outcome)
+        print_outcome_error(outcome)
     else:
         print_conversion(outcome.item, outcome.result)
 

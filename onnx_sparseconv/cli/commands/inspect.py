@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.batch import Outcome, run_all
+from onnx_sparseconv.cli.batch import Outcome, print_outcome_error, run_all
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
@@ -52,7 +52,7 @@ def command(
     for outcome in run_all(inspect_model, models):
         outcomes.append(outcome)
         if outcome.error:
-            failures.print_outcome_error(outcome)
+            print_outcome_error(outcome)
         elif not json and outcome.result is not None:
             _print_model(outcome.item, outcome.result)
     if len(outcomes) > 1 and not json:
