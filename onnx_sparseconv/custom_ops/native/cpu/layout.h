@@ -1,0 +1,45 @@
+// Where the cells of a plan lie (see plan.h), and which of the ways to lay them out is the cheapest.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "plan.h"
+
+namespace sparseconv::cpu {
+
+constexpr int64_t kMaxCells = std::numeric_limits<int32_t>::max();
+// Entries of a row in one block and shift, on average: enough to pay for keeping partial sums in memory.
+constexpr int64_t kMinBlockEntries = 8;
+
+struct Layout {
+  int64_t row_pitch = 0;
+  bool in_place = false;
+  bool has_shifts = false;
+  double cost = 0;
+};
+
+// Offset of each tap within the cells of a channel and phase, and the phase.
+struct TapPlace {
+  int64_t phase;
+  int64_t cell;
+};
+
+// The phases of one axis and the steps of its taps.
+AxisPhases MakePhases(int64_t kernel, int64_t stride, int64_t dilation);
+
+// The cheapest layout for the sizes and phases of `plan`, by value because candidates are laid out in it: the input
+// read in place; cells of every sensible row pitch, with shifts and without.
+Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const TileKernels& kernels,
+                    InputAccess access, Plan plan);
+
+// Sets what follows from the row pitch. Throws `Error` where a channel is more than the kernel can address.
+void LayOutCells(int64_t row_pitch, Plan* plan);
+
+std::vector<TapPlace> PlaceTaps(const ConvGeometry& conv, const Plan& plan);
+
+// The distinct shifts of the taps, increasing.
+std::vector<int32_t> ShiftsOf(const std::vector<TapPlace>& places, int lanes);
+
+}  // namespace sparseconv::cpu
