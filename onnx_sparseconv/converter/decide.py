@@ -70,7 +70,7 @@ def default_min_sparsity(site: ConvSite) -> tuple[float, str]:
         return MIN_SPARSITY_SMALL_MAP, "layers whose output size is not known"
     if math.prod(known) <= SMALL_MAP_POSITIONS:
         return MIN_SPARSITY_SMALL_MAP, "layers with small output maps"
-    return MIN_SPARSITY, "layers of its kind"
+    return MIN_SPARSITY, "such layers"
 
 
 def unsupported_opset(why: str) -> Verdict:
@@ -143,8 +143,8 @@ def _obstacle_in_gain(site: ConvSite, min_sparsity: float | None) -> tuple[Reaso
     sparsity = (weight.values.size - np.count_nonzero(nonzero_mask(weight.values))) / weight.values.size
     threshold, kind = (min_sparsity, "") if min_sparsity is not None else default_min_sparsity(site)
     if sparsity < threshold:
-        bar = f"{threshold:.1%}, from which {kind} pay" if kind else f"the threshold of {threshold:.1%}"
-        return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below {bar}"
+        bar = f"{threshold:.1%} from which {kind} pay" if kind else f"threshold of {threshold:.1%}"
+        return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below the {bar}"
     return Reason.REWRITE, f"{sparsity:.1%} of its weights are zero"
 
 
