@@ -10,6 +10,7 @@ import pytest
 
 from onnx_sparseconv.cli.batch import run_all
 from tests.cli import tasks
+from tests.support.processes import heed_interrupts
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -44,7 +45,11 @@ def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
     path.write_text(script)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen(
-        [sys.executable, str(path)], env=environment, stderr=subprocess.PIPE, start_new_session=True
+        [sys.executable, str(path)],
+        env=environment,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 20
     while len(list(tmp_path.glob("*.tmp"))) < 2 and time.monotonic() < deadline:

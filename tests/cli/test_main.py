@@ -15,6 +15,7 @@ from onnx_sparseconv import __version__
 from onnx_sparseconv.cli import failures
 from onnx_sparseconv.errors import ModelError
 from tests.runtime import networks
+from tests.support.processes import heed_interrupts
 
 COMMANDS = ("inspect", "prune", "convert", "verify", "run", "bench", "restore", "doctor")
 
@@ -175,7 +176,13 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path, jobs):
         str(jobs),
     ]
     process = subprocess.Popen(
-        command, env=_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 20
     while not out.exists() and time.monotonic() < deadline:
