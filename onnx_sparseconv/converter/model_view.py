@@ -67,7 +67,8 @@ class ModelView:
 
     def __init__(self, proto: ModelProto) -> None:
         self.proto = proto
-        self._origin: dict[int, NodeProto] = {}
+        # The node is kept beside its proto: if it were freed, a new node could get its id.
+        self._origin: dict[int, tuple[gs.Node, NodeProto]] = {}
         try:
             with _quiet(), _without_binary_strings(proto):
                 root = gs.import_onnx(proto)
@@ -104,7 +105,8 @@ class ModelView:
 
     def origin(self, node: gs.Node) -> NodeProto | None:
         """The proto that ``node`` was imported from, None for a node that a pass made."""
-        return self._origin.get(id(node))
+        _, proto = self._origin.get(id(node), (node, None))
+        return proto
 
     def write_back(self) -> set[str]:
         """Apply what passes did to the graphs to the original proto.
@@ -123,7 +125,7 @@ class ModelView:
     def _collect(self, scope: Scope) -> None:
         self.scopes.append(scope)
         for index, (node, node_proto) in enumerate(zip(scope.graph.nodes, scope.proto.node, strict=True)):
-            self._origin[id(node)] = node_proto
+            self._origin[id(node)] = (node, node_proto)
             for attribute in node_proto.attribute:
                 if attribute.type == onnx.AttributeProto.GRAPH and not attribute.ref_attr_name:
                     label = node_proto.name or (node_proto.output[0] if node_proto.output else node_proto.op_type)

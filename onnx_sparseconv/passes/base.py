@@ -1,7 +1,7 @@
 """What every graph pass returns, and what several of them need.
 
 A pass is a class in a file of its own. Its docstring numbers its rules; ``apply`` only iterates, the work is done
-for one node at a time, and what is refused says why in ``notes``. A pass edits onnx-graphsurgeon graphs under the
+for one node at a time, and ``notes`` say what was done. A pass edits onnx-graphsurgeon graphs under the
 contract of `converter.model_view`.
 """
 
@@ -48,7 +48,7 @@ class PassResult:
     Attributes:
         graph: the graph, edited in place.
         changed: how many nodes the pass replaced, added or removed.
-        notes: what was done or refused, one line each, for the report.
+        notes: what was done, one line each, for the report.
     """
 
     graph: gs.Graph | gs.Function

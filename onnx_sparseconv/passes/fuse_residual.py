@@ -60,7 +60,8 @@ class FuseResidual:
 
 
 def _with_residual(convolution: gs.Node, residual: gs.Tensor, add: gs.Node) -> gs.Node:
-    x, bias = convolution.inputs
+    x = convolution.inputs[0]
+    bias = convolution.inputs[1] if len(convolution.inputs) > 1 else gs.Variable.empty()
     outputs = list(add.outputs)
     detach(convolution, add)
     return gs.Node(

@@ -30,8 +30,7 @@ class RestoreConv:
 
     1. The weight is decoded bit for bit; one stored in another type than the node's element type is cast.
     2. The Conv keeps the node's name; a residual becomes an Add, an activation its operator (HardSwish and SiLU,
-    which not every opset has,
-       a gate and a Mul).
+       which not every opset has, a gate and a Mul).
 
     Args:
         attributes: of the nodes to replace, by ``id`` of the gs.Node.

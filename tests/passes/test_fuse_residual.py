@@ -1,5 +1,7 @@
 """FuseResidual: an Add is taken in where both operands certainly have one shape, and nowhere else."""
 
+import gc
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -9,6 +11,7 @@ from onnx import helper
 from onnx_sparseconv.converter import ConvertOptions, convert, restore
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import Activation
+from onnx_sparseconv.passes.fuse_relu import FuseRelu
 from tests.support.odd_models import ANY_SHAPE, conv, model, pruned, tensor, value
 
 FORCE = ConvertOptions(force=True)
@@ -111,3 +114,39 @@ def test_restore_gives_the_operators_back():
     assert ops(converted) == ["Conv", "Add", "Relu"]
     for a, b in zip(outputs(proto), outputs(converted), strict=True):
         assert a.tobytes() == b.tobytes()
+
+
+def test_an_absent_bias_may_be_left_out():
+    """A converted model of another hand: its SparseConv has one input, and one more Conv is to be rewritten."""
+    proto, _ = convert(block(STATIC, [conv(out="a"), helper.make_node("Abs", ["a"], ["Y"])]), options=FORCE)
+    (sparse, _) = proto.graph.node
+    del sparse.input[1:]
+    proto.graph.node[1].CopyFrom(add("a", "X", "s"))
+    proto.graph.node.append(conv(out="Y", source="s", name="another"))
+    proto.graph.initializer.append(WEIGHT)
+    converted, _ = convert(proto, options=FORCE)
+    assert ops(converted) == ["SparseConvAdd", "SparseConv"]
+    assert_same_outputs(proto, converted)
+
+
+def test_nodes_are_told_apart_when_freed_ones_leave_their_place_to_new_ones(monkeypatch):
+    """Nodes that one pass drops must not lend their identity to those that the next one makes."""
+    blocks = [
+        node
+        for i in range(30)
+        for node in (
+            conv(source=f"y{i}" if i else "X", out=f"c{i}", name=f"conv{i}"),
+            add(f"c{i}", f"y{i}" if i else "X", f"s{i}"),
+            helper.make_node("Relu", [f"s{i}"], [f"y{i + 1}" if i < 29 else "Y"], name=f"relu{i}"),
+        )
+    ]
+    apply = FuseRelu.apply
+
+    def collect_first(self, graph):
+        gc.collect()
+        return apply(self, graph)
+
+    monkeypatch.setattr(FuseRelu, "apply", collect_first)
+    for _ in range(5):
+        converted, _ = convert(block(STATIC, blocks), options=FORCE)
+        assert ops(converted) == ["SparseConvAdd"] * 30

@@ -102,7 +102,7 @@ def command(
     the same results. Exit code 4: no layer qualified, nothing was written.
     """
     work = plan_jobs(models, output, out_dir, Job(Path(), None, min_sparsity, force, dry_run))
-    _check_report_path(report, work)
+    _check_report_path(report, work, out_dir)
     outcomes: list[_Outcome] = []
     with _directory(None if dry_run else out_dir):
         for outcome in _run(work, jobs):
@@ -159,8 +159,12 @@ def exit_code(outcome: _Outcome) -> ExitCode:
     return ExitCode.DONE if outcome.result.converted else ExitCode.NOTHING_QUALIFIED
 
 
-def _check_report_path(report: Path | None, work: Sequence[Job]) -> None:
+def _check_report_path(report: Path | None, work: Sequence[Job], out_dir: Path | None) -> None:
+    """Refuse a report that could not be written, before the work is done."""
     if report is not None:
+        parent = report.resolve().parent
+        if not parent.is_dir() and (out_dir is None or parent != out_dir.resolve()):
+            raise UsageError(f"--report {report}: there is no directory {parent}")
         require_not_an_input(report, [job.model for job in work])
         require_distinct([report, *(job.output for job in work if job.output is not None)])
 

@@ -74,7 +74,7 @@ SPARSECONV_EXPORT sparseconv::ort::OrtStatus* RegisterCustomOps(sparseconv::ort:
   const ort::OrtApi* api = base->get_api(ort::kApiVersion);
   if (api == nullptr) {
     // The function that makes a status has had its slot since the first version.
-    const char* message = "onnx-sparseconv needs ONNX Runtime 1.17 or later; install a newer onnxruntime";
+    const char* message = "onnx-sparseconv needs a newer ONNX Runtime (tested from 1.20 on); upgrade onnxruntime";
     return ort::CreateStatus::Call(base->get_api(1), ort::kFail, message);
   }
   return ort::ReturnStatus(api, ort::kInvalidArgument, [&] {

@@ -86,6 +86,13 @@ double PackedCost(const ConvGeometry& conv, const SparseWeight& weight, const st
          ShiftedSumsCost(conv, weight, tap_entries, plan, kernels, places, static_cast<double>(shifts.size()));
 }
 
+// Cells of a channel, if its rows had this pitch.
+double CellsOf(int64_t row_pitch, const Plan& plan) {
+  const Axes& out = plan.geometry.out_dims;
+  return static_cast<double>(out[0] + plan.axes[0].max_step) * static_cast<double>(out[1] + plan.axes[1].max_step) *
+         static_cast<double>(row_pitch);
+}
+
 }  // namespace
 
 AxisPhases MakePhases(int64_t kernel, int64_t stride, int64_t dilation) {
@@ -152,12 +159,13 @@ Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const 
   Layout best;
   for (int64_t pitch = std::max<int64_t>(1, row_cells - overlap); pitch <= longest; ++pitch) {
     if (!IsValidPitch(conv, plan, pitch)) continue;
+    if (best.row_pitch != 0 && CellsOf(pitch, plan) > static_cast<double>(kMaxCells)) break;
     LayOutCells(pitch, &plan);
     const auto consider = [&](bool in_place, bool has_shifts, double cost) {
       if (best.row_pitch == 0 || cost < best.cost) best = {pitch, in_place, has_shifts, cost};
     };
     if (access != InputAccess::kConvert && CanReadInPlace(conv, plan, kernels.lanes)) {
-      const bool is_aligned = access == InputAccess::kAligned && plan.in_plane % kernels.lanes == 0;
+      const bool is_aligned = access == InputAccess::kAligned && plan.in_plane % kernels.lanes == 0 && conv.taps() == 1;
       consider(true, false, SumsCost(weight, plan, kernels, is_aligned));
     }
     consider(false, false, PackedCost(conv, weight, tap_entries, plan, kernels, false));

@@ -97,8 +97,8 @@ void CutChunks(const ConvGeometry& conv, int lanes, Plan* plan) {
     plan->channel_cells = plan->in_plane;
     return;
   }
-  // An odd number of cache lines, so that channels do not all fall on the same cache sets.
   if (plan->shifts.size() > 1) longest += lanes;  // shifted sums reach one vector beyond the tile
+  // An odd number of cache lines, so that channels do not all fall on the same cache sets.
   plan->chunk_cells = (longest + plan->halo + kMaxLanes - 1) / kMaxLanes * kMaxLanes;
   if (plan->chunk_cells / kMaxLanes % 2 == 0) plan->chunk_cells += kMaxLanes;
   plan->channel_cells = CheckedMultiply(plan->num_phases, plan->chunk_cells, "the size of a packed channel");
