@@ -88,10 +88,14 @@ def models_table() -> str:
                 f"{before['time']['median_us'] / 1000:.2f} ms",
                 f"{after['time']['median_us'] / 1000:.2f} ms",
                 f"{model['speedup']['of_medians']:.2f}x",
+                f"{model['speedup']['low']:.2f} to {model['speedup']['high']:.2f}x",
                 f"{before['size_bytes'] / 1e6:.2f} to {after['size_bytes'] / 1e6:.2f} MB",
             ]
         )
-    return table(["model", "batch", "threads", "Conv rewritten", "dense", "converted", "speed-up", "file"], rows)
+    return table(
+        ["model", "batch", "threads", "Conv rewritten", "dense", "converted", "speed-up", "8 of 10 rounds", "file"],
+        rows,
+    )
 
 
 def break_even_table() -> str:
