@@ -73,10 +73,10 @@ def layers_table() -> str:
     return table(head, rows)
 
 
-def models_table() -> str:
+def models_table(results: str) -> str:
     """Whole models: times, speed-up, size."""
     rows = []
-    for model in load("cpu-models")["models"]:
+    for model in load(results)["models"]:
         before, after = model["original"], model["converted"]
         rewritten = sum(k["kernel"].startswith("cpu.") for k in model["kernels"])
         rows.append(
@@ -128,7 +128,8 @@ def history_table() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": layers_table,
-    "cpu-models": models_table,
+    "cpu-models": lambda: models_table("cpu-models"),
+    "cpu-models-slow-exchange": lambda: models_table("cpu-models-slow-exchange"),
     "cpu-break-even": break_even_table,
     "cpu-history": history_table,
 }

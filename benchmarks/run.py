@@ -75,6 +75,11 @@ def run_models(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, 
     return records
 
 
+def _without_directories(argument: str) -> str:
+    """An argument as it may be published: files by their names."""
+    return ":".join(Path(part).name for part in argument.split(":"))
+
+
 def main() -> None:
     """Run what was asked for and write one file."""
     options = parse_arguments()
@@ -84,7 +89,7 @@ def main() -> None:
     results = {
         "schema_version": SCHEMA_VERSION,
         "label": options.label,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", "benchmarks/run.py", *map(_without_directories, sys.argv[1:])]),
         "started": started,
         "environment": read_environment(),
         "layers": records,
