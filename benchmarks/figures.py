@@ -129,7 +129,7 @@ def history_table() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": layers_table,
     "cpu-models": lambda: models_table("cpu-models"),
-    "cpu-models-slow-exchange": lambda: models_table("cpu-models-slow-exchange"),
+    "cpu-models-other-run": lambda: models_table("cpu-models-other-run"),
     "cpu-break-even": break_even_table,
     "cpu-history": history_table,
 }
