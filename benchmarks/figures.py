@@ -76,7 +76,9 @@ def layers_table() -> str:
 def models_table(results: str) -> str:
     """Whole models: times, speed-up, size."""
     rows = []
-    for model in load(results)["models"]:
+    models = load(results)["models"]
+    order = [model["original"]["path"] for model in models]
+    for model in sorted(models, key=lambda m: (order.index(m["original"]["path"]), m["threads"])):
         before, after = model["original"], model["converted"]
         rewritten = sum(k["kernel"].startswith("cpu.") for k in model["kernels"])
         rows.append(
