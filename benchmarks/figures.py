@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,11 +44,6 @@ def by_setting(records: Iterable[Record]) -> dict[str, dict[tuple[float, int, in
         key = (setting["sparsity"], setting["batch"], setting["threads"])
         found.setdefault(record["layer"]["name"], {})[key] = record
     return found
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Geometric mean of positive numbers."""
-    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 def break_even(speedups: dict[float, float]) -> float | None:

@@ -6,6 +6,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
@@ -127,7 +128,7 @@ def geometric_means(records: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         groups.setdefault((kind, *record["setting"].values()), []).append(record["speedup"])
     for (kind, *setting), values in groups.items():
         keys = ("sparsity", "batch", "threads", "dtype")
-        mean = float(np.exp(np.log(values).mean()))
+        mean = geometric_mean(values)
         yield {"kernel": kind, **dict(zip(keys, setting, strict=True)), "speedup": mean, "num_layers": len(values)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport
+from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.kernels.unified_csr import encode
@@ -114,7 +116,8 @@ def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen})
     _state_ranks(chosen)
     changed_scopes = [scope for scope in view.scopes if sparsify.apply(scope.graph).changed]
-    fused = [note for scope in changed_scopes for note in _fuse(scope, plan)]
+    pinned = view.pinned_names()
+    fused = [note for scope in changed_scopes for note in _fuse(scope, plan.shapes, pinned)]
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in changed_scopes)) if o is not None}.values():
         _import_domain(owner)
@@ -124,10 +127,9 @@ def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
     return (*fused, *_notes_on_weights(chosen, removed))
 
 
-def _fuse(scope: Scope, plan: Plan) -> tuple[str, ...]:
+def _fuse(scope: Scope, shapes: ShapeMap, pinned: AbstractSet[str]) -> tuple[str, ...]:
     """Take what follows the new nodes into them, as ONNX Runtime does for a dense Conv. Returns notes."""
-    pinned = plan.view.pinned_names()
-    residual = FuseResidual(pinned, lambda first, second: plan.shapes.are_same(first, second, scope))
+    residual = FuseResidual(pinned, lambda first, second: shapes.are_same(first, second, scope))
     return (*residual.apply(scope.graph).notes, *FuseRelu(pinned).apply(scope.graph).notes)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, TensorProto, numpy_helper
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.decide import is_depthwise, type_name
@@ -21,6 +21,7 @@ from onnx_sparseconv.kernels.unified_csr import Array
 
 Scope = Literal["layer", "global", "channel"]
 SCOPES: tuple[Scope, ...] = ("layer", "global", "channel")
+PRUNABLE_TYPES = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 RETRAINING = "one-shot magnitude pruning costs accuracy: retrain a model that is to be used, with its zeros held fixed"
 
 
@@ -112,15 +113,9 @@ def _why_not(site: ConvSite) -> str:
         return site.problem
     if site.weight.quantised:
         return "its weight is quantised"
-    if site.weight.values.dtype not in (np.float16, np.float32, np.float64) or "float" not in _type(site):
-        return f"its weight is {_type(site)}"
+    if site.weight.element_type not in PRUNABLE_TYPES:
+        return f"its weight is {type_name(site.weight.element_type)}"
     return "it is depthwise" if is_depthwise(site) else ""
-
-
-def _type(site: ConvSite) -> str:
-    assert site.weight is not None
-    name = type_name(site.weight.element_type)
-    return name if name in ("float16", "float32") else ("float64" if name == "float64" else name.replace("float", "f"))
 
 
 def _values(site: ConvSite) -> Array:

@@ -113,11 +113,6 @@ def make_session(
     return session
 
 
-def provider_name(provider: Provider) -> str:
-    """ONNX Runtime's name of a provider."""
-    return PROVIDER_NAMES[provider]
-
-
 @contextlib.contextmanager
 def translated_errors(what: str) -> Iterator[None]:
     """Turn ONNX Runtime's own exceptions into ``ModelError: <what>: <their first line>``; let all others through."""

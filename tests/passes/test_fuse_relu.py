@@ -2,7 +2,6 @@
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
@@ -23,6 +22,7 @@ from tests.support.odd_models import (
     tensor,
     value,
 )
+from tests.support.plain_ort import run
 
 FORCE = ConvertOptions(force=True)
 
@@ -108,9 +108,7 @@ def outputs(proto):
     results = []
     for flag in (True, False):
         feed = {"X": rng.standard_normal(INPUT_SHAPE).astype(np.float32), "c": np.array(flag)}
-        names = {i.name for i in proto.graph.input}
-        session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
-        results += session.run(None, {k: v for k, v in feed.items() if k in names})
+        results += run(proto, feed)
     return results
 
 

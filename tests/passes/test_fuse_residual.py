@@ -4,7 +4,6 @@ import gc
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from onnx import helper
 
@@ -13,6 +12,7 @@ from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import Activation
 from onnx_sparseconv.passes.fuse_relu import FuseRelu
 from tests.support.odd_models import ANY_SHAPE, conv, model, pruned, tensor, value
+from tests.support.plain_ort import inputs_for, run
 
 FORCE = ConvertOptions(force=True)
 CHANNELS = 8
@@ -53,13 +53,7 @@ REFUSED = {
 
 
 def outputs(proto):
-    rng = np.random.default_rng(5)
-    feed = {}
-    for info in proto.graph.input:
-        dims = info.type.tensor_type.shape.dim
-        sizes = [d.dim_value or fallback for d, fallback in zip(dims, STATIC, strict=True)]
-        feed[info.name] = rng.standard_normal(sizes).astype(np.float32)
-    return ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
+    return run(proto, inputs_for(proto, seed=5))
 
 
 def assert_same_outputs(first, second):

@@ -9,9 +9,8 @@ namespace {
 
 // Right and left padding of neighbouring rows share cells; more than this many is not worth looking for.
 constexpr int64_t kMaxOverlap = 16;
-// Costs by which layouts are compared, in multiply-adds of vectors that straddle cache lines (measured, see
-// docs/cpu-kernel.md): ending the loop over the entries of one shift; moving one vector by its shift; packing a vector;
-// packing a row.
+// Costs by which layouts are compared, estimates in multiply-adds of vectors that straddle cache lines: ending the loop
+// over the entries of one shift; moving one vector by its shift; packing a vector; packing a row.
 constexpr double kSegmentCost = 12;
 constexpr double kMoveCost = 1.5;
 constexpr double kPackVectorCost = 2;
@@ -71,19 +70,13 @@ double ShiftedSumsCost(const ConvGeometry& conv, const SparseWeight& weight, con
   return sums + segments * (kSegmentCost + kMoveCost * tile);
 }
 
-// Cost of one image whose cells, laid out as in `plan`, are packed.
-double PackedCost(const ConvGeometry& conv, const SparseWeight& weight, const std::vector<int64_t>& tap_entries,
-                  const Plan& plan, const TileKernels& kernels, bool has_shifts) {
+// Cost of packing the cells of one image.
+double PackingCost(const ConvGeometry& conv, const Plan& plan, int lanes) {
   const int64_t cells = plan.num_positions + plan.halo;
-  const double vectors_a_channel = static_cast<double>(cells) / kernels.lanes;
+  const double vectors_a_channel = static_cast<double>(cells) / lanes;
   const auto rows_a_channel = static_cast<double>(CeilDivide(cells, plan.row_pitch));
-  const double packing = static_cast<double>(conv.in_channels * plan.num_phases) *
-                         (vectors_a_channel * kPackVectorCost + rows_a_channel * kPackRowCost);
-  const std::vector<TapPlace> places = PlaceTaps(conv, plan);
-  const std::vector<int32_t> shifts = ShiftsOf(places, kernels.lanes);
-  if (!has_shifts) return packing + SumsCost(weight, plan, kernels, shifts.size() == 1);
-  return packing +
-         ShiftedSumsCost(conv, weight, tap_entries, plan, kernels, places, static_cast<double>(shifts.size()));
+  return static_cast<double>(conv.in_channels * plan.num_phases) *
+         (vectors_a_channel * kPackVectorCost + rows_a_channel * kPackRowCost);
 }
 
 // Cells of a channel, if its rows had this pitch.
@@ -168,8 +161,13 @@ Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const 
       const bool is_aligned = access == InputAccess::kAligned && plan.in_plane % kernels.lanes == 0 && conv.taps() == 1;
       consider(true, false, SumsCost(weight, plan, kernels, is_aligned));
     }
-    consider(false, false, PackedCost(conv, weight, tap_entries, plan, kernels, false));
-    consider(false, true, PackedCost(conv, weight, tap_entries, plan, kernels, true));
+    const double packing = PackingCost(conv, plan, kernels.lanes);
+    const std::vector<TapPlace> places = PlaceTaps(conv, plan);
+    const size_t num_shifts = ShiftsOf(places, kernels.lanes).size();
+    consider(false, false, packing + SumsCost(weight, plan, kernels, num_shifts == 1));
+    consider(
+        false, true,
+        packing + ShiftedSumsCost(conv, weight, tap_entries, plan, kernels, places, static_cast<double>(num_shifts)));
   }
   return best;
 }
