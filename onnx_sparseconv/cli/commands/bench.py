@@ -115,9 +115,7 @@ def print_report(report: BenchReport) -> None:
         say_table(_layers_table(report.layers))
         if report.unmatched:
             say(f"?: ONNX Runtime fused or renamed {count(len(report.unmatched), 'layer')} beyond recognition")
-        say(
-            "A Conv, dense or sparse, may have taken in nodes behind it, not always the same ones: compare the totals too."
-        )
+        say("A Conv may have taken in nodes behind it, a sparse one other than a dense one: compare totals too.")
         say()
     say_field("file", format_change(report.original.size_bytes, report.converted.size_bytes))
     say_field("speed-up", _speedup_text(report))
