@@ -16,6 +16,9 @@ constexpr int64_t kPackWork = 4;
 // A packed chunk should stay in the second-level cache, the part of it that one block of channels reads in the first.
 constexpr int64_t kChunkBytes = 384 << 10;
 constexpr int64_t kBlockBytes = 32 << 10;
+// From this length on, positions are cut into an even number of tiles and of chunks.
+constexpr int64_t kMinHalvedVectors = 12;
+constexpr int64_t kMinHalvedWork = 30000;
 
 // Appends the runs of the positions [begin, end) of a tile that starts at `start`.
 void AppendRuns(int64_t start, int64_t begin, int64_t end, Plan* plan) {
@@ -48,7 +51,9 @@ void AppendTile(int64_t begin, int64_t end, int32_t num_vectors, int lanes, Plan
   plan->tiles.push_back({start, num_vectors, first_run, plan->runs.size()});
 }
 
-// Cuts the positions into tiles of nearly equal numbers of vectors.
+// Cuts the positions into tiles of nearly equal numbers of vectors. The number of tiles is even, as is that of chunks:
+// ONNX Runtime's threads begin at different ends of the tasks, so with two of them each computes the same half of the
+// map in layer after layer and reads what it wrote itself, and not what lies in the other core's caches.
 void CutTiles(const TileKernels& kernels, Plan* plan) {
   const int lanes = kernels.lanes;
   const int64_t max_vectors = plan->shifts.size() > 1 ? kernels.max_shifted_vectors : kernels.max_vectors;
@@ -60,7 +65,8 @@ void CutTiles(const TileKernels& kernels, Plan* plan) {
     AppendTile(whole, plan->num_positions, 1, lanes, plan);
     return;
   }
-  const int64_t num_tiles = CeilDivide(num_vectors, max_vectors);
+  int64_t num_tiles = CeilDivide(num_vectors, max_vectors);
+  if (num_vectors >= kMinHalvedVectors) num_tiles += num_tiles % 2;
   for (int64_t i = 0; i < num_tiles; ++i) {
     const int64_t begin = num_vectors * i / num_tiles, end = num_vectors * (i + 1) / num_tiles;
     AppendTile(begin * lanes, std::min(end * lanes, plan->num_positions), static_cast<int32_t>(end - begin), lanes,
@@ -83,7 +89,8 @@ int64_t ChooseNumChunks(const ConvGeometry& conv, int lanes, const Plan& plan) {
 }
 
 void CutChunks(const ConvGeometry& conv, int lanes, Plan* plan) {
-  const int64_t num_chunks = ChooseNumChunks(conv, lanes, *plan);
+  int64_t num_chunks = ChooseNumChunks(conv, lanes, *plan);
+  if (plan->work >= kMinHalvedWork && plan->tiles.size() % 2 == 0) num_chunks += num_chunks % 2;
   const auto num_tiles = static_cast<int64_t>(plan->tiles.size());
   int64_t longest = 0;
   for (int64_t i = 0; i < num_chunks; ++i) {
