@@ -16,8 +16,7 @@ constexpr int64_t kPackWork = 4;
 // A packed chunk should stay in the second-level cache, the part of it that one block of channels reads in the first.
 constexpr int64_t kChunkBytes = 384 << 10;
 constexpr int64_t kBlockBytes = 32 << 10;
-// From this length on, positions are cut into an even number of tiles and of chunks.
-constexpr int64_t kMinHalvedVectors = 12;
+// From this much work for an image on, an even number of tiles is cut into an even number of chunks.
 constexpr int64_t kMinHalvedWork = 30000;
 
 // Appends the runs of the positions [begin, end) of a tile that starts at `start`.
@@ -51,9 +50,10 @@ void AppendTile(int64_t begin, int64_t end, int32_t num_vectors, int lanes, Plan
   plan->tiles.push_back({start, num_vectors, first_run, plan->runs.size()});
 }
 
-// Cuts the positions into tiles of nearly equal numbers of vectors. The number of tiles is even, as is that of chunks:
-// ONNX Runtime's threads begin at different ends of the tasks, so with two of them each computes the same half of the
-// map in layer after layer and reads what it wrote itself, and not what lies in the other core's caches.
+// Cuts the positions into tiles of nearly equal numbers of vectors. Where there are several, their number is even, as
+// is that of chunks: ONNX Runtime's threads begin at different ends of the tasks, so with two of them each computes the
+// same half of the map in layer after layer and reads what it wrote itself, and not what lies in the other core's
+// caches.
 void CutTiles(const TileKernels& kernels, Plan* plan) {
   const int lanes = kernels.lanes;
   const int64_t max_vectors = plan->shifts.size() > 1 ? kernels.max_shifted_vectors : kernels.max_vectors;
@@ -66,7 +66,7 @@ void CutTiles(const TileKernels& kernels, Plan* plan) {
     return;
   }
   int64_t num_tiles = CeilDivide(num_vectors, max_vectors);
-  if (num_vectors >= kMinHalvedVectors) num_tiles += num_tiles % 2;
+  if (num_tiles > 1) num_tiles += num_tiles % 2;
   for (int64_t i = 0; i < num_tiles; ++i) {
     const int64_t begin = num_vectors * i / num_tiles, end = num_vectors * (i + 1) / num_tiles;
     AppendTile(begin * lanes, std::min(end * lanes, plan->num_positions), static_cast<int32_t>(end - begin), lanes,
