@@ -1,0 +1,126 @@
+// The PTX that the kernels use, one instruction a function. The tests run the kernels on a CPU with another file of this
+// name and these functions; so nothing else here or in the kernels contains assembler, but for generated code.
+//
+// `Shared` addresses are those of the shared window, in bytes.
+#pragma once
+
+namespace sparseconv::cuda {
+
+using Half = unsigned short;  // the bits of an IEEE binary16
+using Half2 = unsigned;       // two of them; the lower one is the left neighbour
+using Shared = unsigned;
+
+__device__ __forceinline__ float ToFloat(Half value) {
+  float result;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value));
+  return result;
+}
+
+// Rounds to nearest even.
+__device__ __forceinline__ Half ToHalf(float value) {
+  Half result;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+  return result;
+}
+
+// Loads what no kernel writes while this one runs.
+__device__ __forceinline__ float LoadReadOnly(const float* address) {
+  float result;
+  asm("ld.global.nc.f32 %0, [%1];" : "=f"(result) : "l"(address));
+  return result;
+}
+
+__device__ __forceinline__ Half LoadReadOnly(const Half* address) {
+  Half result;
+  asm("ld.global.nc.u16 %0, [%1];" : "=h"(result) : "l"(address));
+  return result;
+}
+
+__device__ __forceinline__ Shared SharedAddress(const void* pointer) {
+  return static_cast<Shared>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void StoreShared(Shared address, unsigned value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
+}
+
+// Copies from global to shared memory. `CopyAsync*` are complete after WaitForCopies (of the same thread) and then seen
+// by a block that has passed a barrier; before sm_80 they are complete at once.
+#if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ void CopyAsync4(Shared to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+// Both addresses are multiples of 16.
+__device__ __forceinline__ void CopyAsync16(Shared to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+__device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the last `kPending` groups of this thread have arrived.
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+#else
+__device__ __forceinline__ void CopyAsync4(Shared to, const void* from) {
+  unsigned value;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(value) : "l"(from));
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void CopyAsync16(Shared to, const void* from) {
+  unsigned a, b, c, d;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(from));
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void CommitCopies() {}
+
+template <int kPending>
+__device__ __forceinline__ void WaitForCopies() {}
+#endif
+
+#if __CUDA_ARCH__ >= 900
+// A barrier in shared memory, 8 bytes, that one thread arrives at for each phase, and that counts copied bytes.
+__device__ __forceinline__ void InitBarrier(Shared barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+// Makes initialised barriers visible to the copy engine.
+__device__ __forceinline__ void FenceBarrierInit() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives, and has the phase wait for `bytes` more.
+__device__ __forceinline__ void ExpectBytes(Shared barrier, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Waits until the phase of this parity is complete.
+__device__ __forceinline__ void WaitForBarrier(Shared barrier, unsigned parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+// Copies `bytes` (a multiple of 16, both addresses too) and counts them at the barrier.
+__device__ __forceinline__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+      "r"(bytes), "r"(barrier)
+      : "memory");
+}
+#endif
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,136 @@
+// What the host passes to the CUDA kernels: shared by the native library, which fills these in, and by device code.
+// Plain data only, of the same layout for g++ and NVRTC.
+#pragma once
+
+namespace sparseconv::cuda {
+
+// Codes of the op's `activation` attribute; alpha and beta as in docs/op-spec.md.
+enum ActivationCode : int {
+  kNoActivation = 0,
+  kRelu = 1,
+  kClip = 2,
+  kLeakyRelu = 3,
+  kHardSwish = 4,
+  kHardSigmoid = 5,
+  kSigmoid = 6,
+  kSilu = 7,
+};
+
+// What is done to a sum before it is stored: y = activation(sum + bias[k] + residual).
+struct Epilogue {
+  const void* bias;      // [K] of the element type, or null
+  const void* residual;  // of Y's shape, or null
+  int activation;        // ActivationCode
+  float alpha;
+  float beta;
+};
+
+// The unified-CSR kernel: `sparseconv_csr_<f32|f16>_b<sub_batch>`, sub_batch 1, 2, 4 or 8.
+//
+// Grid: x = blocks of positions, y = output channels, z = blocks of sub_batch images. Each thread computes one output
+// position of one output channel for sub_batch images. Every convolution is a 3-D one; leading axes have size 1.
+struct CsrParams {
+  const void* x;  // [N, C, D, H, W]
+  void* y;        // [N, K, OD, OH, OW]
+  Epilogue epilogue;
+  // Rows in their own order, without the marked zeros' need: row k holds entries row_begin[k] .. row_begin[k + 1] - 1.
+  const float* values;        // [nnz]; float for both element types (products are summed in float)
+  const unsigned* columns;    // [nnz], c * taps + tap, c within the group
+  const unsigned* row_begin;  // [K + 1]
+  int batch;
+  int in_channels;
+  int out_channels;
+  int group_in_channels;
+  int group_out_channels;
+  int in_dims[3];
+  int out_dims[3];
+  int kernel_shape[3];
+  int strides[3];
+  int dilations[3];
+  int pads_begin[3];
+};
+
+// Adds up the sums that several blocks computed of the same outputs: `sparseconv_reduce_<f32|f16>`.
+//
+// One thread an output: y[i] = activation(partial[0][i] + partial[1][i] + .. + bias[k] + residual[i]), in this order.
+struct ReduceParams {
+  void* y;  // [N, K, plane]
+  Epilogue epilogue;
+  const float* partial;  // [num_splits][N, K, plane]
+  int num_splits;
+  int out_channels;
+  int plane;            // outputs of one channel of one image
+  long long num_values;  // N * K * plane
+};
+
+// How a generated kernel gets its input into shared memory.
+enum Staging : int {
+  kBulkStaging = 0,     // cp.async.bulk of whole row ranges, sm_90 and later
+  kVectorStaging = 1,   // 16 bytes a thread; the same alignment
+  kElementStaging = 2,  // one element a thread: any size, any alignment
+};
+
+// What a generated image was made for. Part of its header in `cuda_images` (see image_format.h), and constants of its
+// code.
+//
+// The kernel `sparseconv_generated` computes tiles of `tile_channels` output channels. A thread owns one *slot*: one
+// output column (float) or two neighbouring ones (float16). Output rows hold ceil(out_w / columns_per_slot) slots. A
+// block computes the slots of one *group* (part of an image, or several whole images) for one tile, input channels in
+// chunks of `chunk_channels`, each chunk staged in shared memory:
+//
+//   stage = [chunk_channels][channel_pitch bytes]     channel = 16 zero bytes, then images, image_pitch bytes each
+//   element (image i, row h, column w) of chunk channel c lies at
+//     c * channel_pitch + skew(c) + 16 + i * image_pitch + misalignment + ((h - first_row) * row_pitch + w) * size
+//   skew(c) = (c * plane_residue mod U) * size, with U = 16 / size elements: where channel c of an input of that plane
+//   size begins within 16 bytes, if channel 0 begins at a multiple.
+struct GeneratedPlan {
+  int element_type;      // onnx.TensorProto.DataType: 1 float, 10 float16
+  int in_channels;       // C
+  int out_channels;      // K
+  int kernel_shape[2];   // of the last two axes; 1-D kernels have 1 first
+  int strides[2];
+  int dilations[2];
+  int pads_begin[2];
+  int is_pointwise;      // 1x1, stride 1, no padding: the host passes planes as single rows, in_h = out_h = 1
+  int tile_channels;
+  int num_tiles;
+  int chunk_channels;
+  int num_chunks;
+  int columns_per_slot;  // 1 (float) or 2 (float16)
+  int threads;           // of a block; a group has at most as many slots
+  int num_stages;
+  int channel_pitch;     // bytes, a multiple of 16
+  int plane_residue;     // in_h * in_w modulo U of the input that the image was made for
+  int code_bytes;        // of the longest tile: what should stay in the instruction cache
+};
+
+// One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * lanes: block b computes tile b % num_tiles of
+// split b / num_tiles % num_splits for the groups lane, lane + lanes, .. with lane = b / (num_tiles * num_splits).
+struct GeneratedParams {
+  const void* x;
+  void* y;
+  Epilogue epilogue;
+  // Sums that are not finished: where partial_out is not null the kernel stores its sums there and not in y, float
+  // [num_splits][N, K, out_h, out_w]; where partial_in is not null it starts from those sums (num_splits is then 1).
+  const float* partial_in;
+  float* partial_out;
+  long long partial_stride;  // elements from one split to the next
+  int chunk_begin;           // input channels: chunks chunk_begin .. chunk_end - 1, divided evenly among the splits:
+  int chunk_end;             // split s begins at chunk_begin + (chunk_end - chunk_begin) * s / num_splits
+  int num_splits;
+  int num_lanes;
+  int staging;  // Staging
+  int batch;
+  int in_h;
+  int in_w;
+  int out_h;
+  int out_w;
+  int num_groups;        // of the whole batch
+  int images_per_group;  // one of these two is 1
+  int groups_per_image;
+  int group_slots;  // slots of a group in one image; the last group of an image may have fewer
+  int row_pitch;    // elements, in_w; rounded up to even for float16
+  int image_pitch;  // bytes, a multiple of 16
+};
+
+}  // namespace sparseconv::cuda
