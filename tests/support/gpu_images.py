@@ -1,0 +1,24 @@
+"""GPU images that no GPU would run, for tests of everything around them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx_sparseconv
+from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, GeneratedPlan, Image
+
+CUDA_SOURCES = Path(onnx_sparseconv.__file__).parent / "kernels" / "cuda"
+
+
+def make_plan(seed=0):
+    """A plan whose fields all differ."""
+    numbers = iter(range(seed + 1, seed + 1000))
+    values = {}
+    for name, code in PLAN_FIELDS:
+        pair = tuple(next(numbers) for _ in code)
+        values[name] = pair if len(code) > 1 else pair[0]
+    return GeneratedPlan(**values)
+
+
+def make_image(architecture, code=b"not a cubin"):
+    return Image(architecture, 12000, "NVRTC 12.9", make_plan(architecture), code)
