@@ -18,6 +18,22 @@ class FormatError(SparseConvError):
     """Unified-CSR arrays or node attributes contradict each other."""
 
 
+class CompileError(SparseConvError):
+    """GPU code could not be compiled, or there is no compiler.
+
+    Attributes:
+        log: all that the compiler said; empty when it did not get to run.
+    """
+
+    def __init__(self, message: str, log: str = "") -> None:
+        super().__init__(message, log)  # both, so that a worker process can hand the error over
+        self.log = log
+
+    def __str__(self) -> str:
+        """The message alone."""
+        return str(self.args[0])
+
+
 class NativeLibraryError(SparseConvError):
     """The custom-op library, or the runtime that should load it, is missing or does not work."""
 

@@ -1,0 +1,240 @@
+"""NVRTC, NVIDIA's run-time compiler of CUDA C++, through ctypes.
+
+It needs neither a GPU nor a driver nor a CUDA toolkit: the library comes from a pip wheel. Libraries of several
+versions may be used in one process. Nothing is loaded when this module is imported, and it imports nothing but the
+standard library, so worker processes start fast; a loaded library stays usable after a fork.
+
+The functions are those of the NVRTC documentation, chapter "API": nvrtcCreateProgram and its like.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from onnx_sparseconv.errors import CompileError
+
+# pip wheels by CUDA's major version.
+WHEELS: Mapping[int, str] = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
+# What the compiler of an older version makes runs on older drivers too.
+PREFERRED = (12, 13)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What NVRTC compiles: one translation unit and all that it includes.
+
+    Attributes:
+        source: CUDA C++.
+        name: stands in messages for the source's file name.
+        headers: text of every file that ``#include`` may name; no file is read from disk.
+        options: of the command line, one an element, for example ``("--gpu-architecture=sm_80", "--std=c++17")``.
+    """
+
+    source: str
+    name: str = "kernel.cu"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What NVRTC made.
+
+    Attributes:
+        ptx: PTX text, without a final NUL.
+        cubin: code for one architecture; empty where the options named a virtual one (``compute_75``).
+        log: warnings and remarks, also those of ptxas where the options asked for them.
+    """
+
+    ptx: bytes
+    cubin: bytes
+    log: str
+
+
+class Nvrtc:
+    """A loaded NVRTC library. `find` makes one.
+
+    Attributes:
+        path: the file, or the name by which the loader found it.
+        version: major and minor, for example ``(12, 9)``.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Load the library.
+
+        Raises:
+            CompileError: it cannot be loaded or is not NVRTC.
+        """
+        self.path = str(path)
+        try:
+            self._library = _declare(ctypes.CDLL(self.path))
+        except (OSError, AttributeError) as error:
+            raise CompileError(f"{path} does not work as NVRTC: {error}") from error
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+        self.version = (major.value, minor.value)
+
+    def __repr__(self) -> str:
+        """For messages of tests and debuggers."""
+        return f"Nvrtc({self.path!r}, version={self.version})"
+
+    def __reduce__(self) -> tuple[type[Nvrtc], tuple[str]]:
+        """Another process loads the same file."""
+        return Nvrtc, (self.path,)
+
+    @property
+    def name(self) -> str:
+        """``NVRTC 12.9``."""
+        return "NVRTC {}.{}".format(*self.version)
+
+    def supported_architectures(self) -> tuple[int, ...]:
+        """Architectures that this version compiles for, rising: ``(50, .., 90)``; 90 is compute_90 and sm_90."""
+        count = ctypes.c_int()
+        self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+        numbers = (ctypes.c_int * count.value)()
+        self._check(self._library.nvrtcGetSupportedArchs(numbers), "nvrtcGetSupportedArchs")
+        return tuple(sorted(numbers))
+
+    def compile(self, program: Program) -> Compiled:
+        """Compile. Other threads run meanwhile, although NVRTC itself may let them wait for each other.
+
+        Raises:
+            CompileError: the program or an option is wrong; carries NVRTC's log.
+        """
+        names = [name.encode() for name in program.headers]
+        texts = [text.encode() for text in program.headers.values()]
+        handle = ctypes.c_void_p()
+        status = self._library.nvrtcCreateProgram(
+            ctypes.byref(handle),
+            program.source.encode(),
+            program.name.encode(),
+            len(names),
+            _strings(texts),
+            _strings(names),
+        )
+        self._check(status, f"nvrtcCreateProgram for {program.name}")
+        try:
+            return self._compile(handle, program)
+        finally:
+            self._library.nvrtcDestroyProgram(ctypes.byref(handle))
+
+    def _compile(self, handle: ctypes.c_void_p, program: Program) -> Compiled:
+        options = [option.encode() for option in program.options]
+        status = self._library.nvrtcCompileProgram(handle, len(options), _strings(options))
+        log = self._text(handle, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+        if status:
+            reason = self._library.nvrtcGetErrorString(status).decode()
+            first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
+            raise CompileError(f"{self.name} cannot compile {program.name}: {first or reason}", log)
+        # PTX is text with a NUL behind it; NVRTC 12 says that there is one byte of it where there is none.
+        return Compiled(self._text(handle, "PTX").rstrip(b"\0"), self._text(handle, "CUBIN"), log)
+
+    def _text(self, handle: ctypes.c_void_p, what: str) -> bytes:
+        """What ``nvrtcGet<what>`` gives."""
+        size = ctypes.c_size_t()
+        get_size, get = f"nvrtcGet{what}Size", f"nvrtcGet{what}"
+        self._check(getattr(self._library, get_size)(handle, ctypes.byref(size)), get_size)
+        buffer = ctypes.create_string_buffer(max(size.value, 1))
+        if size.value:
+            self._check(getattr(self._library, get)(handle, buffer), get)
+        return buffer.raw[: size.value]
+
+    def _check(self, status: int, call: str) -> None:
+        if status:
+            raise CompileError(f"{call} of {self.path} failed: {self._library.nvrtcGetErrorString(status).decode()}")
+
+
+def find(major: int | None = None, *, path: str | Path | None = None, preferred: Sequence[int] = PREFERRED) -> Nvrtc:
+    """Load NVRTC from ``path``, or else from a pip wheel, or else from where the loader looks.
+
+    Args:
+        major: CUDA's major version, 12 or 13; None takes the first of ``preferred`` that is there.
+        path: a library file, for example ``/usr/local/cuda/lib64/libnvrtc.so.12``.
+        preferred: major versions in the order that they are tried.
+
+    Raises:
+        CompileError: none is there, or the one of ``path`` does not work or has another major version than ``major``.
+    """
+    if path is not None:
+        nvrtc = Nvrtc(path)
+        if major not in (None, nvrtc.version[0]):
+            raise CompileError(f"{path} is {nvrtc.name}, but version {major} was asked for")
+        return nvrtc
+    majors = preferred if major is None else (major,)
+    for wanted in majors:
+        # A wheel's file that does not load is an error; that the loader finds none is not.
+        for file in _wheel_files(wanted):
+            nvrtc = Nvrtc(file)
+            if nvrtc.version[0] == wanted:
+                return nvrtc
+        try:
+            return Nvrtc(f"libnvrtc.so.{wanted}")
+        except CompileError:
+            continue
+    wheels = " or ".join(f"`pip install {WHEELS[m]}`" for m in majors if m in WHEELS)
+    versions = " or ".join(map(str, majors))
+    raise CompileError(f"NVRTC {versions}, which compiles GPU kernels, is not installed{wheels and f': {wheels}'}")
+
+
+def installed() -> tuple[Nvrtc, ...]:
+    """Every major version that `find` finds, in the order of `PREFERRED`."""
+    found = []
+    for major in PREFERRED:
+        try:
+            found.append(find(major))
+        except CompileError:
+            continue
+    return tuple(found)
+
+
+def _wheel_files(major: int) -> Iterator[Path]:
+    """``libnvrtc.so.<major>`` of the installed wheel."""
+    if major not in WHEELS:
+        return
+    try:
+        distribution = importlib.metadata.distribution(WHEELS[major])
+    except importlib.metadata.PackageNotFoundError:
+        return
+    for file in distribution.files or ():
+        if file.name == f"libnvrtc.so.{major}":
+            yield Path(str(distribution.locate_file(file)))
+
+
+def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p] | None:
+    return (ctypes.c_char_p * len(texts))(*texts) if texts else None
+
+
+def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Give every function that is used its argument types; ctypes would pass pointers as 32-bit numbers.
+
+    Raises:
+        AttributeError: a function is missing.
+    """
+    pointer, integer, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    sizes = ctypes.POINTER(ctypes.c_size_t)
+    integers = ctypes.POINTER(integer)
+    strings = ctypes.POINTER(string)
+    arguments = {
+        "nvrtcVersion": [integers, integers],
+        "nvrtcGetNumSupportedArchs": [integers],
+        "nvrtcGetSupportedArchs": [integers],
+        "nvrtcCreateProgram": [ctypes.POINTER(pointer), string, string, integer, strings, strings],
+        "nvrtcDestroyProgram": [ctypes.POINTER(pointer)],
+        "nvrtcCompileProgram": [pointer, integer, strings],
+        "nvrtcGetProgramLogSize": [pointer, sizes],
+        "nvrtcGetProgramLog": [pointer, string],
+        "nvrtcGetPTXSize": [pointer, sizes],
+        "nvrtcGetPTX": [pointer, string],
+        "nvrtcGetCUBINSize": [pointer, sizes],
+        "nvrtcGetCUBIN": [pointer, string],
+    }
+    for name, types in arguments.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, integer
+    library.nvrtcGetErrorString.argtypes = [integer]
+    library.nvrtcGetErrorString.restype = string
+    return library
