@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import platform
@@ -10,43 +9,12 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from onnx_sparseconv.kernels.cuda_driver import CudaDriver, read_cuda_driver
+
 from onnx_sparseconv.version import __version__
 
 DISTRIBUTION = "onnx-sparseconv"
 _PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
-_CU_COMPUTE_CAPABILITY_MAJOR, _CU_COMPUTE_CAPABILITY_MINOR = 75, 76
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One CUDA device.
-
-    Attributes:
-        name: as the driver calls it.
-        compute_capability: such as ``9.0``.
-        memory_bytes: its memory.
-    """
-
-    name: str
-    compute_capability: str
-    memory_bytes: int
-
-
-@dataclass(frozen=True)
-class CudaDriver:
-    """What the CUDA driver says.
-
-    Attributes:
-        version: release of the kernel driver, empty when it cannot be read.
-        cuda_version: newest CUDA that it supports, such as ``13.0``; empty without a driver.
-        gpus: the devices that this process may use.
-        problem: why there is no usable GPU; empty when there is one.
-    """
-
-    version: str
-    cuda_version: str
-    gpus: tuple[Gpu, ...]
-    problem: str
 
 
 @dataclass(frozen=True)
@@ -142,45 +110,3 @@ def _git(directory: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def read_cuda_driver() -> CudaDriver:
-    """Ask the CUDA driver for its devices; never raises."""
-    release = _driver_release()
-    try:
-        cuda = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return CudaDriver(release, "", (), "no NVIDIA driver (libcuda.so.1 cannot be loaded)")
-    if code := cuda.cuInit(0):
-        return CudaDriver(release, "", (), f"the NVIDIA driver does not start (cuInit gives error {code})")
-    number = ctypes.c_int()
-    cuda.cuDriverGetVersion(ctypes.byref(number))
-    version = f"{number.value // 1000}.{number.value % 1000 // 10}"
-    count = ctypes.c_int()
-    cuda.cuDeviceGetCount(ctypes.byref(count))
-    gpus = tuple(_read_gpu(cuda, index) for index in range(count.value))
-    return CudaDriver(release, version, gpus, "" if gpus else "the NVIDIA driver sees no GPU")
-
-
-def _read_gpu(cuda: ctypes.CDLL, index: int) -> Gpu:
-    device = ctypes.c_int()
-    cuda.cuDeviceGet(ctypes.byref(device), index)
-    name = ctypes.create_string_buffer(256)
-    cuda.cuDeviceGetName(name, len(name), device)
-    memory = ctypes.c_size_t()
-    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
-    parts = []
-    for attribute in (_CU_COMPUTE_CAPABILITY_MAJOR, _CU_COMPUTE_CAPABILITY_MINOR):
-        value = ctypes.c_int()
-        cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        parts.append(str(value.value))
-    return Gpu(name.value.decode(errors="replace"), ".".join(parts), memory.value)
-
-
-def _driver_release(path: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """Release of the NVIDIA kernel driver: the first word of the first line that looks like ``580.65.06``."""
-    try:
-        first_line = path.read_text(encoding="utf-8", errors="replace").splitlines()[0]
-    except (OSError, IndexError):
-        return ""
-    return next((word for word in first_line.split() if word[0].isdigit() and "." in word), "")

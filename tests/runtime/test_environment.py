@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import subprocess
 
-import pytest
-
-from onnx_sparseconv.runtime.environment import cpu_model, git_commit, read_cuda_driver, read_environment
+from onnx_sparseconv.runtime.environment import cpu_model, git_commit, read_environment
 
 
 def test_the_processor_is_read(tmp_path):
@@ -37,20 +35,3 @@ def test_the_environment_is_complete():
     assert environment.cpu_cores >= environment.cpu_cores_usable >= 1
     assert environment.versions["onnx"]
     assert bool(environment.cuda.gpus) != bool(environment.cuda.problem)
-
-
-def test_no_driver_is_told_apart(monkeypatch):
-    def refuse(_name):
-        raise OSError("no such library")
-
-    monkeypatch.setattr("ctypes.CDLL", refuse)
-    assert "no NVIDIA driver" in read_cuda_driver().problem
-
-
-@pytest.mark.parametrize("line", ["NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Fri", ""])
-def test_the_driver_release_is_the_first_version(tmp_path, line):
-    from onnx_sparseconv.runtime.environment import _driver_release
-
-    path = tmp_path / "version"
-    path.write_text(line)
-    assert _driver_release(path) == ("580.65.06" if line else "")
