@@ -1,0 +1,58 @@
+// What is done to a finished sum: y = activation(sum + bias + residual), in float, rounded once where it is stored.
+#pragma once
+
+#include "intrinsics.cuh"
+#include "params.h"
+
+namespace sparseconv::cuda {
+
+__device__ __forceinline__ float LoadElement(const float* address) { return LoadReadOnly(address); }
+__device__ __forceinline__ float LoadElement(const Half* address) { return ToFloat(LoadReadOnly(address)); }
+__device__ __forceinline__ void StoreRounded(float* address, float value) { *address = value; }
+__device__ __forceinline__ void StoreRounded(Half* address, float value) { *address = ToHalf(value); }
+
+// NaN stays NaN in all of these, which fmaxf and fminf would not let it.
+__device__ __forceinline__ float AtLeast(float low, float x) { return x < low ? low : x; }
+__device__ __forceinline__ float AtMost(float high, float x) { return x > high ? high : x; }
+
+// exp of what is not positive does not overflow, so that small results keep their relative accuracy.
+__device__ __forceinline__ float Sigmoid(float x) {
+  const float e = expf(-fabsf(x));
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+
+// kCode is an ActivationCode.
+template <int kCode>
+__device__ __forceinline__ float Activate(float x, float alpha, float beta) {
+  if constexpr (kCode == kRelu) return AtLeast(0.0f, x);
+  if constexpr (kCode == kClip) return AtMost(beta, AtLeast(alpha, x));
+  if constexpr (kCode == kLeakyRelu) return x < 0.0f ? alpha * x : x;
+  if constexpr (kCode == kHardSwish) return x * AtLeast(0.0f, AtMost(1.0f, x * (1.0f / 6.0f) + 0.5f));
+  if constexpr (kCode == kHardSigmoid) return AtLeast(0.0f, AtMost(1.0f, alpha * x + beta));
+  if constexpr (kCode == kSigmoid) return Sigmoid(x);
+  if constexpr (kCode == kSilu) return x * Sigmoid(x);
+  return x;
+}
+
+// The same where the code is only known at run time, with little code: the kernel has many copies of it. All threads of
+// a launch take the same way.
+__device__ __forceinline__ float Activate(int code, float x, float alpha, float beta) {
+  if (code == kNoActivation) return x;
+  if (code == kLeakyRelu) return Activate<kLeakyRelu>(x, alpha, beta);
+  if (code == kRelu) return Activate<kRelu>(x, alpha, beta);
+  if (code == kClip) return Activate<kClip>(x, alpha, beta);
+  const float gate = code == kSigmoid || code == kSilu ? Sigmoid(x)
+                     : code == kHardSwish              ? Activate<kHardSigmoid>(x, 1.0f / 6.0f, 0.5f)
+                                                       : Activate<kHardSigmoid>(x, alpha, beta);
+  return code == kSilu || code == kHardSwish ? x * gate : gate;
+}
+
+// Stores output `index` of y, which belongs to output channel k. T is float or Half.
+template <class T>
+__device__ __forceinline__ void StoreOutput(const Epilogue& epilogue, void* y, long long index, int k, float sum) {
+  if (epilogue.bias != nullptr) sum += LoadElement(static_cast<const T*>(epilogue.bias) + k);
+  if (epilogue.residual != nullptr) sum += LoadElement(static_cast<const T*>(epilogue.residual) + index);
+  StoreRounded(static_cast<T*>(y) + index, Activate(epilogue.activation, sum, epilogue.alpha, epilogue.beta));
+}
+
+}  // namespace sparseconv::cuda

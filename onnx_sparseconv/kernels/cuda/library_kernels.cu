@@ -1,0 +1,35 @@
+// The kernels that the library carries, as PTX, for every GPU and every model. kernels/library_ptx.py makes the PTX.
+#include "csr_conv.cuh"
+#include "params.h"
+#include "reduce.cuh"
+
+using sparseconv::cuda::CsrParams;
+using sparseconv::cuda::Half;
+using sparseconv::cuda::ReduceParams;
+
+#define SPARSECONV_CSR_KERNEL(name, type, sub_batch)                             \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxCsrThreads) \
+      sparseconv_csr_##name##_b##sub_batch(const CsrParams params) {             \
+    __shared__ sparseconv::cuda::CsrEntry entries[sparseconv::cuda::kCsrPiece];  \
+    __shared__ unsigned taps[sparseconv::cuda::kCsrPiece];                       \
+    sparseconv::cuda::CsrConv<type, sub_batch>(params, entries, taps).Run();     \
+  }
+
+SPARSECONV_CSR_KERNEL(f32, float, 1)
+SPARSECONV_CSR_KERNEL(f32, float, 2)
+SPARSECONV_CSR_KERNEL(f32, float, 4)
+SPARSECONV_CSR_KERNEL(f32, float, 8)
+SPARSECONV_CSR_KERNEL(f16, Half, 1)
+SPARSECONV_CSR_KERNEL(f16, Half, 2)
+SPARSECONV_CSR_KERNEL(f16, Half, 4)
+SPARSECONV_CSR_KERNEL(f16, Half, 8)
+
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
+    sparseconv_reduce_f32(const ReduceParams params) {
+  sparseconv::cuda::Reduce<float>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
+    sparseconv_reduce_f16(const ReduceParams params) {
+  sparseconv::cuda::Reduce<Half>(params);
+}

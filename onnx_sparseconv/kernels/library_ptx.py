@@ -1,0 +1,77 @@
+"""The PTX of the kernels that the native library carries.
+
+``python -m onnx_sparseconv.kernels.library_ptx`` writes it into a source checkout, ``--check`` compares. The text is
+what NVRTC 12.1 makes of ``kernels/cuda/library_kernels.cu``, but for one comment on top: every driver from CUDA 12.1 on
+understands PTX of that version, and always the same version makes the text reproducible.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from onnx_sparseconv.errors import CompileError, SparseConvError
+from onnx_sparseconv.files import atomic_write
+from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS, LIBRARY_KERNELS, read_device_sources
+from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program, find
+
+NVRTC_VERSION = (12, 1)
+# The oldest architecture that the kernels run on; the driver translates for newer ones.
+ARCHITECTURE = "compute_75"
+PATH = Path(__file__).parents[1] / "custom_ops/native/cuda/library_kernels.ptx"
+_COMMENT = b"// Made by onnx_sparseconv/kernels/library_ptx.py from onnx_sparseconv/kernels/cuda. Do not edit.\n"
+
+
+def library_program(architecture: str, *options: str) -> Program:
+    """What to compile for an architecture, ``compute_75`` (to PTX) or ``sm_90`` (to a cubin)."""
+    sources = read_device_sources()
+    return Program(
+        source=sources[LIBRARY_KERNELS],
+        name=LIBRARY_KERNELS,
+        headers={name: text for name, text in sources.items() if not name.endswith(".cu")},
+        options=(f"--gpu-architecture={architecture}", *LANGUAGE_OPTIONS, *options),
+    )
+
+
+def make_ptx(nvrtc: Nvrtc) -> bytes:
+    """The text of the file.
+
+    Raises:
+        CompileError: the sources do not compile without a remark, or ``nvrtc`` is of another version.
+    """
+    if nvrtc.version != NVRTC_VERSION:
+        wanted = "NVRTC {}.{}".format(*NVRTC_VERSION)
+        raise CompileError(
+            f"{nvrtc.path} is {nvrtc.name}, not {wanted}: `pip install nvidia-cuda-nvrtc-cu12==12.1.105`"
+        )
+    compiled = nvrtc.compile(library_program(ARCHITECTURE))
+    if compiled.log:
+        raise CompileError(f"{nvrtc.name} has remarks on {LIBRARY_KERNELS}: {compiled.log}", compiled.log)
+    return _COMMENT + compiled.ptx
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the file. Returns the exit code: 1 where the check fails, 2 where nothing can be made."""
+    parser = argparse.ArgumentParser(description="Make the PTX of the library's kernels.")
+    parser.add_argument("--check", action="store_true", help="only compare the committed file")
+    parser.add_argument("--nvrtc", type=Path, help="NVRTC 12.1's library file, where pip has another version")
+    options = parser.parse_args(arguments)
+    try:
+        ptx = make_ptx(find(NVRTC_VERSION[0], path=options.nvrtc))
+        if options.check:
+            same = PATH.is_file() and PATH.read_bytes() == ptx
+            sys.stdout.write(f"{PATH}: {'up to date' if same else 'differs; make it again'}\n")
+            return 0 if same else 1
+        with atomic_write(PATH) as temporary:
+            temporary.write_bytes(ptx)
+    except SparseConvError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(f"{PATH}: {len(ptx)} bytes\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
