@@ -14,7 +14,7 @@ from onnx_sparseconv.custom_ops.function_body import MIN_IR_VERSION, make_functi
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OPSET_VERSION, SPARSE_CONV, ConvGeometry, SparseConvAttributes
 from onnx_sparseconv.errors import SparseConvError
 from onnx_sparseconv.kernels.unified_csr import encode
-from onnx_sparseconv.runtime.kernels import kernels_of
+from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on
 from onnx_sparseconv.runtime.provider_check import ProviderCheck
 from onnx_sparseconv.runtime.run import run_session
 from onnx_sparseconv.runtime.session import PROVIDER_NAMES, Provider, import_onnxruntime, make_session
@@ -37,6 +37,7 @@ def try_provider(provider: Provider) -> ProviderCheck:
         session = make_session(model, provider=provider)
         (actual,) = run_session(session, feed, "a tiny SparseConv model").values()
         (use,) = kernels_of([(_NODE, "SparseConv")], use_library=True)
+        require_sparse_kernels_on(provider, [use])
     except SparseConvError as error:
         return ProviderCheck(provider, True, False, str(error))
     error_max = float(np.abs(actual - expected).max())

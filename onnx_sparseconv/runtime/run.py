@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.runtime.depth import load_structure
 from onnx_sparseconv.runtime.inputs import load_inputs, model_inputs
+from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on, sparse_nodes
 from onnx_sparseconv.runtime.session import Provider, make_session, translated_errors
 
 if TYPE_CHECKING:
@@ -54,13 +56,18 @@ def run_model(
         clock: nanoseconds.
 
     Raises:
+        ProviderError: the provider is not used, or not for the SparseConv nodes.
         SparseConvError: what `make_session` raises, or ModelError for inputs that do not fit and for a run that fails.
     """
     session = make_session(model, provider=provider, threads=threads, use_library=use_library)
     arrays = inputs if isinstance(inputs, Mapping) else load_inputs(inputs, model_inputs(session))
     started = clock()
     outputs = run_session(session, arrays, str(model))
-    return RunResult(outputs, (clock() - started) / 1000)
+    time_us = (clock() - started) / 1000
+    if use_library and provider != "cpu":
+        nodes = sparse_nodes(load_structure(model))
+        require_sparse_kernels_on(provider, kernels_of(nodes, use_library=True))
+    return RunResult(outputs, time_us)
 
 
 def run_session(session: ort.InferenceSession, inputs: Mapping[str, Array], name: str) -> dict[str, Array]:

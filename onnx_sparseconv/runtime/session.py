@@ -16,7 +16,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from onnx_sparseconv.errors import ModelError, NativeLibraryError, ProviderError, SparseConvError, UsageError
-from onnx_sparseconv.runtime.environment import read_cuda_driver
+from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
+from onnx_sparseconv.runtime.cuda_libraries import load_cuda_libraries
 
 if TYPE_CHECKING:
     import onnx
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 Provider = Literal["cpu", "cuda"]
 PROVIDERS: tuple[Provider, ...] = get_args(Provider)
-PROVIDER_NAMES: Mapping[str, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDER_NAMES: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 # Errors are raised; ONNX Runtime would log them on stderr as well.
 LOG_FATAL_ONLY = 4
@@ -78,8 +79,11 @@ def make_session(
         use_library: register the native library. Without it the SparseConv nodes of a converted model become dense
             Conv.
         session_options: your own options; the library is registered on them, once, however often they are used. None
-            makes options that log nothing: errors are raised.
-        provider_options: options of the provider, such as ``{"device_id": "1"}`` for CUDA.
+            makes options that log nothing: errors are raised. For a converted model on CUDA nothing has to be set.
+        provider_options: options of the provider, such as ``{"device_id": "1"}`` for CUDA. ``{"enable_cuda_graph":
+            "1"}`` suits a converted model whose nodes all run on CUDA; then its shapes must not change and inputs and
+            outputs have to be bound to device memory. Leave ``prefer_nhwc`` at 0 unless ``sparseconv bench`` shows a
+            gain: SparseConv keeps the channels first, so it gets a transpose on either side.
         profile: prefix of the profile that ONNX Runtime writes (``session.end_profiling()`` gives its name); None: no
             profile.
         cpu_isa: instruction set of the CPU kernels: ``auto``, or the name of one to force it.
@@ -98,6 +102,8 @@ def make_session(
     _require_provider_is_built_in(runtime, provider)
     source, name = _model_source(model)
     options = session_options or _quiet_options(runtime)
+    if provider == "cuda":
+        load_cuda_libraries(runtime)
     if threads is not None:
         options.intra_op_num_threads = threads
     if profile is not None:
@@ -146,8 +152,21 @@ def onnxruntime_message(error: BaseException) -> str:
     return text
 
 
+def measuring_options(config: Mapping[str, str] | None = None) -> ort.SessionOptions:
+    """Options that log nothing but what is fatal, and that let no idle thread of one session slow down another.
+
+    Args:
+        config: session configuration entries, such as ``{"sparseconv.cuda_kernel": "csr"}``.
+    """
+    options = _quiet_options(import_onnxruntime())
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    for key, value in (config or {}).items():
+        options.add_session_config_entry(key, value)
+    return options
+
+
 def _quiet_options(runtime: ModuleType) -> ort.SessionOptions:
-    options = runtime.SessionOptions()
+    options: ort.SessionOptions = runtime.SessionOptions()
     options.log_severity_level = LOG_FATAL_ONLY
     return options
 
@@ -175,7 +194,7 @@ def _create(
     provider_options: dict[str, str],
 ) -> ort.InferenceSession:
     providers: list[Any] = [(PROVIDER_NAMES[provider], provider_options)]
-    if provider != "cpu":
+    if PROVIDER_NAMES[provider] != PROVIDER_NAMES["cpu"]:
         providers.append(PROVIDER_NAMES["cpu"])
     # Without the fall-back a failing provider raises; with it, ONNX Runtime prints to stdout and takes another one.
     session = runtime.InferenceSession(source, options, providers=providers, enable_fallback=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from onnx_sparseconv.errors import ModelError, VerificationError
+from onnx_sparseconv.runtime.cuda_mode import CudaMode
 from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
 from onnx_sparseconv.runtime.inputs import (
     ModelInput,
@@ -20,18 +22,25 @@ from onnx_sparseconv.runtime.inputs import (
     model_inputs,
     resolve_shapes,
 )
-from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, sparse_nodes
+from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, require_sparse_kernels_on, sparse_nodes
+from onnx_sparseconv.runtime.layer_times import read_profile
 from onnx_sparseconv.runtime.metrics import OutputComparison, Tolerance, compare_outputs, derive_tolerance
+from onnx_sparseconv.runtime.profiling import NodePlace, nodes_elsewhere
 from onnx_sparseconv.runtime.run import run_session
-from onnx_sparseconv.runtime.session import Provider, make_session
+from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
 Array = NDArray[Any]
 
-# TF32 would round the inputs of the original's convolutions to 11 bits: then the original is the inexact one.
-EXACT_PROVIDER_OPTIONS: Mapping[Provider, Mapping[str, str]] = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+# TF32 would round the inputs of convolutions that stayed dense to 11 bits: an error that is not the conversion's.
+EXACT_PROVIDER_OPTIONS: Mapping[Provider, Mapping[str, str]] = {
+    "cpu": {},
+    "cuda": CudaMode(tf32=False).provider_options(),
+}
+# What the converted model is compared with: the original, computed where float is float.
+REFERENCE_PROVIDER: Provider = "cpu"
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class VerifyReport:
     Attributes:
         original, converted: the files.
         passed: every output lies within the tolerance.
-        provider: ``cpu`` or ``cuda``, for both models.
+        provider: ``cpu`` or ``cuda``, for the converted model.
+        reference_provider: where the original ran.
         use_library: whether the converted model ran with the native library; without it, it runs as the dense model.
         inputs: where the inputs came from.
         input_shapes: shape of every input.
@@ -50,6 +60,7 @@ class VerifyReport:
         insensitive_outputs: names of outputs that are the same for other random inputs too, so that their agreement
             proves little; looked for where the inputs are random.
         kernels: which kernel ran each SparseConv node.
+        nodes_elsewhere: nodes of the converted model that ran on the CPU although another provider was asked for.
         notes: remarks.
     """
 
@@ -57,6 +68,7 @@ class VerifyReport:
     converted: Path
     passed: bool
     provider: str
+    reference_provider: str
     use_library: bool
     inputs: str
     input_shapes: Mapping[str, Shape]
@@ -64,6 +76,7 @@ class VerifyReport:
     outputs: tuple[OutputComparison, ...]
     insensitive_outputs: tuple[str, ...]
     kernels: tuple[KernelUse, ...]
+    nodes_elsewhere: tuple[NodePlace, ...]
     notes: tuple[str, ...]
 
 
@@ -72,6 +85,7 @@ def verify(
     converted: str | Path,
     *,
     provider: Provider = "cpu",
+    config: Mapping[str, str] | None = None,
     inputs: str | Path | Mapping[str, Array] | None = None,
     shapes: Mapping[str, Shape] | None = None,
     batch: int | None = None,
@@ -83,12 +97,14 @@ def verify(
 ) -> VerifyReport:
     """Run both models on the same inputs and compare every output.
 
-    The original runs in plain ONNX Runtime, the converted one with the native library.
+    The original runs in plain ONNX Runtime on the CPU, whatever the provider; the converted one with the native
+    library.
 
     Args:
         original: the model before conversion.
         converted: the model after it.
-        provider: ``cpu`` or ``cuda``.
+        provider: ``cpu`` or ``cuda``, where the converted model runs.
+        config: session configuration entries for the converted model, such as ``{"sparseconv.cuda_kernel": "csr"}``.
         inputs: arrays by name, or an ``.npz`` file with them; None makes random ones.
         shapes: shapes of random inputs where the model leaves them open.
         batch: batch size of random inputs where the model leaves it open; None: 1.
@@ -105,16 +121,26 @@ def verify(
     structure = load_structure(original)
     tolerance = derive_tolerance(numerical_depth(structure), rtol, atol)
     nodes = sparse_nodes(load_structure(converted))
-    options = EXACT_PROVIDER_OPTIONS[provider]
-    first = make_session(original, provider=provider, threads=threads, use_library=False, provider_options=options)
+    first = make_session(original, provider=REFERENCE_PROVIDER, threads=threads, use_library=False)
     wanted = model_inputs(first)
     arrays, source = _choose_inputs(wanted, inputs, shapes, batch, seed)
-    second = make_session(
-        converted, provider=provider, threads=threads, use_library=use_library, provider_options=options
-    )
-    _require_same_interface(first, second)
-    expected = run_session(first, arrays, str(original))
-    actual = run_session(second, arrays, str(converted))
+    with tempfile.TemporaryDirectory() as directory:
+        second = make_session(
+            converted,
+            provider=provider,
+            threads=threads,
+            use_library=use_library,
+            session_options=measuring_options(config),
+            provider_options=EXACT_PROVIDER_OPTIONS[provider],
+            profile=None if provider == REFERENCE_PROVIDER else Path(directory) / "profile",
+        )
+        _require_same_interface(first, second)
+        expected = run_session(first, arrays, str(original))
+        actual = run_session(second, arrays, str(converted))
+        elsewhere = () if provider == REFERENCE_PROVIDER else _nodes_elsewhere(second, provider)
+    kernels = kernels_of(nodes, use_library=use_library)
+    if use_library:
+        require_sparse_kernels_on(provider, kernels)
     outputs = tuple(compare_outputs(name, expected[name], actual[name], tolerance) for name in expected)
     insensitive = _insensitive_outputs(first, arrays, seed + 1, expected, tolerance) if inputs is None else ()
     return VerifyReport(
@@ -122,15 +148,23 @@ def verify(
         converted=Path(converted),
         passed=all(output.passed for output in outputs),
         provider=provider,
+        reference_provider=REFERENCE_PROVIDER,
         use_library=use_library,
         inputs=source,
         input_shapes={name: tuple(array.shape) for name, array in arrays.items()},
         tolerance=tolerance,
         outputs=outputs,
         insensitive_outputs=insensitive,
-        kernels=kernels_of(nodes, use_library=use_library),
+        kernels=kernels,
+        nodes_elsewhere=elsewhere,
         notes=_notes(outputs, insensitive, bool(nodes), provider),
     )
+
+
+def _nodes_elsewhere(session: ort.InferenceSession, provider: Provider) -> tuple[NodePlace, ...]:
+    """Nodes of a profiled session that ran on another provider; ends the profiling."""
+    path = Path(session.end_profiling())
+    return nodes_elsewhere(read_profile(path, runs=1), provider) if path.is_file() else ()
 
 
 def _choose_inputs(
@@ -193,7 +227,7 @@ def _notes(
     if not has_sparse_nodes:
         notes.append("the second model has no SparseConv node: this compares two ordinary models")
     if provider == "cuda":
-        notes.append("TF32 is switched off in both models")
+        notes.append("the original ran on the CPU; TF32 is switched off in the converted model")
     for output in outputs:
         if output.num_elements == 0:
             notes.append(f"output {output.name} is empty for these inputs: give real ones with --inputs")

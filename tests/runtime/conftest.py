@@ -3,6 +3,9 @@ from __future__ import annotations
 import pytest
 
 from tests.runtime import networks
+from tests.support.cuda_on_cpu import cuda_on_cpu, sparse_kernels_say_cuda
+
+__all__ = ["cuda_on_cpu", "sparse_kernels_say_cuda"]
 
 
 @pytest.fixture(scope="session")

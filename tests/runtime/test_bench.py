@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.runtime.bench import bench, model_size_bytes
+from onnx_sparseconv.errors import ModelError, ProviderError, UsageError
+from onnx_sparseconv.runtime import bench as bench_module
+from onnx_sparseconv.runtime.bench import CudaBench, bench, model_size_bytes
+from onnx_sparseconv.runtime.cuda_mode import CudaMode, modes_for
 from onnx_sparseconv.runtime.depth import load_structure
 from onnx_sparseconv.runtime.plain import to_json_text
 from onnx_sparseconv.runtime.timing import TimingPlan
@@ -66,3 +68,78 @@ def test_open_dimensions_have_to_be_given(tmp_path):
     networks.save(model, path)
     with pytest.raises(UsageError, match="--shape x:1x8x224x12"):
         bench(path, path, plan=QUICK)
+
+
+def test_the_modes_of_the_cuda_provider():
+    assert [mode.name for mode in modes_for("best")] == ["default", "nhwc"]
+    assert [mode.name for mode in modes_for("best", cuda_graph=True)] == ["graph", "nhwc+graph"]
+    assert [mode.name for mode in modes_for("nhwc")] == ["nhwc"]
+    assert CudaMode().provider_options() == {}
+    every = CudaMode(prefer_nhwc=True, cuda_graph=True, tf32=False)
+    assert every.provider_options() == {"prefer_nhwc": "1", "enable_cuda_graph": "1", "use_tf32": "0"}
+    assert (every.name, every.without_graph().name) == ("nhwc+graph+no-tf32", "nhwc+no-tf32")
+    with pytest.raises(UsageError, match="best, default, nhwc"):
+        modes_for("fastest")
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda")
+@pytest.mark.parametrize(("graph", "modes"), [(False, ["default", "nhwc"]), (True, ["graph", "nhwc+graph"])])
+def test_on_cuda_every_mode_of_both_models_is_timed_and_the_fastest_counts(pair, cuda_on_cpu, graph, modes):
+    cuda = CudaBench("best", cuda_graph=graph, copies=2, config={"sparseconv.cuda_kernel": "csr"})
+    report = bench(*pair, provider="cuda", cuda=cuda, plan=QUICK)
+    assert [(c.model, c.mode) for c in report.candidates] == [
+        (model, mode) for model in ("original", "converted") for mode in modes
+    ]
+    for model, name in ((report.original, "original"), (report.converted, "converted")):
+        times = {c.mode: c.time for c in report.candidates if c.model == name}
+        assert model.time == min(times.values(), key=lambda time: time.median_us)
+        assert times[model.mode] == model.time
+    assert report.speedup.of_medians == report.original.time.median_us / report.converted.time.median_us
+    options = {"enable_cuda_graph": "1"} if graph else {}
+    assert options in cuda_on_cpu
+    assert options | {"prefer_nhwc": "1"} in cuda_on_cpu
+    assert [use.kernel.partition(".")[0] for use in report.kernels] == ["cuda", "cuda"]
+    assert [layer.name for layer in report.layers] == ["conv0", "conv1"]
+    assert "2 of them in turn" in report.memory
+    assert any(("both models" if graph else "neither model") in note for note in report.notes)
+
+
+@pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
+def test_a_mode_that_fails_is_told_and_the_others_stand(pair, monkeypatch):
+    load = bench_module._load
+
+    def refuse(side, mode, clock):
+        if mode is not None and mode.prefer_nhwc:
+            raise ModelError("no NHWC here")
+        return load(side, mode, clock)
+
+    monkeypatch.setattr(bench_module, "_load", refuse)
+    report = bench(*pair, provider="cuda", plan=QUICK)
+    assert [(c.mode, c.problem, c.time is None) for c in report.candidates] == [
+        ("default", "", False),
+        ("nhwc", "no NHWC here", True),
+    ] * 2
+    with pytest.raises(ModelError, match="no NHWC here"):
+        bench(*pair, provider="cuda", cuda=CudaBench("nhwc"), plan=QUICK)
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_sparse_nodes_that_fell_back_to_the_cpu_are_an_error(pair):
+    with pytest.raises(ProviderError, match=r"runs 2 of 2 SparseConv nodes on cpu: conv0, conv1\."):
+        bench(*pair, provider="cuda", plan=QUICK)
+
+
+@pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
+def test_a_failing_profile_leaves_the_times_of_whole_runs(pair, monkeypatch):
+    def fail(*_):
+        raise ModelError("no profiler")
+
+    monkeypatch.setattr(bench_module, "profile", fail)
+    report = bench(*pair, provider="cuda", plan=QUICK)
+    assert report.layers[0].speedup is None
+    assert any("no profiler" in note for note in report.notes)
+
+
+def test_what_is_only_for_cuda_is_refused_elsewhere(pair):
+    with pytest.raises(UsageError, match="need --provider cuda"):
+        bench(*pair, cuda=CudaBench(cuda_graph=True), plan=QUICK)

@@ -148,6 +148,13 @@ def test_running_a_model_gives_its_outputs_by_name(pair):
     assert result.time_us == 2500
 
 
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_a_run_whose_sparse_nodes_fell_back_to_the_cpu_is_an_error(pair):
+    with pytest.raises(ProviderError, match="SparseConv nodes on cpu"):
+        run_model(pair[1], {"x": X}, provider="cuda")
+    assert run_model(pair[1], {"x": X}, provider="cuda", use_library=False).outputs["y"].shape == X.shape
+
+
 def test_quiet_on_stdout_and_stderr(pair):
     script = f"from onnx_sparseconv.runtime.session import make_session; make_session({str(pair[1])!r})"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from onnx import helper
 
-from onnx_sparseconv.errors import ModelError, UsageError, VerificationError
+from onnx_sparseconv.errors import ModelError, ProviderError, UsageError, VerificationError
 from onnx_sparseconv.runtime.kernels import DENSE_KERNEL
 from onnx_sparseconv.runtime.plain import to_json_text
 from onnx_sparseconv.runtime.verify import verify
@@ -120,3 +120,31 @@ def test_the_report_is_json_without_nan_or_infinity(pair):
     assert plain["outputs"][0]["identical"] is True
     assert plain["outputs"][0]["errors"]["snr_db"] is None
     assert plain["tolerance"]["derived_from"]["depth"] == 2
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda")
+def test_on_cuda_the_original_runs_on_the_cpu_and_the_converted_model_without_tf32(pair, cuda_on_cpu):
+    config = {"sparseconv.cuda_kernel": "csr"}
+    report = verify(*pair, provider="cuda", config=config)
+    assert report.passed
+    assert (report.provider, report.reference_provider) == ("cuda", "cpu")
+    assert cuda_on_cpu == [{}, {"use_tf32": "0"}]
+    assert any("original ran on the CPU" in note for note in report.notes)
+    assert [use.provider for use in report.kernels] == ["cuda", "cuda"]
+    assert report.nodes_elsewhere == ()
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda", "cuda_on_cpu")
+def test_on_cuda_nodes_that_ran_on_the_cpu_are_told(pair, monkeypatch):
+    from onnx_sparseconv.runtime import profiling
+
+    monkeypatch.setattr(profiling, "PROVIDER_NAMES", {"cuda": "CUDAExecutionProvider"})
+    report = verify(*pair, provider="cuda")
+    assert {(place.node, place.provider) for place in report.nodes_elsewhere} >= {("conv0", "CPUExecutionProvider")}
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_sparse_nodes_that_fell_back_to_the_cpu_are_an_error(pair):
+    with pytest.raises(ProviderError, match="2 of 2 SparseConv nodes on cpu"):
+        verify(*pair, provider="cuda")
+    assert verify(*pair, provider="cuda", use_library=False).passed
