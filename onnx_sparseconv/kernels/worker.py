@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import IO, Any, TypeVar
 
@@ -33,9 +33,16 @@ class WorkerDiedError(Exception):
         self.item = item
 
 
+def usable_cores() -> int:
+    """Logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def run_in_workers(
     function: Callable[[Item], Result], items: Sequence[Item], jobs: int
-) -> Iterator[tuple[int, Result]]:
+) -> Generator[tuple[int, Result], None, None]:
     """Run ``function`` on every item and give index and result of each as it is done.
 
     When a call raises, or the caller stops (Ctrl-C, say), no further one begins and all processes are ended at once.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver, read_cuda_driver
-
+from onnx_sparseconv.kernels.worker import usable_cores
 from onnx_sparseconv.version import __version__
 
 DISTRIBUTION = "onnx-sparseconv"
@@ -69,13 +69,6 @@ def package_versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         **{name: distribution_version(name) for name in names},
     }
-
-
-def usable_cores() -> int:
-    """Logical processors that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
