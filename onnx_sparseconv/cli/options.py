@@ -16,6 +16,22 @@ class ProviderChoice(enum.StrEnum):
     CUDA = "cuda"
 
 
+class KernelChoice(enum.StrEnum):
+    """Which kernels run SparseConv nodes on CUDA."""
+
+    AUTO = "auto"
+    CSR = "csr"
+    GENERATED = "generated"
+
+
+class DenseChoice(enum.StrEnum):
+    """Which options of ONNX Runtime's CUDA provider are tried."""
+
+    BEST = "best"
+    DEFAULT = "default"
+    NHWC = "nhwc"
+
+
 OriginalArgument = Annotated[
     Path, typer.Argument(metavar="ORIGINAL", help="The model before conversion.", show_default=False)
 ]
@@ -73,5 +89,13 @@ NoLibraryOption = Annotated[
         "--no-library",
         help="Run the converted model without the native library, as any other program would: as a dense model.",
         show_default=False,
+    ),
+]
+KernelOption = Annotated[
+    KernelChoice,
+    typer.Option(
+        "--kernel",
+        help="Kernels of SparseConv on CUDA: auto takes the code generated at conversion where there is some that "
+        "fits, generated insists on it, csr never takes it.",
     ),
 ]

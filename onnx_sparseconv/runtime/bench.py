@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 ON_HOST = "arrays in host memory, as session.run takes and gives them"
-BOUND = "bound to device memory ({copies} of them in turn); a run ends when the device is done, nothing is copied"
+BOUND = "inputs and outputs bound to device memory{copies}; a run ends when the device is done, nothing is copied"
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def bench(
         batch=batch,
         inputs=source,
         input_shapes={name: tuple(array.shape) for name, array in arrays.items()},
-        memory=BOUND.format(copies=cuda.copies) if provider == "cuda" else ON_HOST,
+        memory=_memory(provider, cuda.copies),
         candidates=_candidates(tried, ready, samples),
         plan=plan,
         layers=layers,
@@ -359,6 +359,13 @@ def _mode_name(loaded: _Loaded) -> str:
     return (loaded.mode or CudaMode()).name
 
 
+def _memory(provider: Provider, copies: int) -> str:
+    """Where inputs and outputs lie, in words."""
+    if provider != "cuda":
+        return ON_HOST
+    return BOUND.format(copies=f", {copies} copies of them in turn" if copies > 1 else "")
+
+
 def _notes(provider: Provider, cuda: CudaBench) -> tuple[str, ...]:
     if provider != "cuda":
         return ()
@@ -380,7 +387,9 @@ def _profile(loaded: _Loaded, arrays: Mapping[str, Array], notes: list[str]) -> 
     except ModelError as error:
         if side.provider == "cpu":
             raise
-        notes.append(f"no times of single layers: {error}")
+        text = f"no times of single layers: {error}"
+        if text not in notes:
+            notes.append(text)
         return ()
 
 

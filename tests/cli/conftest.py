@@ -5,6 +5,9 @@ from typer.testing import CliRunner
 
 from onnx_sparseconv.cli import app
 from tests.runtime import networks
+from tests.support.cuda_on_cpu import cuda_on_cpu, sparse_kernels_say_cuda
+
+__all__ = ["cuda_on_cpu", "sparse_kernels_say_cuda"]
 
 
 @pytest.fixture(autouse=True)

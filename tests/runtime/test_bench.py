@@ -100,7 +100,7 @@ def test_on_cuda_every_mode_of_both_models_is_timed_and_the_fastest_counts(pair,
     assert options | {"prefer_nhwc": "1"} in cuda_on_cpu
     assert [use.kernel.partition(".")[0] for use in report.kernels] == ["cuda", "cuda"]
     assert [layer.name for layer in report.layers] == ["conv0", "conv1"]
-    assert "2 of them in turn" in report.memory
+    assert "2 copies of them in turn" in report.memory
     assert any(("both models" if graph else "neither model") in note for note in report.notes)
 
 

@@ -23,12 +23,14 @@ from onnx_sparseconv.cli.console import (
 )
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
-from onnx_sparseconv.cli.kernel_text import kernel_lines
+from onnx_sparseconv.cli.kernel_text import elsewhere_lines, kernel_config, kernel_lines
 from onnx_sparseconv.cli.options import (
     BatchOption,
     ConvertedArgument,
     InputsOption,
     JsonOption,
+    KernelChoice,
+    KernelOption,
     NoLibraryOption,
     OriginalArgument,
     ProviderChoice,
@@ -72,13 +74,14 @@ def command(
         ),
     ] = None,
     threads: ThreadsOption = None,
+    kernel: KernelOption = KernelChoice.AUTO,
     json: JsonOption = False,
     output: ReportFileOption = None,
 ) -> ExitCode:
     """Run both models on the same inputs and compare every output.
 
-    The original runs in plain ONNX Runtime, the converted one with this package's library. Exit code 3: an output
-    differs by more than rounding explains. The tolerance is derived from the model and printed.
+    The original runs in plain ONNX Runtime on the CPU, the converted one with this package's library. Exit code 3: an
+    output differs by more than rounding explains. The tolerance is derived from the model and printed.
     """
     from onnx_sparseconv.runtime.inputs import parse_shapes  # noqa: PLC0415
     from onnx_sparseconv.runtime.verify import verify  # noqa: PLC0415
@@ -92,6 +95,7 @@ def command(
             original,
             converted,
             provider=provider.value,
+            config=kernel_config(kernel),
             inputs=inputs,
             shapes=parse_shapes(shape or []),
             batch=batch,
@@ -113,7 +117,8 @@ def print_report(report: VerifyReport) -> None:
     library = "with the native library" if report.use_library else "without the native library, as a dense model"
     say_field("original", str(report.original))
     say_field("converted", f"{report.converted}, {library}")
-    say_field("provider", report.provider)
+    on = "" if report.provider == report.reference_provider else f", the original on {report.reference_provider}"
+    say_field("provider", f"{report.provider}{on}")
     say_field("inputs", f"{report.inputs}: {shapes}")
     say_field("tolerance", report.tolerance.text)
     say()
@@ -124,6 +129,8 @@ def print_report(report: VerifyReport) -> None:
     say()
     for line in kernel_lines(report.kernels):
         say_field("kernel", line)
+    for line in elsewhere_lines(report.nodes_elsewhere):
+        say_field("on CPU", line)
     for note in report.notes:
         say(f"note: {note}", hang=2)
     if report.passed:
@@ -131,7 +138,8 @@ def print_report(report: VerifyReport) -> None:
         say(f"OK: {count(len(report.outputs), 'output')} within the tolerance.{doubt}")
         if report.kernels and report.use_library:
             say("Next:")
-            say_command(shlex.join(["sparseconv", "bench", str(report.original), str(report.converted)]))
+            provider = [] if report.provider == "cpu" else ["--provider", report.provider]
+            say_command(shlex.join(["sparseconv", "bench", str(report.original), str(report.converted), *provider]))
     else:
         failed = sum(not output.passed for output in report.outputs)
         say(f"DIFFERENT: {failed} of {count(len(report.outputs), 'output')} outside the tolerance.")
