@@ -74,7 +74,8 @@ class ConstantResolver:
     def __init__(self, view: ModelView) -> None:
         self._view = view
         self._overridable = view.proto.ir_version >= 4
-        self._known: dict[int, ConstantTensor | None] = {}
+        # The tensor is kept beside its value: if it were freed, another could get its id.
+        self._known: dict[int, tuple[gs.Tensor, ConstantTensor | None]] = {}
         self._inputs = view.scopes[0].initializer_inputs
 
     def resolve(self, tensor: gs.Tensor, scope: Scope) -> ConstantTensor | None:
@@ -88,10 +89,10 @@ class ConstantResolver:
     def _resolve(self, tensor: gs.Tensor, scope: Scope, depth: int) -> ConstantTensor | None:
         if id(tensor) not in self._known:
             try:
-                self._known[id(tensor)] = self._evaluate(tensor, scope, depth)
+                self._known[id(tensor)] = tensor, self._evaluate(tensor, scope, depth)
             except (ValueError, TypeError) as error:
                 raise ModelError(f"tensor {tensor.name!r}: its data cannot be read: {error}") from error
-        return self._known[id(tensor)]
+        return self._known[id(tensor)][1]
 
     def _evaluate(self, tensor: gs.Tensor, scope: Scope, depth: int) -> ConstantTensor | None:
         if isinstance(tensor, gs.Constant):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx_graphsurgeon as gs
 from onnx import GraphProto, ModelProto, TensorShapeProto, helper
 
 from onnx_sparseconv import version
@@ -18,13 +18,13 @@ from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version
-from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport
-from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.converter.pipeline import Pipeline
+from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, PassReport
 from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.kernels.unified_csr import encode
-from onnx_sparseconv.passes.fuse_relu import FuseRelu
-from onnx_sparseconv.passes.fuse_residual import FuseResidual
+from onnx_sparseconv.passes.base import is_sparse
+from onnx_sparseconv.passes.conv_layer import ConvLayer
 from onnx_sparseconv.passes.sparsify_conv import SparsifyConv
 
 Progress = Callable[[int, int, str], None]
@@ -85,7 +85,7 @@ def convert(
     )
     if not report.converted:
         return None, report
-    notes = _rewrite(plan, progress)
+    layers, passes, notes = _rewrite(plan, progress)
     proto = plan.view.proto
     size = tensor_bytes(proto)
     if output is not None and not options.dry_run:
@@ -97,63 +97,85 @@ def convert(
         bytes_after=size,
         nodes_after=_count_nodes(proto),
         notes=(*report.notes, *notes),
+        model=replace(plan.report, layers=layers),
+        conv_bytes_after=sum(layer.sparse_bytes or 0 for layer in layers if layer.verdict.rewrite),
+        passes=passes,
     )
     return (None if options.dry_run else proto), report
 
 
-def _rewrite(plan: Plan, progress: Progress | None) -> tuple[str, ...]:
-    """Replace the nodes, then make the model able to carry them. Returns notes."""
+def _rewrite(
+    plan: Plan, progress: Progress | None
+) -> tuple[tuple[LayerReport, ...], tuple[PassReport, ...], tuple[str, ...]]:
+    """Fold, replace the nodes, fuse, then make the model able to carry them.
+
+    Returns:
+        The layers' reports with what folding changed in them, what the passes did, and notes.
+    """
     view, proto = plan.view, plan.view.proto
     opset = default_opset(proto)
     chosen = [s for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
-    attributes = {}
+    pipeline = Pipeline(view, plan.shapes, chosen)
+    pipeline.fold()
+    attributes, biases = {}, {}
     for index, site in enumerate(chosen):
         if progress:
             progress(index, len(chosen), site.name)
-        attributes[id(site.node)] = _encode(site)
+        layer = pipeline.layers[id(site.node)].rounded()
+        attributes[id(site.node)] = _encode(layer)
+        if layer.new_bias:
+            biases[id(site.node)] = gs.Constant(view.unique_name(f"{site.name}_bias"), layer.bias)
     if progress:
         progress(len(chosen), len(chosen), "")
-    sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen})
-    _state_ranks(chosen)
-    changed_scopes = [scope for scope in view.scopes if sparsify.apply(scope.graph).changed]
-    pinned = view.pinned_names()
-    fused = [note for scope in changed_scopes for note in _fuse(scope, plan.shapes, pinned)]
+    layers = _with_folded(plan, pipeline, attributes)
+    sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen}, biases)
+    for scope in pipeline.scopes:
+        sparsify.apply(scope.graph)
+    pipeline.fuse()
+    _state_ranks(pipeline.scopes)
     removed = view.write_back()
-    for owner in {id(o): o for o in (proto, *(s.function for s in changed_scopes)) if o is not None}.values():
+    for owner in {id(o): o for o in (proto, *(s.function for s in pipeline.scopes)) if o is not None}.values():
         _import_domain(owner)
     raise_ir_version(proto)
     _add_functions(proto, opset)
-    metadata.record(proto, version.__version__, plan.report.layers)
-    return (*fused, *_notes_on_weights(chosen, removed))
+    metadata.record(proto, version.__version__, layers)
+    return layers, pipeline.reports(), (*pipeline.notes(), *_notes_on_weights(chosen, removed))
 
 
-def _fuse(scope: Scope, shapes: ShapeMap, pinned: AbstractSet[str]) -> tuple[str, ...]:
-    """Take what follows the new nodes into them, as ONNX Runtime does for a dense Conv. Returns notes."""
-    residual = FuseResidual(pinned, lambda first, second: shapes.are_same(first, second, scope))
-    return (*residual.apply(scope.graph).notes, *FuseRelu(pinned).apply(scope.graph).notes)
+def _encode(layer: ConvLayer) -> SparseConvAttributes:
+    return SparseConvAttributes(layer.geometry, encode(layer.weight, layer.geometry.group), layer.dtype)
 
 
-def _encode(site: ConvSite) -> SparseConvAttributes:
-    weight, geometry = site.weight, site.geometry
-    assert weight is not None
-    assert geometry is not None
-    return SparseConvAttributes(geometry, encode(weight.values, geometry.group), np.dtype(weight.values.dtype))
+def _with_folded(
+    plan: Plan, pipeline: Pipeline, attributes: Mapping[int, SparseConvAttributes]
+) -> tuple[LayerReport, ...]:
+    """The layers' reports with the stored size of weights that folding has changed; it makes zeros, and +0 of -0."""
+    layers = []
+    for site, layer in zip(plan.sites, plan.report.layers, strict=True):
+        folded = pipeline.layers.get(id(site.node))
+        if folded is None or site.weight is None or folded.weight is site.weight.values:
+            layers.append(layer)
+            continue
+        weight = attributes[id(site.node)].weight
+        nonzeros = max(1, int(np.count_nonzero(weight.values)))
+        layers.append(replace(layer, sparse_bytes=weight.size_bytes, padding=weight.nnz_stored / nonzeros))
+    return tuple(layers)
 
 
-def _state_ranks(chosen: Sequence[ConvSite]) -> None:
-    """Give outputs of subgraphs that come out of a rewritten node their rank, where they state no shape.
+def _state_ranks(scopes: Sequence[Scope]) -> None:
+    """Give outputs of subgraphs that come out of a sparse node their rank, where they state no shape.
 
     ONNX Runtime 1.20 does not infer the shape of a custom op in the body of a Scan, and Scan needs it.
     """
-    for site in chosen:
-        graph = site.scope.proto
-        if not isinstance(graph, GraphProto) or site.scope.parent is None or site.geometry is None:
+    for scope in scopes:
+        graph = scope.proto
+        if not isinstance(graph, GraphProto) or scope.parent is None:
             continue
-        rank = len(site.geometry.kernel_shape) + 2
+        ranks = {n.outputs[0].name: len(n.attrs["kernel_shape"]) + 2 for n in scope.graph.nodes if is_sparse(n)}
         for output in graph.output:
             tensor = output.type.tensor_type
-            if output.name == site.node.outputs[0].name and tensor.elem_type and not tensor.HasField("shape"):
-                tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(rank))
+            if output.name in ranks and tensor.elem_type and not tensor.HasField("shape"):
+                tensor.shape.dim.extend(TensorShapeProto.Dimension() for _ in range(ranks[output.name]))
 
 
 def _import_domain(owner: ModelProto) -> None:

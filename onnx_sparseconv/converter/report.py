@@ -149,6 +149,32 @@ class ModelReport:
 
 
 @dataclass(frozen=True)
+class NodeNote:
+    """A remark on one node: its name (or its output's), the graph it lives in, and what there is to say."""
+
+    node: str
+    graph: str
+    text: str
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one graph pass did.
+
+    Attributes:
+        name: class of the pass.
+        changed: nodes that it took away.
+        done: by the convolution that took something in: what that was.
+        refused: by the node that stays, where one would expect that it goes: why.
+    """
+
+    name: str
+    changed: int
+    done: tuple[NodeNote, ...]
+    refused: tuple[NodeNote, ...]
+
+
+@dataclass(frozen=True)
 class ConversionReport:
     """What `convert` did.
 
@@ -164,6 +190,7 @@ class ConversionReport:
         conv_bytes_after: unified-CSR bytes of the rewritten weights.
         nodes_before, nodes_after: nodes in all graphs of the model, functions left out.
         notes: what else was changed or is worth knowing (opset raised, weights kept because others use them, ...).
+        passes: what each graph pass did around the rewritten nodes, in the order in which they ran.
     """
 
     source: Path | None
@@ -178,6 +205,7 @@ class ConversionReport:
     nodes_before: int
     nodes_after: int
     notes: tuple[str, ...]
+    passes: tuple[PassReport, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,105 @@
 """What every graph pass returns, and what several of them need.
 
 A pass is a class in a file of its own. Its docstring numbers its rules; ``apply`` only iterates, the work is done
-for one node at a time, and ``notes`` say what was done. A pass edits onnx-graphsurgeon graphs under the
+for one node at a time, by a method that returns early where a rule is not met: without a word where nobody would
+expect anything, with a `RefusedError` where the report should say why. A pass edits onnx-graphsurgeon graphs under the
 contract of `converter.model_view`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Protocol
 
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, Activation
+from onnx_sparseconv.kernels.unified_csr import Array
+
+# The value of a tensor, None where it is only known at run time; raises RefusedError where callers of the model may
+# set it.
+ConstantLookup = Callable[[gs.Tensor], Array | None]
+
+
+class RefusedError(Exception):
+    """A rule that a node does not meet; the message reaches the report."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """One thing that a pass did.
+
+    Attributes:
+        node: the convolution that took something in.
+        what: what it took in, for people, like ``BatchNormalization``.
+        name: name of the node that went; empty where it had none.
+    """
+
+    node: gs.Node
+    what: str
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Refusal:
+    """One node that a pass left, and why.
+
+    Attributes:
+        node: what was left as it is.
+        text: the rule that it does not meet.
+    """
+
+    node: gs.Node
+    text: str
+
+
+class Pass(Protocol):
+    """What the converter runs.
+
+    Attributes:
+        title: what becomes of the nodes that the pass takes away, for people.
+    """
+
+    title: str
+
+    def apply(self, graph: gs.Graph | gs.Function) -> PassResult:
+        """Do what can be done in ``graph`` itself; subgraphs are graphs of their own."""
+        ...
+
+
+@dataclass(frozen=True)
+class PassResult:
+    """Outcome of a pass on one graph.
+
+    Attributes:
+        graph: the graph, edited in place.
+        changed: how many nodes the pass replaced, added or removed.
+        edits: what was done, where the report should say so.
+        refusals: what was left, where someone would expect otherwise.
+    """
+
+    graph: gs.Graph | gs.Function
+    changed: int
+    edits: tuple[Edit, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def is_standard(node: gs.Node, *ops: str) -> bool:
+    """Whether a node is one of these operators of ONNX itself."""
+    return node.op in ops and node.domain in (None, "", "ai.onnx")
+
+
+def is_sparse(node: gs.Node) -> bool:
+    """Whether a node is one of our ops."""
+    return node.domain == DOMAIN and node.op in OP_TYPES
+
+
+def has_no_activation(node: gs.Node) -> bool:
+    """Whether a node is one of our ops and applies no activation yet."""
+    activation = node.attrs.get("activation")
+    return is_sparse(node) and isinstance(activation, gs.Constant) and int(activation.values) == Activation.NONE
 
 
 def sole_producer(tensor: gs.Tensor, pinned: AbstractSet[str]) -> gs.Node | None:
@@ -27,11 +114,44 @@ def sole_producer(tensor: gs.Tensor, pinned: AbstractSet[str]) -> gs.Node | None
     return tensor.inputs[0]
 
 
-def has_no_activation(node: gs.Node) -> bool:
-    """Whether a node is one of our ops and applies no activation yet."""
-    activation = node.attrs.get("activation")
-    is_ours = node.domain == DOMAIN and node.op in OP_TYPES
-    return is_ours and isinstance(activation, gs.Constant) and int(activation.values) == Activation.NONE
+def require_sole_reader(tensor: gs.Tensor, pinned: AbstractSet[str]) -> None:
+    """Check that a tensor may go when the one node that reads it does.
+
+    Raises:
+        RefusedError: it may not.
+    """
+    if tensor.name in pinned:
+        raise RefusedError("the tensor between them is an output of a graph, or named by training information")
+    if len(tensor.outputs) != 1:
+        raise RefusedError("other nodes read the tensor between them, too")
+
+
+def require_plain_attributes(node: gs.Node) -> None:
+    """Check that the attributes of a node are known.
+
+    Raises:
+        RefusedError: one is an argument of a function.
+    """
+    if any(isinstance(value, gs.Node.AttributeRef) for value in node.attrs.values()):
+        raise RefusedError("its attributes are arguments of a function")
+
+
+def has_no_further_output(node: gs.Node) -> bool:
+    """Whether only the first output of a node is named."""
+    return bool(node.outputs) and all(output.is_empty() for output in node.outputs[1:])
+
+
+def members(graph: gs.Graph | gs.Function) -> set[int]:
+    """The ``id`` of each node of a graph; nodes are compared by it, because gs.Node compares by content."""
+    return {id(node) for node in graph.nodes}
+
+
+def remove(graph: gs.Graph | gs.Function, nodes: Iterable[gs.Node]) -> None:
+    """Disconnect nodes and take them out of their graph."""
+    gone = list(nodes)
+    detach(*gone)
+    ids = {id(node) for node in gone}
+    graph.nodes[:] = [node for node in graph.nodes if id(node) not in ids]
 
 
 def detach(*nodes: gs.Node) -> None:
@@ -41,16 +161,9 @@ def detach(*nodes: gs.Node) -> None:
         node.outputs.clear()
 
 
-@dataclass(frozen=True)
-class PassResult:
-    """Outcome of a pass on one graph.
-
-    Attributes:
-        graph: the graph, edited in place.
-        changed: how many nodes the pass replaced, added or removed.
-        notes: what was done, one line each, for the report.
-    """
-
-    graph: gs.Graph | gs.Function
-    changed: int
-    notes: tuple[str, ...] = ()
+def take_output(node: gs.Node, after: gs.Node) -> None:
+    """Let ``node`` make the first output of ``after``, which is left without outputs."""
+    output = after.outputs[0]
+    after.outputs.clear()
+    node.outputs.clear()
+    node.outputs.append(output)

@@ -16,18 +16,26 @@ class SparsifyConv:
     """Replace Conv nodes by ``ai.sparseconv::SparseConv``.
 
     1. Only nodes that were chosen are touched; the choice and the encoding of the weight are the caller's.
-    2. The new node keeps the name, X, the bias (or its absence) and the output of the old one.
+    2. The new node keeps the name, X and the output of the old one, and its bias (or the absence of one) unless folding
+    has made a new one.
     3. The weight tensor is only disconnected: it may have other consumers. Whoever writes the model drops what
     nobody reads.
 
     Args:
         chosen: attributes of the new node, by ``id`` of the gs.Node to replace.
         names: name of the new node, by the same key; ONNX Runtime's errors and profiles name nodes, so each gets one.
+        biases: new bias of the nodes that get one, by the same key.
     """
 
-    def __init__(self, chosen: Mapping[int, SparseConvAttributes], names: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        chosen: Mapping[int, SparseConvAttributes],
+        names: Mapping[int, str],
+        biases: Mapping[int, gs.Constant] | None = None,
+    ) -> None:
         self._chosen = chosen
         self._names = names
+        self._biases = biases or {}
 
     def apply(self, graph: gs.Graph | gs.Function) -> PassResult:
         """Replace the chosen nodes that live in ``graph`` itself; subgraphs are graphs of their own."""
@@ -36,13 +44,15 @@ class SparsifyConv:
             attributes = self._chosen.get(id(node))
             if attributes is None:
                 continue
-            graph.nodes[index] = _replacement(node, attributes, self._names[id(node)])
+            graph.nodes[index] = _replacement(node, attributes, self._names[id(node)], self._biases.get(id(node)))
             changed += 1
         return PassResult(graph, changed)
 
 
-def _replacement(conv: gs.Node, attributes: SparseConvAttributes, name: str) -> gs.Node:
-    bias = conv.inputs[2] if len(conv.inputs) > 2 else gs.Variable.empty()
+def _replacement(conv: gs.Node, attributes: SparseConvAttributes, name: str, new_bias: gs.Constant | None) -> gs.Node:
+    bias: gs.Tensor = conv.inputs[2] if len(conv.inputs) > 2 else gs.Variable.empty()
+    if new_bias is not None:
+        bias = new_bias
     inputs, outputs = [conv.inputs[0], bias], list(conv.outputs)
     conv.inputs.clear()
     conv.outputs.clear()

@@ -10,7 +10,7 @@ from onnx import helper
 from onnx_sparseconv.converter import ConvertOptions, convert, restore
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import Activation
-from onnx_sparseconv.passes.fuse_relu import FuseRelu
+from onnx_sparseconv.passes.fuse_activation import FuseActivation
 from tests.support.odd_models import ANY_SHAPE, conv, model, pruned, tensor, value
 from tests.support.plain_ort import inputs_for, run
 
@@ -134,13 +134,13 @@ def test_nodes_are_told_apart_when_freed_ones_leave_their_place_to_new_ones(monk
             helper.make_node("Relu", [f"s{i}"], [f"y{i + 1}" if i < 29 else "Y"], name=f"relu{i}"),
         )
     ]
-    apply = FuseRelu.apply
+    apply = FuseActivation.apply
 
     def collect_first(self, graph):
         gc.collect()
         return apply(self, graph)
 
-    monkeypatch.setattr(FuseRelu, "apply", collect_first)
+    monkeypatch.setattr(FuseActivation, "apply", collect_first)
     for _ in range(5):
         converted, _ = convert(block(STATIC, blocks), options=FORCE)
         assert ops(converted) == ["SparseConvAdd"] * 30

@@ -97,7 +97,7 @@ def test_a_pass_without_anything_to_do_says_so():
     view = ModelView(model)
     before = model.SerializeToString(deterministic=True)
     result = RestoreConv({}, {}, 17, view.unique_name).apply(view.scopes[0].graph)
-    assert (result.changed, result.notes) == (0, ())
+    assert (result.changed, result.edits, result.refusals) == (0, (), ())
     view.write_back()
     assert model.SerializeToString(deterministic=True) == before
 
