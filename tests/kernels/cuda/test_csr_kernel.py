@@ -1,0 +1,229 @@
+"""The kernels of the library's PTX, compiled for the CPU, against the float64 oracle."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.kernels.cuda.csr_launch import CsrParams, Epilogue, ReduceParams, run_csr, run_reduce
+from tests.support.cuda_host_build import address, build_host_image, launch
+from tests.support.sparse_models import (
+    SparseConvCase,
+    activate,
+    assert_within,
+    geometry_2d,
+    oracle,
+    random_inputs,
+    random_weight,
+)
+
+SUB_BATCHES = (1, 2, 4, 8)
+PARAMETERS = {
+    Activation.CLIP: (-0.5, 1.25),
+    Activation.LEAKY_RELU: (0.1, 0.0),
+    Activation.HARD_SIGMOID: (0.2, 0.5),
+}
+DTYPES = (np.dtype(np.float32), np.dtype(np.float16))
+dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def check(case, x_shape, sub_batch=2, **options):
+    inputs = random_inputs(case, x_shape)
+    assert_within(run_csr(case, inputs, sub_batch, **options), *oracle(case, inputs))
+
+
+@st.composite
+def cases(draw):
+    """A case and a shape of X that fits it."""
+    rank = draw(st.integers(1, 3))
+    group = draw(st.sampled_from([1, 1, 2, 3]))
+    group_channels, group_rows = draw(st.sampled_from([(1, 1), (1, 2), (3, 2), (5, 3)]))
+    per_axis = st.lists(st.integers(1, 3), min_size=rank, max_size=rank)
+    kernel = tuple(draw(st.lists(st.integers(1, 4 if rank < 3 else 3), min_size=rank, max_size=rank)))
+    strides, dilations = tuple(draw(per_axis)), tuple(draw(per_axis))
+    auto_pad = draw(st.sampled_from(["NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER"]))
+    pads = tuple(draw(st.lists(st.integers(0, 3), min_size=2 * rank, max_size=2 * rank)))
+    if auto_pad == "NOTSET":
+        geometry = ConvGeometry(kernel, strides, pads, dilations, group)
+    else:
+        geometry = ConvGeometry(kernel, strides, (), (1,) * rank, group, auto_pad)
+    activation = draw(st.sampled_from(list(Activation)))
+    alpha, beta = PARAMETERS.get(activation, (0.0, 0.0))
+    weight = random_weight((group * group_rows, group_channels, *kernel), draw(st.sampled_from([0.0, 0.2, 0.5, 1.0])))
+    case = SparseConvCase(
+        weight,
+        geometry,
+        activation,
+        alpha,
+        beta,
+        draw(st.sampled_from(DTYPES)),
+        has_bias=draw(st.booleans()),
+        has_residual=draw(st.booleans()),
+        slice_height=draw(st.sampled_from([None, 1, 2])),
+    )
+    longest = {1: 200, 2: 18, 3: 6}[rank]
+    sizes = []
+    for i in range(rank):
+        extent = (kernel[i] - 1) * geometry.dilations[i] + 1
+        padding = 0 if geometry.auto_pad != "NOTSET" else pads[i] + pads[rank + i]
+        smallest = 1 if geometry.auto_pad != "NOTSET" else max(1, extent - padding)
+        sizes.append(draw(st.integers(smallest, smallest + longest)))
+    return case, (draw(st.integers(1, 5)), case.in_channels, *sizes)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(drawn=cases(), sub_batch=st.sampled_from(SUB_BATCHES), threads=st.sampled_from([32, 64, 256]))
+def test_any_convolution(drawn, sub_batch, threads):
+    case, x_shape = drawn
+    check(case, x_shape, sub_batch, threads=threads)
+
+
+@dtypes
+@pytest.mark.parametrize("sub_batch", SUB_BATCHES)
+@pytest.mark.parametrize("batch", [1, 2, 7, 8, 9])
+def test_every_remainder_of_a_sub_batch(batch, sub_batch, dtype):
+    case = SparseConvCase(random_weight((3, 4, 3, 3), 0.4), geometry_2d(), dtype=dtype, has_residual=True)
+    check(case, (batch, 4, 5, 9), sub_batch, threads=32)
+
+
+@dtypes
+@pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.name)
+def test_activations(activation, dtype):
+    alpha, beta = PARAMETERS.get(activation, (0.0, 0.0))
+    case = SparseConvCase(
+        random_weight((5, 8, 3, 3), 0.5), geometry_2d(), activation, alpha, beta, dtype, has_residual=True
+    )
+    inputs = random_inputs(case, (2, 8, 9, 9))
+    inputs["Z"] *= 4  # so that every branch is taken
+    assert_within(run_csr(case, inputs, 2), *oracle(case, inputs))
+
+
+@pytest.mark.parametrize("activation", [Activation.SIGMOID, Activation.SILU], ids=lambda a: a.name)
+def test_sigmoid_is_accurate_relative_to_itself(activation):
+    x = np.linspace(-86, 20, 4096, dtype=np.float32).reshape(1, 1, 1, -1)
+    case = SparseConvCase(np.ones((1, 1, 1, 1), np.float32), geometry_2d(1, pad=0), activation, has_bias=False)
+    exact = activate(case, x.astype(np.float64))[0]
+    np.testing.assert_allclose(run_csr(case, {"X": x}, 1), exact, rtol=6 * np.finfo(np.float32).eps, atol=0)
+
+
+@dtypes
+@pytest.mark.parametrize("activation", list(Activation), ids=lambda a: a.name)
+def test_nan_stays_nan(activation, dtype):
+    alpha, beta = PARAMETERS.get(activation, (0.0, 0.0))
+    case = SparseConvCase(
+        np.ones((1, 1, 1, 1), dtype), geometry_2d(1, pad=0), activation, alpha, beta, dtype, has_bias=False
+    )
+    x = np.array([1, np.nan, -1], dtype).reshape(1, 1, 1, 3)
+    assert np.isnan(run_csr(case, {"X": x}, 1)).reshape(-1).tolist() == [False, True, False]
+
+
+@dtypes
+def test_a_row_longer_than_a_piece_and_one_that_is_empty(dtype):
+    weight = random_weight((4, 70, 3, 3), 0.9)
+    weight[1] = 0
+    weight[2, :, 1:] = 0
+    case = SparseConvCase(weight, geometry_2d(), dtype=dtype, slice_height=1)
+    check(case, (3, 70, 6, 7), 4, threads=64)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "pads", "dilations", "sizes"),
+    [
+        ((40,), (20, 19), (1,), (90,)),
+        ((33, 2), (5, 0, 9, 1), (2, 1), (70, 5)),
+        ((2, 30, 3), (1, 15, 1, 1, 14, 1), (1, 1, 3), (3, 21, 8)),
+        ((32,), (31, 31), (3,), (64,)),
+        ((30,), (4, 31), (1,), (64,)),
+    ],
+    ids=str,
+)
+def test_kernels_too_long_for_a_bit_each(kernel, pads, dilations, sizes):
+    case = SparseConvCase(
+        random_weight((2, 3, *kernel), 0.5), ConvGeometry(kernel, (1,) * len(kernel), pads, dilations)
+    )
+    check(case, (2, 3, *sizes), 2)
+
+
+@dtypes
+def test_grids_smaller_than_the_work(dtype):
+    case = SparseConvCase(random_weight((7, 3, 3, 3), 0.4), geometry_2d(), dtype=dtype)
+    check(case, (9, 3, 5, 5), 2, threads=32, max_grid=2)
+
+
+def test_padding_far_larger_than_the_input():
+    case = SparseConvCase(random_weight((2, 2, 5, 5), 0.8), ConvGeometry((5, 5), (3, 2), (9, 8, 10, 7), (2, 3)))
+    check(case, (2, 2, 1, 2), 2)
+
+
+def test_weights_that_are_not_finite():
+    """A NaN weight makes NaNs of all outputs of its row, also where its tap reads a padding zero; as dense Conv does."""
+    weight = random_weight((3, 2, 3, 3), 0.5)
+    weight[1, 0, 0, 0] = np.nan
+    case = SparseConvCase(weight, geometry_2d(), has_bias=False)
+    y = run_csr(case, random_inputs(case, (2, 2, 12, 12)), 2)
+    assert np.isnan(y[:, 1]).all()
+    assert np.isfinite(y[:, ::2]).all()
+
+
+def test_inf_in_the_input_reaches_only_the_outputs_that_read_it():
+    case = SparseConvCase(np.ones((1, 1, 3, 3), np.float32), geometry_2d(), has_bias=False)
+    inputs = random_inputs(case, (2, 1, 8, 8))
+    inputs["X"][1, 0, 0, 0] = np.inf
+    y = run_csr(case, inputs, 2)
+    assert np.isfinite(y[0]).all()
+    assert np.argwhere(np.isinf(y[1, 0])).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+
+
+@dtypes
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_reduce(splits, dtype):
+    case = SparseConvCase(np.ones((3, 1, 1, 1), dtype), geometry_2d(1, pad=0), Activation.SILU, dtype=dtype)
+    rng = np.random.default_rng(splits)
+    partial = rng.uniform(-1, 1, (splits, 2, 3, 7, 11)).astype(np.float32)
+    bias, residual = rng.uniform(-1, 1, 3).astype(dtype), rng.uniform(-1, 1, (2, 3, 7, 11)).astype(dtype)
+    for arguments, blocks in [((bias, residual), None), ((None, None), 2)]:
+        terms = [partial.astype(np.float64)]
+        if arguments[0] is not None:
+            terms += [
+                bias.reshape(1, 1, 3, 1, 1).astype(np.float64) * np.ones((1, 2, 1, 7, 11)),
+                residual[None].astype(np.float64),
+            ]
+        everything = np.concatenate(terms)
+        exact, lipschitz = activate(case, everything.sum(axis=0))
+        eps = np.finfo(np.float32).eps
+        bound = lipschitz * len(everything) * eps * np.abs(everything).sum(axis=0) + 8 * eps * (np.abs(exact) + 1)
+        if dtype == np.float16:
+            bound = bound + 2.0**-11 * np.abs(exact) + 2.0**-25
+        assert_within(run_reduce(case, partial, *arguments, blocks=blocks), exact, bound)
+
+
+def test_reduce_adds_in_order():
+    case = SparseConvCase(np.ones((1, 1, 1, 1), np.float32), geometry_2d(1, pad=0))
+    partial = np.array([1e8, 1, -1e8, 1], np.float32).reshape(4, 1, 1, 1, 1)
+    assert run_reduce(case, partial, None, None).item() == 1
+
+
+def test_parameters_have_the_layout_of_the_device():
+    fields = [(t, name) for t in (Epilogue, CsrParams, ReduceParams) for name, _ in t._fields_]
+    lines = [f"  out[{i}] = __builtin_offsetof({t.__name__}, {name});" for i, (t, name) in enumerate(fields)]
+    lines += [
+        f"  out[{len(fields) + i}] = sizeof({t.__name__});" for i, t in enumerate((Epilogue, CsrParams, ReduceParams))
+    ]
+    source = "\n".join(
+        [
+            '#include "params.h"',
+            "using namespace sparseconv::cuda;",
+            'extern "C" __global__ void layout(int* out) {',
+            *lines,
+            "}",
+        ]
+    )
+    out = np.zeros(len(lines), np.int32)
+    launch(build_host_image(source), "layout", (1,), (1,), [ctypes.c_void_p(address(out))])
+    sizes = [ctypes.sizeof(t) for t in (Epilogue, CsrParams, ReduceParams)]
+    assert out.tolist() == [getattr(t, name).offset for t, name in fields] + sizes
