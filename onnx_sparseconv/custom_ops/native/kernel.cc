@@ -4,13 +4,17 @@
 
 #include "checked.h"
 #include "cpu/cpu_kernel.h"
+#include "cuda/cuda_kernel.h"
 
 namespace sparseconv {
 
-std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, SparseConvAttributes attributes) {
+std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInfo& node) {
+  SparseConvAttributes attributes = ReadAttributes(node, op.element_type);
   switch (op.provider) {
     case Provider::kCpu:
       return cpu::CreateCpuKernel(op, std::move(attributes));
+    case Provider::kCuda:
+      return cuda::CreateCudaKernel(op, node, std::move(attributes));
   }
   Fail("unknown execution provider");
 }

@@ -5,12 +5,13 @@
 #include <string>
 
 #include "attributes.h"
+#include "cuda/settings.h"
 #include "ort.h"
 
 namespace sparseconv {
 
 // A further provider needs an entry here, in `ProviderName` (op.cc), in the table of ops and in `CreateKernel`.
-enum class Provider { kCpu };
+enum class Provider { kCpu, kCuda };
 
 // Instruction set that the CPU kernels use.
 enum class CpuIsa { kAuto, kPortable, kAvx2, kAvx512 };
@@ -21,6 +22,7 @@ struct OpDescription {
   int element_type;   // of X, B, Z and Y
   Provider provider;
   CpuIsa cpu_isa;
+  cuda::Settings cuda;
 
   const char* name() const { return has_residual ? "SparseConvAdd" : "SparseConv"; }
 };
@@ -30,11 +32,11 @@ class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual void Compute(const ort::Context& context) const = 0;
-  // What runs, for `SparseConvDescribeKernels`; "cpu.avx512", say.
+  // What runs, for `SparseConvDescribeKernels`; "cpu.avx512", say. Where that depends on the input, what ran last.
   virtual std::string name() const = 0;
 };
 
-std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, SparseConvAttributes attributes);
+std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInfo& node);
 
 // The inputs of one call, checked against the attributes. Independent of the provider.
 struct Inputs {

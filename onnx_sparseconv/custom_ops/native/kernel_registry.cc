@@ -47,7 +47,7 @@ std::string KernelRegistry::ToJson() const {
   for (const KernelRecord* record : records_) {
     if (json.size() > 1) json += ", ";
     json += "{\"node\": " + Quote(record->node) + ", \"op\": " + Quote(record->op) +
-            ", \"provider\": " + Quote(record->provider) + ", \"kernel\": " + Quote(record->kernel) +
+            ", \"provider\": " + Quote(record->provider) + ", \"kernel\": " + Quote(record->kernel->name()) +
             ", \"runs\": " + std::to_string(record->runs.load(std::memory_order_relaxed)) + "}";
   }
   return json + "]";

@@ -7,13 +7,15 @@
 #include <string>
 #include <vector>
 
+#include "kernel.h"
+
 namespace sparseconv {
 
 struct KernelRecord {
   std::string node;
   std::string op;
   std::string provider;
-  std::string kernel;
+  const Kernel* kernel = nullptr;  // alive as long as the record is registered
   std::atomic<uint64_t> runs{0};
 };
 

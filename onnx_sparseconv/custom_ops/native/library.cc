@@ -5,9 +5,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <utility>
+#include <optional>
+#include <string>
+#include <tuple>
 
 #include "cpu/isa.h"
+#include "cuda/provider.h"
+#include "cuda/settings.h"
 #include "kernel_registry.h"
 #include "op.h"
 #include "ort.h"
@@ -23,16 +27,29 @@ namespace {
 
 constexpr const char* kIsaConfigKey = "sparseconv.cpu_isa";
 
-CpuIsa ReadIsa(const ort::OrtApi* api, const ort::OrtSessionOptions* options) {
+// What session config entries ask for; it is the same for all ops of a session.
+struct Settings {
+  CpuIsa cpu_isa = CpuIsa::kAuto;
+  cuda::Settings cuda;
+};
+
+std::optional<std::string> ReadEntry(const ort::OrtApi* api, const ort::OrtSessionOptions* options, const char* key) {
   int has_entry = 0;
-  ort::Check(api, ort::HasSessionConfigEntry::Call(api, options, kIsaConfigKey, &has_entry));
-  if (!has_entry) return CpuIsa::kAuto;
+  ort::Check(api, ort::HasSessionConfigEntry::Call(api, options, key, &has_entry));
+  if (!has_entry) return std::nullopt;
   size_t size = 0;
-  ort::Succeeded(api, ort::GetSessionConfigEntry::Call(api, options, kIsaConfigKey, nullptr, &size));
+  ort::Succeeded(api, ort::GetSessionConfigEntry::Call(api, options, key, nullptr, &size));
   std::string value(size + 1, '\0');
   size = value.size();
-  ort::Check(api, ort::GetSessionConfigEntry::Call(api, options, kIsaConfigKey, value.data(), &size));
-  return cpu::ParseIsa(value.c_str());
+  ort::Check(api, ort::GetSessionConfigEntry::Call(api, options, key, value.data(), &size));
+  return value.c_str();
+}
+
+Settings ReadSettings(const ort::OrtApi* api, const ort::OrtSessionOptions* options) {
+  Settings settings;
+  if (const auto isa = ReadEntry(api, options, kIsaConfigKey)) settings.cpu_isa = cpu::ParseIsa(*isa);
+  settings.cuda = cuda::ParseSettings([&](const char* key) { return ReadEntry(api, options, key); });
+  return settings;
 }
 
 // Up to 1.23, ONNX Runtime reads through a null pointer when it prepares the shape inference of a custom op one of
@@ -43,22 +60,27 @@ bool CanInferShapes(const ort::OrtApiBase* base) {
   return major > 1 || minor >= 24;
 }
 
-// The custom-op domain for one ONNX Runtime and one instruction set. Sessions refer to it until they end, and nothing
-// says when the last one has, so it is made once and never released.
-ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, CpuIsa isa) {
+// The custom-op domain for one ONNX Runtime and one choice of settings. Sessions refer to it until they end, and
+// nothing says when the last one has, so it is made once and never released.
+ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, bool has_cuda, const Settings& settings) {
   static std::mutex mutex;
-  static auto* const domains = new std::map<std::pair<const ort::OrtApi*, CpuIsa>, ort::OrtCustomOpDomain*>;
+  using Key = std::tuple<const ort::OrtApi*, CpuIsa, cuda::Settings>;
+  static auto* const domains = new std::map<Key, ort::OrtCustomOpDomain*>;
   const std::lock_guard<std::mutex> lock(mutex);
-  ort::OrtCustomOpDomain*& domain = (*domains)[{api, isa}];
+  ort::OrtCustomOpDomain*& domain = (*domains)[{api, settings.cpu_isa, settings.cuda}];
   if (domain != nullptr) return domain;
 
   ort::OrtCustomOpDomain* made = nullptr;
   ort::Check(api, ort::CreateCustomOpDomain::Call(api, kDomain, &made));
-  for (const bool has_residual : {false, true}) {
-    for (const int element_type : {ort::kFloat, ort::kFloat16}) {
-      auto op = std::make_unique<Op>(api, OpDescription{has_residual, element_type, Provider::kCpu, isa}, infer_shapes);
-      ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
-      op.release();
+  for (const Provider provider : {Provider::kCpu, Provider::kCuda}) {
+    if (provider == Provider::kCpu ? cuda::kIsEmulated : !has_cuda) continue;
+    for (const bool has_residual : {false, true}) {
+      for (const int element_type : {ort::kFloat, ort::kFloat16}) {
+        const OpDescription description{has_residual, element_type, provider, settings.cpu_isa, settings.cuda};
+        auto op = std::make_unique<Op>(api, description, infer_shapes);
+        ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
+        op.release();
+      }
     }
   }
   return domain = made;
@@ -78,8 +100,9 @@ SPARSECONV_EXPORT sparseconv::ort::OrtStatus* RegisterCustomOps(sparseconv::ort:
     return ort::CreateStatus::Call(base->get_api(1), ort::kFail, message);
   }
   return ort::ReturnStatus(api, ort::kInvalidArgument, [&] {
-    ort::Check(api,
-               ort::AddCustomOpDomain::Call(api, options, GetDomain(api, CanInferShapes(base), ReadIsa(api, options))));
+    const bool has_cuda = base->get_api(ort::kCudaApiVersion) != nullptr;
+    auto* const domain = GetDomain(api, CanInferShapes(base), has_cuda, ReadSettings(api, options));
+    ort::Check(api, ort::AddCustomOpDomain::Call(api, options, domain));
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 
+#include "cuda/provider.h"
 #include "kernel_registry.h"
 #include "shape_inference.h"
 
@@ -12,6 +13,8 @@ const char* ProviderName(Provider provider) {
   switch (provider) {
     case Provider::kCpu:
       return "CPUExecutionProvider";
+    case Provider::kCuda:
+      return cuda::kProviderName;
   }
   return nullptr;
 }
@@ -20,6 +23,8 @@ const char* ShortName(Provider provider) {
   switch (provider) {
     case Provider::kCpu:
       return "cpu";
+    case Provider::kCuda:
+      return "cuda";
   }
   return "unknown";
 }
@@ -32,7 +37,7 @@ class Node {
     record_.node = name;
     record_.op = op.name();
     record_.provider = ShortName(op.provider);
-    record_.kernel = kernel_->name();
+    record_.kernel = kernel_.get();
     KernelRegistry::Instance().Add(&record_);
   }
   ~Node() { KernelRegistry::Instance().Remove(&record_); }
@@ -66,7 +71,7 @@ ort::OrtStatus* CreateNode(const ort::OrtCustomOp* op, const ort::OrtApi* api, c
     const ort::NodeInfo node_info(api, info);
     const std::string name = node_info.Name();
     try {
-      auto kernel = CreateKernel(description, ReadAttributes(node_info, description.element_type));
+      auto kernel = CreateKernel(description, node_info);
       *node = new Node(api, description, name, std::move(kernel));
     } catch (const Error& error) {
       Fail(description.name(), " node '", name, "': ", error.what());

@@ -36,6 +36,16 @@ void CheckAttribute(const OrtApi* api, OrtStatus* status, const char* name, cons
   if (!Succeeded(api, status)) Fail("attribute '", name, "' is missing or is not ", type, kMend);
 }
 
+#if defined(_WIN32)
+constexpr PathChar kLogFile[] = L"onnx_sparseconv";
+#else
+constexpr PathChar kLogFile[] = "onnx_sparseconv";
+#endif
+
+void LogWarning(const OrtApi* api, const OrtLogger* logger, const std::string& message) {
+  Check(api, LoggerLogMessage::Call(api, logger, kWarning, message.c_str(), kLogFile, 0, "SparseConv"));
+}
+
 }  // namespace
 
 void Check(const OrtApi* api, OrtStatus* status) {
@@ -78,6 +88,18 @@ void* Context::GetOutput(size_t index, const Shape& shape) const {
   return const_cast<void*>(GetData(api_, value));
 }
 
+void* Context::GetStream() const {
+  void* stream = nullptr;
+  Check(api_, KernelContextGetStream::Call(api_, context_, &stream));
+  return stream;
+}
+
+void Context::Warn(const std::string& message) const {
+  const OrtLogger* logger = nullptr;
+  Check(api_, KernelContextGetLogger::Call(api_, context_, &logger));
+  LogWarning(api_, logger, message);
+}
+
 Allocator::Allocator(const Context& context, const OrtMemoryInfo* memory_info) : api_(context.api()) {
   Check(api_, KernelContextGetAllocator::Call(api_, context.get(), memory_info, &allocator_));
 }
@@ -97,12 +119,40 @@ Scratch::~Scratch() {
   Succeeded(allocator_.api_, AllocatorFree::Call(allocator_.api_, allocator_.allocator_, memory_));
 }
 
+DeviceScratch::DeviceScratch(const Context& context, const OrtMemoryInfo* memory_info, size_t bytes)
+    : allocator_(context, memory_info) {
+  Check(context.api(), KernelContextGetScratchBuffer::Call(context.api(), context.get(), memory_info, bytes, &data_));
+  if (data_ == nullptr) Fail("could not allocate ", bytes, " bytes of scratch memory");
+}
+
+DeviceScratch::~DeviceScratch() {
+  Succeeded(allocator_.api_, AllocatorFree::Call(allocator_.api_, allocator_.allocator_, data_));
+}
+
 std::string NodeInfo::Name() const {
   size_t size = 0;
   Succeeded(api_, KernelInfoGetNodeName::Call(api_, info_, nullptr, &size));
   std::string name(size, '\0');
   if (size == 0 || !Succeeded(api_, KernelInfoGetNodeName::Call(api_, info_, name.data(), &size))) return "";
   return name.c_str();
+}
+
+int NodeInfo::DeviceId() const {
+  OrtAllocator* allocator = nullptr;
+  Check(api_, KernelInfoGetAllocator::Call(api_, info_, kMemoryDefault, &allocator));
+  const OrtMemoryInfo* memory_info = nullptr;
+  int id = 0;
+  const bool is_known = Succeeded(api_, AllocatorGetInfo::Call(api_, allocator, &memory_info)) &&
+                        Succeeded(api_, MemoryInfoGetId::Call(api_, memory_info, &id));
+  ReleaseAllocator::Call(api_, allocator);
+  if (!is_known) Fail("the execution provider does not tell which device it uses");
+  return id;
+}
+
+void NodeInfo::Warn(const std::string& message) const {
+  const OrtLogger* logger = nullptr;
+  Check(api_, KernelInfoGetLogger::Call(api_, info_, &logger));
+  LogWarning(api_, logger, message);
 }
 
 bool NodeInfo::HasInts(const char* name) const {

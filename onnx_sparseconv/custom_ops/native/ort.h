@@ -63,6 +63,10 @@ class Context {
   // False where an optional input is absent.
   bool GetInput(size_t index, TensorView* tensor) const;
   void* GetOutput(size_t index, const Shape& shape) const;
+  // The GPU's stream of this call, null on the CPU.
+  void* GetStream() const;
+  // Through the session's logger.
+  void Warn(const std::string& message) const;
 
   // Runs `body(i)` for every i below `count` on the session's threads, in any order. `body` must not throw.
   template <typename Body>
@@ -90,6 +94,7 @@ class Allocator {
 
  private:
   friend class Scratch;
+  friend class DeviceScratch;
   const OrtApi* api_;
   OrtAllocator* allocator_ = nullptr;
 };
@@ -110,6 +115,22 @@ class Scratch {
   float* data_ = nullptr;
 };
 
+// Memory of the device of `memory_info` that later work on this call's stream may use: it may be released before that
+// work is done, and waits for nothing.
+class DeviceScratch {
+ public:
+  DeviceScratch(const Context& context, const OrtMemoryInfo* memory_info, size_t bytes);
+  ~DeviceScratch();
+  DeviceScratch(const DeviceScratch&) = delete;
+  DeviceScratch& operator=(const DeviceScratch&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  const Allocator allocator_;
+  void* data_ = nullptr;
+};
+
 // What a kernel can read of its node when it is created. Every reader throws where the attribute is missing or has
 // another type, and names the attribute.
 class NodeInfo {
@@ -117,6 +138,10 @@ class NodeInfo {
   NodeInfo(const OrtApi* api, const OrtKernelInfo* info) : api_(api), info_(info) {}
 
   std::string Name() const;
+  // Ordinal of the device of the node's execution provider, 0 for the CPU.
+  int DeviceId() const;
+  // Through the session's logger.
+  void Warn(const std::string& message) const;
   bool HasInts(const char* name) const;
   int64_t Int(const char* name) const;
   float Float(const char* name) const;

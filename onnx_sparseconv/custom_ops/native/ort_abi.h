@@ -23,6 +23,7 @@ struct OrtValue;
 struct OrtTypeShape;  // "tensor type and shape info"
 struct OrtAllocator;
 struct OrtMemoryInfo;
+struct OrtLogger;
 
 struct OrtApiBase {
   const OrtApi* (*get_api)(uint32_t version);
@@ -31,12 +32,31 @@ struct OrtApiBase {
 
 // First release whose table has everything below: 1.17.
 constexpr uint32_t kApiVersion = 17;
+// First release whose table has what the CUDA kernels need as well: 1.18.
+constexpr uint32_t kCudaApiVersion = 18;
 
 enum StatusCode : int { kFail = 1, kInvalidArgument = 2 };
-enum ElementType : int { kUndefined = 0, kFloat = 1, kUint16 = 4, kInt32 = 6, kInt64 = 7, kFloat16 = 10, kUint32 = 12 };
+enum ElementType : int {
+  kUndefined = 0,
+  kFloat = 1,
+  kUint8 = 2,
+  kUint16 = 4,
+  kInt32 = 6,
+  kInt64 = 7,
+  kFloat16 = 10,
+  kUint32 = 12
+};
 enum OpAttrType : int { kAttrInt = 1, kAttrInts = 2, kAttrString = 5 };
 enum Characteristic : int { kRequired = 0, kOptional = 1 };
 enum MemoryType : int { kMemoryDefault = 0 };
+enum DeviceType : int { kCpuDevice = 0, kGpuDevice = 1 };
+enum Severity : int { kWarning = 2 };
+
+#if defined(_WIN32)
+using PathChar = wchar_t;
+#else
+using PathChar = char;
+#endif
 
 // One function of the table: its slot and its signature.
 template <int kSlot, typename Signature>
@@ -64,6 +84,8 @@ using GetTensorMutableData = ApiFunction<51, OrtStatus*(OrtValue*, void**)>;
 using GetTensorTypeAndShape = ApiFunction<65, OrtStatus*(const OrtValue*, OrtTypeShape**)>;
 using GetTensorMemoryInfo = ApiFunction<194, OrtStatus*(const OrtValue*, const OrtMemoryInfo**)>;
 using ReleaseValue = ApiFunction<96, void(OrtValue*)>;
+using MemoryInfoGetId = ApiFunction<72, OrtStatus*(const OrtMemoryInfo*, int*)>;
+using MemoryInfoGetDeviceType = ApiFunction<225, void(const OrtMemoryInfo*, int*)>;
 
 using CreateTypeShape = ApiFunction<57, OrtStatus*(OrtTypeShape**)>;
 using SetTensorElementType = ApiFunction<58, OrtStatus*(OrtTypeShape*, int)>;
@@ -77,6 +99,7 @@ using ReleaseTypeShape = ApiFunction<99, void(OrtTypeShape*)>;
 
 using AllocatorAlloc = ApiFunction<75, OrtStatus*(OrtAllocator*, size_t, void**)>;
 using AllocatorFree = ApiFunction<76, OrtStatus*(OrtAllocator*, void*)>;
+using AllocatorGetInfo = ApiFunction<77, OrtStatus*(const OrtAllocator*, const OrtMemoryInfo**)>;
 using GetAllocatorWithDefaultOptions = ApiFunction<78, OrtStatus*(OrtAllocator**)>;
 using ReleaseAllocator = ApiFunction<132, void(OrtAllocator*)>;
 
@@ -86,12 +109,20 @@ using KernelInfoGetString = ApiFunction<87, OrtStatus*(const OrtKernelInfo*, con
 using KernelInfoGetInt64Array = ApiFunction<163, OrtStatus*(const OrtKernelInfo*, const char*, int64_t*, size_t*)>;
 using KernelInfoGetTensor = ApiFunction<236, OrtStatus*(const OrtKernelInfo*, const char*, OrtAllocator*, OrtValue**)>;
 using KernelInfoGetNodeName = ApiFunction<244, OrtStatus*(const OrtKernelInfo*, char*, size_t*)>;
+using KernelInfoGetLogger = ApiFunction<245, OrtStatus*(const OrtKernelInfo*, const OrtLogger**)>;
+using KernelInfoGetAllocator = ApiFunction<278, OrtStatus*(const OrtKernelInfo*, int, OrtAllocator**)>;
+using LoggerLogMessage =
+    ApiFunction<247, OrtStatus*(const OrtLogger*, int, const char*, const PathChar*, int, const char*)>;
 
 using KernelContextGetInput = ApiFunction<90, OrtStatus*(const OrtKernelContext*, size_t, const OrtValue**)>;
 using KernelContextGetOutput =
     ApiFunction<91, OrtStatus*(OrtKernelContext*, size_t, const int64_t*, size_t, OrtValue**)>;
 using KernelContextGetAllocator =
     ApiFunction<253, OrtStatus*(const OrtKernelContext*, const OrtMemoryInfo*, OrtAllocator**)>;
+using KernelContextGetScratchBuffer =
+    ApiFunction<277, OrtStatus*(const OrtKernelContext*, const OrtMemoryInfo*, size_t, void**)>;
+using KernelContextGetStream = ApiFunction<193, OrtStatus*(const OrtKernelContext*, void**)>;
+using KernelContextGetLogger = ApiFunction<246, OrtStatus*(const OrtKernelContext*, const OrtLogger**)>;
 using KernelContextParallelFor =
     ApiFunction<274, OrtStatus*(const OrtKernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>;
 

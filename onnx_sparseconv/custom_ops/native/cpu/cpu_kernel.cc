@@ -4,10 +4,10 @@
 #include <atomic>
 
 #include "../checked.h"
+#include "../plan_cache.h"
 #include "isa.h"
 #include "pack.h"
 #include "plan.h"
-#include "plan_cache.h"
 
 namespace sparseconv::cpu {
 namespace {
@@ -57,7 +57,7 @@ class CpuKernel final : public Kernel {
   const OpDescription op_;
   const SparseConvAttributes attributes_;
   const TileKernels& kernels_;
-  mutable PlanCache plans_;
+  mutable PlanCache<PlanKey, Plan> plans_;
 };
 
 struct CpuKernel::Call {

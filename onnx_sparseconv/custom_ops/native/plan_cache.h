@@ -1,4 +1,4 @@
-// The plans of one node for the input sizes that it has lately seen.
+// The plans of one node for the inputs that it has lately seen.
 #pragma once
 
 #include <algorithm>
@@ -7,16 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "plan.h"
-
-namespace sparseconv::cpu {
+namespace sparseconv {
 
 // Bounded, least recently used first to go. A plan that is in use outlives its eviction.
+template <typename Key, typename Plan, size_t kCapacity = 8>
 class PlanCache {
  public:
   // The plan for `key`; `make()` makes a new one, outside the lock.
   template <typename Make>
-  std::shared_ptr<const Plan> GetOrMake(const PlanKey& key, Make make) {
+  std::shared_ptr<const Plan> GetOrMake(const Key& key, Make make) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (auto plan = Find(key)) return plan;
@@ -30,10 +29,8 @@ class PlanCache {
   }
 
  private:
-  static constexpr size_t kCapacity = 8;
-
   // Needs the lock.
-  std::shared_ptr<const Plan> Find(const PlanKey& key) {
+  std::shared_ptr<const Plan> Find(const Key& key) {
     const auto found =
         std::find_if(plans_.begin(), plans_.end(), [&](const auto& entry) { return entry.first == key; });
     if (found == plans_.end()) return nullptr;
@@ -42,7 +39,7 @@ class PlanCache {
   }
 
   std::mutex mutex_;
-  std::vector<std::pair<PlanKey, std::shared_ptr<const Plan>>> plans_;  // most recently used last
+  std::vector<std::pair<Key, std::shared_ptr<const Plan>>> plans_;  // most recently used last
 };
 
-}  // namespace sparseconv::cpu
+}  // namespace sparseconv

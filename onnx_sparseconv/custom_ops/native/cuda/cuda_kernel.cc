@@ -1,0 +1,321 @@
+#include "cuda_kernel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "../checked.h"
+#include "../plan_cache.h"
+#include "csr_plan.h"
+#include "driver.h"
+#include "generated_plan.h"
+#include "images.h"
+#include "library_kernels.h"
+#include "provider.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int kMinArchitecture = 75;
+constexpr unsigned kReduceThreads = 256;
+constexpr int64_t kMaxReduceBlocks = 1 << 16;
+constexpr uintptr_t kVectorBytes = 16;
+// More than on the CPU: the batch is part of the key, and a plan is small.
+constexpr size_t kMaxPlans = 32;
+
+int Attribute(Device device, DeviceAttribute attribute) {
+  int value = 0;
+  GetDriver().device_attribute(&value, attribute, device);
+  return value;
+}
+
+DeviceFacts ReadFacts(Device device) {
+  DeviceFacts facts;
+  facts.architecture = 10 * Attribute(device, kComputeCapabilityMajor) + Attribute(device, kComputeCapabilityMinor);
+  facts.num_multiprocessors = Attribute(device, kMultiprocessorCount);
+  facts.max_shared_bytes = Attribute(device, kMaxSharedMemoryPerBlockOptin);
+  if (facts.architecture < kMinArchitecture) {
+    Fail("the GPU has compute capability ", facts.architecture / 10, ".", facts.architecture % 10,
+         ", 7.5 is needed; run the model on the CPUExecutionProvider");
+  }
+  return facts;
+}
+
+// What a plan depends on, besides the node and the GPU.
+struct PlanKey {
+  int64_t batch;
+  Axes in_dims;
+  bool is_x_aligned;
+
+  bool operator==(const PlanKey& other) const {
+    return batch == other.batch && in_dims == other.in_dims && is_x_aligned == other.is_x_aligned;
+  }
+};
+
+struct Plan {
+  ResolvedGeometry sizes;
+  CsrLaunch csr;
+  std::optional<GeneratedLaunch> generated;
+  std::string reason;  // why the node's image does not run
+};
+
+// The node's own kernel, loaded.
+struct GeneratedImage {
+  GeneratedImage(const Image& image, const DeviceFacts& device)
+      : plan(image.plan), architecture(image.architecture), library(image.code) {
+    const Driver& driver = GetDriver();
+    function = library.Function("sparseconv_generated");
+    driver.function_attribute(&facts.static_shared_bytes, kStaticSharedBytes, function);
+    const int64_t shared = SharedBytes(plan);
+    // Else no launch is ever planned.
+    if (shared + facts.static_shared_bytes > device.max_shared_bytes) return;
+    driver.set_function_attribute(function, kMaxDynamicSharedBytes, static_cast<int>(shared));
+    driver.resident_blocks(&facts.blocks_a_multiprocessor, function, plan.threads, static_cast<size_t>(shared));
+  }
+
+  const GeneratedPlan plan;
+  const unsigned architecture;
+  const Library library;
+  FunctionHandle function = nullptr;
+  GeneratedFacts facts;
+};
+
+class CudaKernel final : public Kernel {
+ public:
+  CudaKernel(const OpDescription& op, const ort::NodeInfo& node, SparseConvAttributes attributes);
+
+  std::string name() const override;
+  void Compute(const ort::Context& context) const override;
+
+ private:
+  // One call, ready to be launched.
+  struct Call {
+    const ort::Context& context;
+    const Inputs& inputs;
+    const Plan& plan;
+    Epilogue epilogue;
+    void* y;
+    StreamHandle stream;
+  };
+
+  void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
+  Plan MakePlan(const PlanKey& key) const;
+  void WarnOnce(const ort::Context& context, const std::string& reason) const;
+  void Launch(const Call& call) const;
+  void LaunchCsr(const Call& call) const;
+  void LaunchGenerated(const Call& call) const;
+  void LaunchSplits(const Call& call) const;
+  void LaunchPasses(const Call& call, float* sums) const;
+  Epilogue MakeEpilogue(const Inputs& inputs) const;
+  bool is_half() const { return op_.element_type == ort::kFloat16; }
+
+  const OpDescription op_;
+  const std::string node_name_;
+  const ConvGeometry geometry_;
+  const Activation activation_;
+  // In the order of their dependence: the context is the last to go.
+  const Context context_;
+  DeviceFacts device_;
+  std::optional<LibraryKernels> library_kernels_;
+  std::optional<CsrWeight> csr_weight_;
+  std::optional<GeneratedImage> image_;
+  mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
+  mutable std::atomic<bool> has_warned_{false};
+  mutable std::atomic<bool> runs_image_{false};
+};
+
+CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, SparseConvAttributes attributes)
+    : op_(op),
+      node_name_(node.Name()),
+      geometry_(attributes.geometry),
+      activation_(attributes.activation),
+      context_(node.DeviceId()) {
+  CheckCsrGeometry(geometry_);
+  const ScopedContext scope(context_.handle());
+  device_ = ReadFacts(context_.device());
+  LoadImage(node, attributes);
+  library_kernels_.emplace(is_half());
+  csr_weight_.emplace(context_, attributes.weight);
+}
+
+// Finds the node's image for this GPU. Where it carries some but none that fits, says so.
+void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes) {
+  const auto container = node.GetTensor("cuda_images");
+  if (container.element_type() != ort::kUint8) {
+    Fail("attribute 'cuda_images' must be a tensor of uint8, found element type ", container.element_type());
+  }
+  const auto images = ParseImages(container.data<uint8_t>(), container.size(), attributes);
+  const bool must_run = op_.cuda.kernel == KernelChoice::kGenerated;
+  if (op_.cuda.kernel == KernelChoice::kCsr) return;
+  if (images.empty()) {
+    if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and the node carries no image");
+    return;
+  }
+  std::string reason;
+  const Image* image = ChooseImage(images, op_.element_type, device_.architecture, GetDriver().version, &reason);
+  if (image == nullptr) {
+    if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and ", reason);
+    has_warned_.store(true);
+    node.Warn(Concat(op_.name(), " node '", node_name_, "' runs the CSR kernel: ", reason));
+    return;
+  }
+  // The driver wants its images aligned.
+  const std::vector<uint8_t> code(image->code, image->code + image->size);
+  Image aligned = *image;
+  aligned.code = code.data();
+  image_.emplace(aligned, device_);
+  runs_image_.store(true);
+}
+
+std::string CudaKernel::name() const {
+  if (!runs_image_.load(std::memory_order_relaxed)) return "cuda.csr";
+  return Concat("cuda.generated(sm_", image_->architecture, ")");
+}
+
+Plan CudaKernel::MakePlan(const PlanKey& key) const {
+  Plan plan;
+  plan.sizes = Resolve(geometry_, key.in_dims);
+  CheckCsrSizes(geometry_, plan.sizes, key.batch);
+  if (key.batch == 0) return plan;
+  plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, device_, op_.cuda.sub_batch);
+  if (!image_) return plan;
+  if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
+    GeneratedFacts facts = image_->facts;
+    facts.is_x_aligned = key.is_x_aligned;
+    plan.generated = ChooseLaunch(image_->plan, *sizes, device_, facts, op_.cuda, &plan.reason);
+  }
+  if (!plan.generated && op_.cuda.kernel == KernelChoice::kGenerated) {
+    Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
+  }
+  return plan;
+}
+
+void CudaKernel::WarnOnce(const ort::Context& context, const std::string& reason) const {
+  if (has_warned_.exchange(true)) return;
+  context.Warn(Concat(op_.name(), " node '", node_name_,
+                      "' runs the CSR kernel for X of this shape, and may for others: ", "its image for sm_",
+                      image_->architecture, " does not fit, ", reason));
+}
+
+void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView& tensor) {
+  if (tensor.data == nullptr || tensor.memory_info == nullptr) return;
+  int type = kDeviceType;
+  ort::MemoryInfoGetDeviceType::Call(api, tensor.memory_info, &type);
+  if (type != kDeviceType) Fail("input ", name, " must be in the memory of the GPU");
+}
+
+StreamHandle StreamOf(const ort::Context& context) {
+  void* stream = context.GetStream();
+  // The CPU provider has none, and the stand-in for the driver takes any.
+  if (kIsEmulated && stream == nullptr) stream = reinterpret_cast<void*>(1);
+  return static_cast<StreamHandle>(stream);
+}
+
+void CudaKernel::Compute(const ort::Context& context) const {
+  const Inputs inputs = ReadInputs(context, op_, geometry_);
+  CheckPlace(context.api(), "X", inputs.x);
+  CheckPlace(context.api(), "B", inputs.bias);
+  CheckPlace(context.api(), "Z", inputs.residual);
+  const PlanKey key{inputs.batch, inputs.in_dims, reinterpret_cast<uintptr_t>(inputs.x.data) % kVectorBytes == 0};
+  const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(key); });
+  void* y = context.GetOutput(0, OutputShape(inputs, geometry_, plan->sizes.out_dims));
+  if (inputs.batch == 0) return;
+  if (image_ && !plan->generated) WarnOnce(context, plan->reason);
+
+  const StreamHandle stream = StreamOf(context);
+  ContextHandle stream_context = context_.handle();
+  if (stream != nullptr) GetDriver().stream_context(stream, &stream_context);
+  if (stream_context != context_.handle()) {
+    Fail("the stream of this call belongs to another GPU or context than the one in which the session was created");
+  }
+  const ScopedContext scope(stream_context);
+  Launch({context, inputs, *plan, MakeEpilogue(inputs), y, stream});
+  runs_image_.store(plan->generated.has_value(), std::memory_order_relaxed);
+}
+
+Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
+  return {inputs.bias.data, inputs.residual.data, static_cast<int>(activation_.code), activation_.alpha,
+          activation_.beta};
+}
+
+void CudaKernel::Launch(const Call& call) const {
+  if (!call.plan.generated) {
+    LaunchCsr(call);
+  } else if (call.plan.generated->params.num_splits > 1) {
+    LaunchSplits(call);
+  } else if (call.plan.generated->num_passes > 1 && is_half()) {
+    const auto bytes = static_cast<size_t>(call.plan.generated->num_values) * sizeof(float);
+    const ort::DeviceScratch sums(call.context, call.inputs.x.memory_info, bytes);
+    LaunchPasses(call, static_cast<float*>(sums.data()));
+  } else {
+    LaunchPasses(call, static_cast<float*>(call.y));  // sums that are not finished fit into Y itself
+  }
+}
+
+void CudaKernel::LaunchCsr(const Call& call) const {
+  CsrParams params = MakeCsrParams(geometry_, call.plan.sizes, call.inputs.batch);
+  params.x = call.inputs.x.data;
+  params.y = call.y;
+  params.epilogue = call.epilogue;
+  csr_weight_->Fill(&params);
+  const CsrLaunch& launch = call.plan.csr;
+  cuda::Launch(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
+}
+
+// Every split of the chunks adds up its part; a second kernel adds the parts and finishes the outputs.
+void CudaKernel::LaunchSplits(const Call& call) const {
+  const GeneratedLaunch& launch = *call.plan.generated;
+  const auto values = static_cast<size_t>(launch.num_values);
+  const auto splits = static_cast<size_t>(launch.params.num_splits);
+  if (values > std::numeric_limits<size_t>::max() / sizeof(float) / splits) Fail("the partial sums overflow memory");
+  const ort::DeviceScratch partial(call.context, call.inputs.x.memory_info, values * splits * sizeof(float));
+  GeneratedParams params = launch.params;
+  params.x = call.inputs.x.data;
+  params.y = call.y;
+  params.epilogue = call.epilogue;
+  params.partial_out = static_cast<float*>(partial.data());
+  params.chunk_end = launch.num_chunks;
+  cuda::Launch(image_->function, launch.shape, params, call.stream);
+
+  ReduceParams reduce{};
+  reduce.y = call.y;
+  reduce.epilogue = call.epilogue;
+  reduce.partial = static_cast<const float*>(partial.data());
+  reduce.num_splits = params.num_splits;
+  reduce.out_channels = static_cast<int>(geometry_.out_channels);
+  reduce.plane = params.out_h * params.out_w;
+  reduce.num_values = launch.num_values;
+  LaunchShape shape;
+  shape.threads = kReduceThreads;
+  shape.grid[0] = static_cast<unsigned>(
+      std::min(CeilDivide(launch.num_values, static_cast<int64_t>(kReduceThreads)), kMaxReduceBlocks));
+  cuda::Launch(library_kernels_->Reduce(), shape, reduce, call.stream);
+}
+
+// Pass after pass adds its chunks to `sums`; the last one finishes the outputs.
+void CudaKernel::LaunchPasses(const Call& call, float* sums) const {
+  const GeneratedLaunch& launch = *call.plan.generated;
+  GeneratedParams params = launch.params;
+  params.x = call.inputs.x.data;
+  params.y = call.y;
+  params.epilogue = call.epilogue;
+  for (int64_t pass = 0; pass < launch.num_passes; ++pass) {
+    params.chunk_begin = static_cast<int>(launch.num_chunks * pass / launch.num_passes);
+    params.chunk_end = static_cast<int>(launch.num_chunks * (pass + 1) / launch.num_passes);
+    params.partial_in = pass == 0 ? nullptr : sums;
+    params.partial_out = pass + 1 == launch.num_passes ? nullptr : sums;
+    cuda::Launch(image_->function, launch.shape, params, call.stream);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Kernel> CreateCudaKernel(const OpDescription& op, const ort::NodeInfo& node,
+                                         SparseConvAttributes attributes) {
+  return std::make_unique<CudaKernel>(op, node, std::move(attributes));
+}
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,43 @@
+"""The tests here run the library's CUDA side on the CPU; nothing in them needs a GPU."""
+
+from __future__ import annotations
+
+import platform
+import sys
+
+import onnxruntime as ort
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from tests.support import cuda_emulation
+
+if sys.platform != "linux" or platform.machine() != "x86_64":
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch):
+    """The stand-in for the CUDA driver; sessions use the library that was built for it. Every test gives all back."""
+    monkeypatch.setenv(library.LIBRARY_VARIABLE, str(cuda_emulation.build_emulated_library()))
+    driver = cuda_emulation.fake_driver()
+    driver.reset()
+    before = driver.live()
+    yield driver
+    driver.reset()
+    assert driver.live() == before
+
+
+@pytest.fixture
+def make_session():
+    """A session of a model, on the emulated GPU."""
+
+    def make(model, threads=1, severity=4, **settings):
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = severity
+        for name, value in settings.items():
+            options.add_session_config_entry(f"sparseconv.{name}", str(value))
+        library.register(options)
+        return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    return make

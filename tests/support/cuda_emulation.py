@@ -1,0 +1,112 @@
+"""The CUDA side of the native library on a machine without a GPU.
+
+The library is built a second time, for a stand-in of libcuda that runs host-compiled kernels (cuda_on_host/), and
+registers its CUDA kernels for the CPU provider of a plain ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+from pathlib import Path
+
+from tests.support.cuda_host_build import library_image
+from tests.support.native_build import ROOT, build_library, find_tool
+
+# A bare name: it is found because `FakeDriver` has loaded the file, and not where nobody has.
+_DRIVER_NAME = "libfake_cuda.so"
+_SOURCE = Path(__file__).parent / "cuda_on_host" / "fake_driver.cc"
+_KERNELS_VARIABLE = "CUDA_ON_HOST_LIBRARY_KERNELS"
+
+
+def _build_folder() -> Path:
+    return ROOT / "build" / f"emulated-cuda-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+
+
+@functools.cache
+def build_emulated_library(*options: str) -> Path:
+    """The native library with its CUDA kernels under the CPU provider's name."""
+    return build_library(
+        _build_folder(),
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DSPARSECONV_WARNINGS_AS_ERRORS=ON",
+        f"-DSPARSECONV_EMULATED_CUDA={_DRIVER_NAME}",
+        *options,
+    )
+
+
+@functools.cache
+def build_driver() -> Path:
+    """The stand-in for libcuda."""
+    driver = _build_folder() / _DRIVER_NAME
+    driver.parent.mkdir(parents=True, exist_ok=True)
+    if not driver.is_file() or driver.stat().st_mtime < _SOURCE.stat().st_mtime:
+        flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
+        command = [find_tool("g++"), *flags, f"-Wl,-soname,{_DRIVER_NAME}", _SOURCE, "-o", driver, "-ldl"]
+        subprocess.run(command, check=True, capture_output=True)
+    return driver
+
+
+class FakeDriver:
+    """The stand-in, loaded into this process; it stays loaded."""
+
+    def __init__(self) -> None:
+        os.environ[_KERNELS_VARIABLE] = str(library_image())
+        self._library = ctypes.CDLL(str(build_driver()))
+        self._library.fake_cuda_calls.restype = ctypes.c_long
+        self._library.fake_cuda_all_calls.restype = ctypes.c_long
+        self._library.fake_cuda_live.restype = ctypes.c_long
+        self._library.fake_cuda_take_launches.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+
+    def reset(self) -> None:
+        """An H200, but for its few multiprocessors; nothing fails."""
+        self.set_device()
+        self._library.fake_cuda_set_stream_device(0)
+        self._library.fake_cuda_fail(None, 0, 0)
+        self.take_launches()
+
+    def set_device(
+        self,
+        architecture: int = 90,
+        num_multiprocessors: int = 4,
+        max_shared_bytes: int = 227 << 10,
+        blocks_a_multiprocessor: int = 1,
+    ) -> None:
+        """What sessions that are created from now on find."""
+        self._library.fake_cuda_set_device(architecture, num_multiprocessors, max_shared_bytes, blocks_a_multiprocessor)
+
+    def set_stream_device(self, device: int) -> None:
+        """To which device the streams of all calls belong; sessions are created on device 0."""
+        self._library.fake_cuda_set_stream_device(device)
+
+    def fail(self, function: str, nth: int = 1, code: int = 2) -> None:
+        """The nth call of a driver function from now on fails, once; 2 is CUDA_ERROR_OUT_OF_MEMORY."""
+        self._library.fake_cuda_fail(function.encode(), nth, code)
+
+    def calls(self, function: str | None = None) -> int:
+        """How often a function of the driver was called; all of them for None."""
+        if function is None:
+            return int(self._library.fake_cuda_all_calls())
+        return int(self._library.fake_cuda_calls(function.encode()))
+
+    def live(self) -> int:
+        """Memory blocks, libraries and contexts that have not been given back."""
+        return int(self._library.fake_cuda_live())
+
+    def take_launches(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """Launches since the last call: kernel, grid, threads, bytes of dynamic shared memory."""
+        buffer = ctypes.create_string_buffer(1 << 20)
+        self._library.fake_cuda_take_launches(buffer, len(buffer))
+        launches = []
+        for line in buffer.value.decode().splitlines():
+            name, grid, threads, shared_bytes = line.split()
+            launches.append((name, tuple(int(size) for size in grid.split("x")), int(threads), int(shared_bytes)))
+        return launches
+
+
+@functools.cache
+def fake_driver() -> FakeDriver:
+    """The process's one."""
+    return FakeDriver()

@@ -1,0 +1,507 @@
+// A stand-in for libcuda.so.1: device memory is the host's, a stream runs its work at once, and what is loaded is code
+// that was compiled for the host (see cuda_on_host_launch). It is stricter than a driver where that shows mistakes:
+// work outside of a context, launches beyond the limits of a GPU, handles that no longer live.
+//
+// Tests set it up through the functions whose names begin with fake_cuda_.
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+enum Result : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kNotInitialized = 3,
+  kInvalidDevice = 101,
+  kInvalidImage = 200,
+  kInvalidContext = 201,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kLaunchFailed = 719,
+};
+
+using LaunchOnHost = int (*)(const char*, const unsigned*, const unsigned*, unsigned, void**);
+using HasKernel = int (*)(const char*);
+using GetErrorText = const char* (*)();
+
+struct Context {
+  int device;
+};
+
+struct Library;
+
+struct Function {
+  Library* library;
+  const Context* context;
+  std::string name;
+  int max_dynamic_shared_bytes;
+};
+
+struct Kernel {
+  Library* library;
+  std::string name;
+};
+
+struct Library {
+  void* handle = nullptr;
+  LaunchOnHost launch = nullptr;
+  HasKernel has_kernel = nullptr;
+  GetErrorText error = nullptr;  // optional
+  std::vector<std::unique_ptr<Kernel>> kernels;
+  std::vector<std::unique_ptr<Function>> functions;
+};
+
+struct Fault {
+  int nth;  // 1 is the next call
+  int code;
+};
+
+constexpr int kNumDevices = 2;
+constexpr int kDefaultSharedBytes = 48 << 10;
+constexpr int kStaticSharedBytes = 64;
+
+struct State {
+  std::mutex mutex;
+  bool is_initialized = false;
+  Context contexts[kNumDevices] = {{0}, {1}};
+  int retained[kNumDevices] = {0, 0};
+  std::set<void*> blocks;
+  std::set<Library*> libraries;
+  std::map<std::string, long> calls;
+  std::map<std::string, Fault> faults;
+  std::string launches;
+  int pushed = 0;
+  // What fake_cuda_set_device sets.
+  int architecture = 90;
+  int num_multiprocessors = 4;
+  int max_shared_bytes = 227 << 10;
+  int blocks_a_multiprocessor = 1;
+  int stream_device = 0;
+};
+
+State& state() {
+  static auto* const instance = new State;  // sessions may end after main
+  return *instance;
+}
+
+thread_local std::vector<Context*> context_stack;
+thread_local std::string launch_error;
+
+Context* Current() { return context_stack.empty() ? nullptr : context_stack.back(); }
+
+// Counts a call; the result that a test has asked for, or kSuccess.
+int Enter(const char* function) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  ++s.calls[function];
+  const auto fault = s.faults.find(function);
+  if (fault == s.faults.end() || --fault->second.nth > 0) return kSuccess;
+  const int code = fault->second.code;
+  s.faults.erase(fault);
+  return code;
+}
+
+int EnterContext(const char* function) {
+  const int result = Enter(function);
+  if (result != kSuccess) return result;
+  return Current() == nullptr ? kInvalidContext : kSuccess;
+}
+
+// The driver is not told an image's size either.
+size_t ElfBytes(const unsigned char* image) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, image, sizeof(header));
+  return header.e_shoff + static_cast<size_t>(header.e_shnum) * header.e_shentsize;
+}
+
+void* Open(const unsigned char* code) {
+  if (std::memcmp(code, ELFMAG, SELFMAG) != 0) {
+    const char* path = std::getenv("CUDA_ON_HOST_LIBRARY_KERNELS");
+    return path == nullptr ? nullptr : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  }
+  const int file = memfd_create("gpu_image", 0);
+  const size_t size = ElfBytes(code);
+  const bool is_written = file >= 0 && write(file, code, size) == static_cast<ssize_t>(size);
+  const std::string path = "/proc/self/fd/" + std::to_string(file);
+  void* handle = is_written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+  if (handle == nullptr) std::fprintf(stderr, "fake CUDA driver: %s\n", dlerror());
+  if (file >= 0) close(file);
+  return handle;
+}
+
+const char* ErrorName(int code) {
+  switch (code) {
+    case kInvalidValue:
+      return "CUDA_ERROR_INVALID_VALUE";
+    case kOutOfMemory:
+      return "CUDA_ERROR_OUT_OF_MEMORY";
+    case kNotInitialized:
+      return "CUDA_ERROR_NOT_INITIALIZED";
+    case 100:
+      return "CUDA_ERROR_NO_DEVICE";
+    case kInvalidDevice:
+      return "CUDA_ERROR_INVALID_DEVICE";
+    case kInvalidImage:
+      return "CUDA_ERROR_INVALID_IMAGE";
+    case kInvalidContext:
+      return "CUDA_ERROR_INVALID_CONTEXT";
+    case kInvalidHandle:
+      return "CUDA_ERROR_INVALID_HANDLE";
+    case kNotFound:
+      return "CUDA_ERROR_NOT_FOUND";
+    case 700:
+      return "CUDA_ERROR_ILLEGAL_ADDRESS";
+    case kLaunchFailed:
+      return "CUDA_ERROR_LAUNCH_FAILED";
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace
+
+// What tests call.
+
+EXPORT void fake_cuda_set_device(int architecture, int num_multiprocessors, int max_shared_bytes,
+                                 int blocks_a_multiprocessor) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.architecture = architecture;
+  s.num_multiprocessors = num_multiprocessors;
+  s.max_shared_bytes = max_shared_bytes;
+  s.blocks_a_multiprocessor = blocks_a_multiprocessor;
+}
+
+// To which device all streams belong.
+EXPORT void fake_cuda_set_stream_device(int device) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.stream_device = device;
+}
+
+// The nth call from now on fails with `code`, once. A null function withdraws all that was asked for.
+EXPORT void fake_cuda_fail(const char* function, int nth, int code) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  if (function == nullptr) {
+    s.faults.clear();
+  } else {
+    s.faults[function] = {nth, code};
+  }
+}
+
+EXPORT long fake_cuda_calls(const char* function) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  const auto found = s.calls.find(function);
+  return found == s.calls.end() ? 0 : found->second;
+}
+
+// Calls of all functions.
+EXPORT long fake_cuda_all_calls() {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  long sum = 0;
+  for (const auto& [name, count] : s.calls) sum += count;
+  return sum;
+}
+
+// Memory, libraries, retained contexts and pushed contexts that have not been given back.
+EXPORT long fake_cuda_live() {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  long sum = static_cast<long>(s.blocks.size() + s.libraries.size()) + s.pushed;
+  for (const int count : s.retained) sum += count;
+  return sum;
+}
+
+// One line a launch since the last call: the kernel, its grid, threads and dynamic shared bytes. Cut off at `capacity`.
+EXPORT void fake_cuda_take_launches(char* buffer, size_t capacity) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  std::snprintf(buffer, capacity, "%s", s.launches.c_str());
+  s.launches.clear();
+}
+
+// What the library calls.
+
+EXPORT int cuGetErrorName(int code, const char** name) {
+  *name = ErrorName(code);
+  return *name == nullptr ? kInvalidValue : kSuccess;
+}
+
+EXPORT int cuGetErrorString(int code, const char** text) {
+  *text = nullptr;
+  if (ErrorName(code) != nullptr) *text = code == kLaunchFailed ? launch_error.c_str() : "text of the error";
+  return *text == nullptr ? kInvalidValue : kSuccess;
+}
+
+EXPORT int cuInit(unsigned) {
+  const int result = Enter("cuInit");
+  if (result != kSuccess) return result;
+  state().is_initialized = true;
+  return kSuccess;
+}
+
+EXPORT int cuDriverGetVersion(int* version) {
+  const int result = Enter("cuDriverGetVersion");
+  const char* asked = std::getenv("FAKE_CUDA_DRIVER_VERSION");
+  *version = asked == nullptr ? 12080 : std::atoi(asked);
+  return result;
+}
+
+EXPORT int cuDeviceGet(int* device, int ordinal) {
+  const int result = Enter("cuDeviceGet");
+  if (result != kSuccess) return result;
+  if (!state().is_initialized) return kNotInitialized;
+  if (ordinal < 0 || ordinal >= kNumDevices) return kInvalidDevice;
+  *device = ordinal;
+  return kSuccess;
+}
+
+EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
+  const int result = Enter("cuDeviceGetAttribute");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  switch (attribute) {
+    case 16:
+      *value = s.num_multiprocessors;
+      return kSuccess;
+    case 75:
+      *value = s.architecture / 10;
+      return kSuccess;
+    case 76:
+      *value = s.architecture % 10;
+      return kSuccess;
+    case 97:
+      *value = s.max_shared_bytes;
+      return kSuccess;
+    default:
+      return kInvalidValue;
+  }
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(Context** context, int device) {
+  const int result = Enter("cuDevicePrimaryCtxRetain");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  ++s.retained[device];
+  *context = &s.contexts[device];
+  return kSuccess;
+}
+
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
+  const int result = Enter("cuDevicePrimaryCtxRelease_v2");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  --s.retained[device];
+  return kSuccess;
+}
+
+EXPORT int cuCtxGetCurrent(Context** context) {
+  const int result = Enter("cuCtxGetCurrent");
+  if (result == kSuccess) *context = Current();
+  return result;
+}
+
+EXPORT int cuCtxPushCurrent_v2(Context* context) {
+  const int result = Enter("cuCtxPushCurrent_v2");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  context_stack.push_back(context);
+  ++s.pushed;
+  return kSuccess;
+}
+
+EXPORT int cuCtxPopCurrent_v2(Context** context) {
+  const int result = EnterContext("cuCtxPopCurrent_v2");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  *context = Current();
+  context_stack.pop_back();
+  --s.pushed;
+  return kSuccess;
+}
+
+EXPORT int cuCtxGetDevice(int* device) {
+  const int result = EnterContext("cuCtxGetDevice");
+  if (result == kSuccess) *device = Current()->device;
+  return result;
+}
+
+EXPORT int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
+  const int result = EnterContext("cuMemAlloc_v2");
+  if (result != kSuccess) return result;
+  if (bytes == 0) return kInvalidValue;
+  void* block = nullptr;
+  if (posix_memalign(&block, 256, bytes) != 0) return kOutOfMemory;
+  std::memset(block, 0xFF, bytes);  // NaN, and columns that lead nowhere
+  *pointer = reinterpret_cast<unsigned long long>(block);
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.blocks.insert(block);
+  return kSuccess;
+}
+
+EXPORT int cuMemFree_v2(unsigned long long pointer) {
+  const int result = EnterContext("cuMemFree_v2");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  void* block = reinterpret_cast<void*>(pointer);
+  if (s.blocks.erase(block) == 0) return kInvalidValue;
+  free(block);
+  return kSuccess;
+}
+
+EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
+  const int result = EnterContext("cuMemcpyHtoD_v2");
+  if (result != kSuccess) return result;
+  std::memcpy(reinterpret_cast<void*>(to), from, bytes);
+  return kSuccess;
+}
+
+EXPORT int cuStreamSynchronize(void*) { return EnterContext("cuStreamSynchronize"); }
+
+EXPORT int cuStreamGetCtx(void* stream, Context** context) {
+  const int result = Enter("cuStreamGetCtx");
+  if (result != kSuccess) return result;
+  if (stream == nullptr) return kInvalidHandle;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  *context = &s.contexts[s.stream_device];
+  return kSuccess;
+}
+
+EXPORT int cuLibraryLoadData(Library** library, const void* code, int*, void**, unsigned, int*, void**, unsigned) {
+  const int result = Enter("cuLibraryLoadData");
+  if (result != kSuccess) return result;
+  auto made = std::make_unique<Library>();
+  made->handle = Open(static_cast<const unsigned char*>(code));
+  if (made->handle == nullptr) return kInvalidImage;
+  made->launch = reinterpret_cast<LaunchOnHost>(dlsym(made->handle, "cuda_on_host_launch"));
+  made->has_kernel = reinterpret_cast<HasKernel>(dlsym(made->handle, "cuda_on_host_has_kernel"));
+  made->error = reinterpret_cast<GetErrorText>(dlsym(made->handle, "cuda_on_host_error"));
+  if (made->launch == nullptr || made->has_kernel == nullptr) {
+    dlclose(made->handle);
+    return kInvalidImage;
+  }
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  *library = made.release();
+  s.libraries.insert(*library);
+  return kSuccess;
+}
+
+EXPORT int cuLibraryUnload(Library* library) {
+  const int result = Enter("cuLibraryUnload");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  if (s.libraries.erase(library) == 0) return kInvalidHandle;
+  dlclose(library->handle);
+  delete library;
+  return kSuccess;
+}
+
+EXPORT int cuLibraryGetKernel(Kernel** kernel, Library* library, const char* name) {
+  const int result = Enter("cuLibraryGetKernel");
+  if (result != kSuccess) return result;
+  if (library->has_kernel(name) == 0) return kNotFound;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  library->kernels.push_back(std::make_unique<Kernel>(Kernel{library, name}));
+  *kernel = library->kernels.back().get();
+  return kSuccess;
+}
+
+EXPORT int cuKernelGetFunction(Function** function, Kernel* kernel) {
+  const int result = EnterContext("cuKernelGetFunction");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  auto& functions = kernel->library->functions;
+  functions.push_back(
+      std::make_unique<Function>(Function{kernel->library, Current(), kernel->name, kDefaultSharedBytes}));
+  *function = functions.back().get();
+  return kSuccess;
+}
+
+EXPORT int cuFuncGetAttribute(int* value, int attribute, Function*) {
+  const int result = EnterContext("cuFuncGetAttribute");
+  if (result != kSuccess) return result;
+  if (attribute != 1) return kInvalidValue;
+  *value = kStaticSharedBytes;
+  return kSuccess;
+}
+
+EXPORT int cuFuncSetAttribute(Function* function, int attribute, int value) {
+  const int result = EnterContext("cuFuncSetAttribute");
+  if (result != kSuccess) return result;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  if (attribute != 8 || value + kStaticSharedBytes > s.max_shared_bytes) return kInvalidValue;
+  function->max_dynamic_shared_bytes = std::max(value, kDefaultSharedBytes);
+  return kSuccess;
+}
+
+EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function*, int, size_t) {
+  const int result = EnterContext("cuOccupancyMaxActiveBlocksPerMultiprocessor");
+  if (result == kSuccess) *blocks = state().blocks_a_multiprocessor;
+  return result;
+}
+
+EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** params,
+                          void** extra) {
+  const int result = EnterContext("cuLaunchKernel");
+  if (result != kSuccess) return result;
+  const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+  const bool is_empty = std::any_of(grid, grid + 3, [](unsigned size) { return size == 0; }) ||
+                        std::any_of(block, block + 3, [](unsigned size) { return size == 0; });
+  if (is_empty || grid_x > 0x7FFFFFFFu || grid_y > 65535 || grid_z > 65535 || block_x * block_y * block_z > 1024 ||
+      shared_bytes > static_cast<unsigned>(function->max_dynamic_shared_bytes) || extra != nullptr) {
+    return kInvalidValue;
+  }
+  if (function->context != Current() || stream == nullptr) return kInvalidHandle;
+  {
+    State& s = state();
+    const std::lock_guard<std::mutex> lock(s.mutex);
+    char line[256];
+    std::snprintf(line, sizeof(line), "%s %ux%ux%u %u %u\n", function->name.c_str(), grid_x, grid_y, grid_z, block_x,
+                  shared_bytes);
+    s.launches += line;
+  }
+  switch (function->library->launch(function->name.c_str(), grid, block, shared_bytes, params)) {
+    case 0:
+      return kSuccess;
+    case 1:
+      return kNotFound;
+    default:
+      launch_error = function->library->error == nullptr ? "no text" : function->library->error();
+      return kLaunchFailed;
+  }
+}
