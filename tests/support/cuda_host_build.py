@@ -8,9 +8,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import math
+import mmap
 import os
 import re
 import subprocess
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +50,7 @@ def build_host_image(
 
     Args:
         source: CUDA C++ with ``extern "C" __global__`` kernels; without inline PTX.
-        headers: files that it may include beside those of ``kernels/cuda``; they take precedence. The wrappers of PTX in
+        headers: files that it may include beside those of ``kernels/cuda``, or in their stead. The wrappers of PTX in
             ``intrinsics.cuh`` are always those of the emulation.
         kernels: names of its kernels; found in the text when None.
 
@@ -78,6 +81,7 @@ def launch(
     grid: Sequence[int],
     block: Sequence[int],
     params: Sequence[Any],
+    *,
     shared_bytes: int = 0,
 ) -> None:
     """Run a kernel to its end.
@@ -96,7 +100,7 @@ def launch(
     library = _load(image)
     three = ctypes.c_uint * 3
     pointers = (ctypes.c_void_p * max(len(params), 1))(*(ctypes.addressof(p) for p in params))
-    sizes = [three(*(list(axes) + [1, 1])[:3]) for axes in (grid, block)]
+    sizes = [three(*[*axes, 1, 1][:3]) for axes in (grid, block)]
     status = library.cuda_on_host_launch(kernel.encode(), *sizes, shared_bytes, pointers)
     if status:
         reason = library.cuda_on_host_error().decode() if status == 2 else f"{image} has no kernel {kernel}"
@@ -109,24 +113,72 @@ def address(array: np.ndarray[Any, Any] | None) -> int:
     return 0 if array is None else int(array.ctypes.data)
 
 
-def in_margins(values: np.ndarray[Any, Any], misalignment: int = 0) -> np.ndarray[Any, Any]:
-    """A copy in the middle of NaNs, ``misalignment`` elements behind a multiple of 256 bytes."""
-    margin = 4096 // values.itemsize
-    around = np.full(values.size + 3 * margin, np.nan, values.dtype)
-    first = margin + (-around[margin:].ctypes.data % 256) // values.itemsize + misalignment
-    copy = around[first : first + values.size].reshape(values.shape)
+def device_array(values: np.ndarray[Any, Any], *, misalignment: int | None = 0, writable: bool = False) -> Any:
+    """A copy of ``values`` among NaNs (zeros for integers), between pages that a kernel may neither read nor write.
+
+    Args:
+        values: any array.
+        misalignment: where it begins, in elements behind a multiple of 256 bytes; None lets it end where the page does,
+            so that not even one element behind it can be read.
+        writable: whether a kernel may write it; see `check_surroundings`.
+    """
+    pages = -(-(values.nbytes + 512) // mmap.PAGESIZE)
+    size = pages * mmap.PAGESIZE
+    start = _map_pages(size + 2 * mmap.PAGESIZE) + mmap.PAGESIZE
+    buffer = (ctypes.c_byte * size).from_address(start)
+    weakref.finalize(buffer, _LIBC.munmap, start - mmap.PAGESIZE, size + 2 * mmap.PAGESIZE).atexit = False
+    whole = np.frombuffer(buffer, values.dtype)
+    if values.dtype.kind == "f":
+        whole[...] = np.nan
+    slack = size - values.nbytes
+    offset = slack if misalignment is None else slack // 256 * 256 + misalignment * values.itemsize
+    first = (offset if offset <= slack else offset - 256) // values.itemsize
+    copy = whole[first : first + values.size].reshape(values.shape)
     copy[...] = values
+    if not writable:
+        assert _LIBC.mprotect(start, size, mmap.PROT_READ) == 0
+    for guard in (start - mmap.PAGESIZE, start + size):
+        assert _LIBC.mprotect(guard, mmap.PAGESIZE, 0) == 0
     return copy
 
 
-def check_margins(array: np.ndarray[Any, Any]) -> None:
-    """Assert that nothing was written around an array that `in_margins` made."""
-    around = array
-    while around.base is not None:
-        around = around.base
-    begin = (array.ctypes.data - around.ctypes.data) // array.itemsize
-    assert np.isnan(around[:begin]).all(), "written before the begin"
-    assert np.isnan(around[begin + array.size :]).all(), "written behind the end"
+def huge_array(shape: Sequence[int], dtype: Any) -> Any:
+    """Zeros, writable, that take no room where nobody writes them; more than the machine's memory is fine."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    start = _map_pages(size)
+    buffer = (ctypes.c_byte * size).from_address(start)
+    weakref.finalize(buffer, _LIBC.munmap, start, size).atexit = False
+    return np.frombuffer(buffer, dtype).reshape(shape)
+
+
+def check_surroundings(array: np.ndarray[Any, Any]) -> None:
+    """Assert that nothing was written around an array that `device_array` made."""
+    whole = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    first = (array.ctypes.data - whole.ctypes.data) // array.itemsize
+    assert np.isnan(whole[:first]).all(), "written before the begin"
+    assert np.isnan(whole[first + array.size :]).all(), "written behind the end"
+
+
+def _map_pages(size: int) -> int:
+    """Address of new memory that takes no room before it is used."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
+    start = _LIBC.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    assert start not in (None, 2**64 - 1), f"no {size} bytes of address space"
+    return int(start)
+
+
+def _load_libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    return libc
+
+
+_LIBC = _load_libc()
 
 
 def _translation_unit(source: str, kernels: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ __device__ __forceinline__ float Activate(float x, float alpha, float beta) {
   if constexpr (kCode == kRelu) return AtLeast(0.0f, x);
   if constexpr (kCode == kClip) return AtMost(beta, AtLeast(alpha, x));
   if constexpr (kCode == kLeakyRelu) return x < 0.0f ? alpha * x : x;
-  if constexpr (kCode == kHardSwish) return x * AtLeast(0.0f, AtMost(1.0f, x * (1.0f / 6.0f) + 0.5f));
+  if constexpr (kCode == kHardSwish) return x * Activate<kHardSigmoid>(x, 1.0f / 6.0f, 0.5f);
   if constexpr (kCode == kHardSigmoid) return AtLeast(0.0f, AtMost(1.0f, alpha * x + beta));
   if constexpr (kCode == kSigmoid) return Sigmoid(x);
   if constexpr (kCode == kSilu) return x * Sigmoid(x);

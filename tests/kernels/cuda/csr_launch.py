@@ -1,4 +1,4 @@
-"""Launching the kernels of ``library_kernels.cu`` in the emulation: their parameters, and arrays in margins of NaNs."""
+"""Launching the kernels of ``library_kernels.cu`` in the emulation, with arrays between forbidden pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import ctypes
 import numpy as np
 
 from onnx_sparseconv.kernels.unified_csr import encode
-from tests.support.cuda_host_build import address, check_margins, in_margins, launch, library_image
+from tests.support.cuda_host_build import address, check_surroundings, device_array, launch, library_image
 from tests.support.sparse_models import output_shape, resolve
+
+HUGE = 1 << 30  # bytes of an input that is not copied
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 
@@ -82,10 +84,10 @@ def epilogue(case, bias, residual):
 
 def run_csr(case, inputs, sub_batch, threads=128, max_grid=65535):
     """The output of ``sparseconv_csr_*`` for a case of `tests.support.sparse_models`."""
-    arrays = {name: in_margins(array, misalignment=1) for name, array in inputs.items()}
-    values, columns, row_begin = csr_rows(case)
+    arrays = {name: a if a.nbytes > HUGE else device_array(a, misalignment=None) for name, a in inputs.items()}
+    values, columns, row_begin = (device_array(array, misalignment=None) for array in csr_rows(case))
     shape = output_shape(case, inputs["X"].shape)
-    y = in_margins(np.full(shape, np.nan, case.dtype), misalignment=1)
+    y = device_array(np.full(shape, np.nan, case.dtype), misalignment=1, writable=True)
     geometry, group = case.geometry, case.geometry.group
     params = CsrParams(
         x=address(arrays["X"]),
@@ -110,17 +112,18 @@ def run_csr(case, inputs, sub_batch, threads=128, max_grid=65535):
     wanted = (-(-positions // threads), case.out_channels, -(-shape[0] // sub_batch))
     grid = (wanted[0], *(min(n, max_grid) for n in wanted[1:]))
     launch(library_image(), f"sparseconv_csr_{type_name(case.dtype)}_b{sub_batch}", grid, (threads,), [params])
-    check_margins(y)
+    check_surroundings(y)
     return y
 
 
-def run_reduce(case, partial, bias, residual, threads=64, blocks=None):
+def run_reduce(case, partial, bias, residual, *, threads=64, blocks=None):
     """The output of ``sparseconv_reduce_*`` for partial sums ``[splits, N, K, *sizes]``."""
-    y = in_margins(np.full(partial.shape[1:], np.nan, case.dtype))
+    y = device_array(np.full(partial.shape[1:], np.nan, case.dtype), writable=True)
+    partial = device_array(partial, misalignment=None)
     plane = int(np.prod(partial.shape[3:]))
     sums = epilogue(case, bias, residual)
     params = ReduceParams(address(y), sums, address(partial), partial.shape[0], partial.shape[2], plane, y.size)
     grid = (blocks or -(-y.size // threads),)
     launch(library_image(), f"sparseconv_reduce_{type_name(case.dtype)}", grid, (threads,), [params])
-    check_margins(y)
+    check_surroundings(y)
     return y

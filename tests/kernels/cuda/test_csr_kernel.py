@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from tests.kernels.cuda.csr_launch import CsrParams, Epilogue, ReduceParams, run_csr, run_reduce
-from tests.support.cuda_host_build import address, build_host_image, launch
+from tests.support.cuda_host_build import address, build_host_image, huge_array, launch
 from tests.support.sparse_models import (
     SparseConvCase,
     activate,
@@ -35,6 +36,11 @@ dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def check(case, x_shape, sub_batch=2, **options):
     inputs = random_inputs(case, x_shape)
     assert_within(run_csr(case, inputs, sub_batch, **options), *oracle(case, inputs))
+
+
+def pointwise(activation=Activation.NONE, **options):
+    """One channel, of weight 1."""
+    return SparseConvCase(np.ones((1, 1, 1, 1), np.float32), geometry_2d(1, pad=0), activation, **options)
 
 
 @st.composite
@@ -106,7 +112,7 @@ def test_activations(activation, dtype):
 @pytest.mark.parametrize("activation", [Activation.SIGMOID, Activation.SILU], ids=lambda a: a.name)
 def test_sigmoid_is_accurate_relative_to_itself(activation):
     x = np.linspace(-86, 20, 4096, dtype=np.float32).reshape(1, 1, 1, -1)
-    case = SparseConvCase(np.ones((1, 1, 1, 1), np.float32), geometry_2d(1, pad=0), activation, has_bias=False)
+    case = pointwise(activation, has_bias=False)
     exact = activate(case, x.astype(np.float64))[0]
     np.testing.assert_allclose(run_csr(case, {"X": x}, 1), exact, rtol=6 * np.finfo(np.float32).eps, atol=0)
 
@@ -160,8 +166,22 @@ def test_padding_far_larger_than_the_input():
     check(case, (2, 2, 1, 2), 2)
 
 
+@dtypes
+def test_images_of_more_elements_than_31_bits_count(dtype):
+    """Nearly 2^32 in an image; the taps and positions that are computed lie far apart."""
+    geometry = ConvGeometry((2, 3), (1 << 13, 1 << 14), (0, 1 << 12, 0, 1 << 12), (1 << 13, 1 << 12), group=2)
+    case = SparseConvCase(random_weight((2, 1, 2, 3), 1.0), geometry, dtype=dtype, has_bias=False)
+    x = huge_array((2, 2, (1 << 15) - 1, 1 << 16), dtype)
+    # What is read, as a small input of a small convolution: every 2^12th column from -2^12 on, every 2^13th row.
+    small = np.random.default_rng(0).uniform(-1, 1, (2, 2, 4, 16)).astype(dtype)
+    x[:, :, :: 1 << 13, :: 1 << 12] = small
+    small_geometry = ConvGeometry((2, 3), (1, 4), (0, 1, 0, 1), (1, 1), group=2)
+    exact = oracle(dataclasses.replace(case, geometry=small_geometry), {"X": small})
+    assert_within(run_csr(case, {"X": x}, 2), *exact)
+
+
 def test_weights_that_are_not_finite():
-    """A NaN weight makes NaNs of all outputs of its row, also where its tap reads a padding zero; as dense Conv does."""
+    """A NaN weight makes NaNs of all outputs of its row, also where its tap reads a padding zero, as in dense Conv."""
     weight = random_weight((3, 2, 3, 3), 0.5)
     weight[1, 0, 0, 0] = np.nan
     case = SparseConvCase(weight, geometry_2d(), has_bias=False)
@@ -182,18 +202,15 @@ def test_inf_in_the_input_reaches_only_the_outputs_that_read_it():
 @dtypes
 @pytest.mark.parametrize("splits", [1, 2, 5])
 def test_reduce(splits, dtype):
-    case = SparseConvCase(np.ones((3, 1, 1, 1), dtype), geometry_2d(1, pad=0), Activation.SILU, dtype=dtype)
+    case = pointwise(Activation.SILU, dtype=dtype)
     rng = np.random.default_rng(splits)
     partial = rng.uniform(-1, 1, (splits, 2, 3, 7, 11)).astype(np.float32)
     bias, residual = rng.uniform(-1, 1, 3).astype(dtype), rng.uniform(-1, 1, (2, 3, 7, 11)).astype(dtype)
     for arguments, blocks in [((bias, residual), None), ((None, None), 2)]:
         terms = [partial.astype(np.float64)]
         if arguments[0] is not None:
-            terms += [
-                bias.reshape(1, 1, 3, 1, 1).astype(np.float64) * np.ones((1, 2, 1, 7, 11)),
-                residual[None].astype(np.float64),
-            ]
-        everything = np.concatenate(terms)
+            terms += [np.broadcast_to(bias.reshape(3, 1, 1), (1, 2, 3, 7, 11)), residual[None]]
+        everything = np.concatenate(terms, dtype=np.float64)
         exact, lipschitz = activate(case, everything.sum(axis=0))
         eps = np.finfo(np.float32).eps
         bound = lipschitz * len(everything) * eps * np.abs(everything).sum(axis=0) + 8 * eps * (np.abs(exact) + 1)
@@ -203,27 +220,25 @@ def test_reduce(splits, dtype):
 
 
 def test_reduce_adds_in_order():
-    case = SparseConvCase(np.ones((1, 1, 1, 1), np.float32), geometry_2d(1, pad=0))
+    case = pointwise()
     partial = np.array([1e8, 1, -1e8, 1], np.float32).reshape(4, 1, 1, 1, 1)
     assert run_reduce(case, partial, None, None).item() == 1
 
 
 def test_parameters_have_the_layout_of_the_device():
-    fields = [(t, name) for t in (Epilogue, CsrParams, ReduceParams) for name, _ in t._fields_]
-    lines = [f"  out[{i}] = __builtin_offsetof({t.__name__}, {name});" for i, (t, name) in enumerate(fields)]
-    lines += [
-        f"  out[{len(fields) + i}] = sizeof({t.__name__});" for i, t in enumerate((Epilogue, CsrParams, ReduceParams))
+    types = (Epilogue, CsrParams, ReduceParams)
+    fields = [(t, name) for t in types for name, _ in t._fields_]
+    asked = [f"__builtin_offsetof({t.__name__}, {name})" for t, name in fields] + [
+        f"sizeof({t.__name__})" for t in types
     ]
-    source = "\n".join(
-        [
-            '#include "params.h"',
-            "using namespace sparseconv::cuda;",
-            'extern "C" __global__ void layout(int* out) {',
-            *lines,
-            "}",
-        ]
-    )
-    out = np.zeros(len(lines), np.int32)
+    source = f"""
+        #include "params.h"
+        using namespace sparseconv::cuda;
+        extern "C" __global__ void layout(unsigned long* out) {{
+          const unsigned long values[] = {{{", ".join(asked)}}};
+          for (unsigned long value : values) *out++ = value;
+        }}
+    """
+    out = np.zeros(len(asked), np.uint64)
     launch(build_host_image(source), "layout", (1,), (1,), [ctypes.c_void_p(address(out))])
-    sizes = [ctypes.sizeof(t) for t in (Epilogue, CsrParams, ReduceParams)]
-    assert out.tolist() == [getattr(t, name).offset for t, name in fields] + sizes
+    assert out.tolist() == [getattr(t, name).offset for t, name in fields] + [ctypes.sizeof(t) for t in types]

@@ -23,9 +23,12 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdarg>
 #include <cstddef>
@@ -489,6 +492,45 @@ inline bool IsLaunchable(const unsigned grid[3], const unsigned block[3], unsign
          grid[1] >= 1 && grid[1] <= 65535 && grid[2] >= 1 && grid[2] <= 65535 && shared_bytes <= kMaxShared;
 }
 
+// A fault of a thread ends the launch, not the process. The handler runs on a stack of its own and does not return.
+inline void HandleFault(int signal, siginfo_t* info, void* context) {
+  if (state.current == nullptr) {
+    ::signal(signal, SIG_DFL);  // not a kernel's: it happens again
+    return;
+  }
+  const bool is_write = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+  if (signal == SIGFPE) {
+    SetError("divides by zero");
+  } else {
+    SetError("%s %p, which it may not", is_write ? "writes to" : "reads from", info->si_addr);
+  }
+  SwitchToScheduler();
+}
+
+class FaultHandler {
+ public:
+  FaultHandler() {
+    stack_t stack = {};
+    stack.ss_sp = memory_.data();
+    stack.ss_size = memory_.size();
+    sigaltstack(&stack, &stack_before_);
+    struct sigaction action = {};
+    action.sa_sigaction = &HandleFault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before_[i]);
+  }
+  ~FaultHandler() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+    sigaltstack(&stack_before_, nullptr);
+  }
+
+ private:
+  static constexpr std::array<int, 3> kSignals = {SIGSEGV, SIGBUS, SIGFPE};
+  std::vector<unsigned char> memory_ = std::vector<unsigned char>(64 * 1024);
+  stack_t stack_before_ = {};
+  struct sigaction before_[kSignals.size()] = {};
+};
+
 inline int Launch(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
   state.has_failed = false;
   state.current = nullptr;
@@ -504,6 +546,7 @@ inline int Launch(const unsigned grid[3], const unsigned block[3], unsigned shar
   state.dynamic = DynamicShared();
   state.dynamic_size = shared_bytes;
   dl_iterate_phdr(&FindShared, reinterpret_cast<void*>(&RunFiber));
+  const FaultHandler handler;
   bool is_falling = false;
   for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z) {
     for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y) {
