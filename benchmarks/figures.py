@@ -20,7 +20,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md", ROOT / "docs" / "gpu-kernels.md")
+# What stands where a table will be once it has been measured.
+NOT_MEASURED = "Not measured yet: no results file."
 Record = dict[str, Any]
 
 
@@ -124,12 +126,43 @@ def history_table() -> str:
     return table(["kernel", "3x3", "1x1"], rows)
 
 
+def gpu_layers_table(results: str) -> str:
+    """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity and batch."""
+    if not (RESULTS / f"{results}.json").is_file():
+        return NOT_MEASURED
+    head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv", "kernel", "speed-up", "8 of 10 rounds"]
+    head += ["TFLOP/s", "of the memory floor", "error, to dense"]
+    return table(head, [_gpu_row(record) for record in load(results)["layers"]])
+
+
+def _gpu_row(record: Record) -> list[str]:
+    setting = record["setting"]
+    name = [record["layer"]["name"], setting["dtype"], f"{setting['sparsity']:.3g}", str(setting["batch"])]
+    best = record["comparisons"][record["best"]] if record.get("best") else {}
+    dense = [f"{best['dense_us']:.0f} us", best["dense_mode"]] if best else ["failed", "-"]
+    if "sparse_us" not in best:
+        return [*name, *dense, *["-"] * 7]
+    share, ratio = best["share_of_floor"], best["error_ratio"]
+    return [
+        *name,
+        *dense,
+        f"{best['sparse_us']:.0f} us",
+        best["sparse_kernel"],
+        f"{best['speedup']:.2f}x",
+        f"{best['speedup_low']:.2f} to {best['speedup_high']:.2f}x",
+        f"{best['sparse_tflops']:.0f}",
+        "-" if share is None else f"{share:.0%}",
+        "-" if ratio is None else f"{ratio:.1f}x",
+    ]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": layers_table,
     "cpu-models": lambda: models_table("cpu-models"),
     "cpu-models-other-run": lambda: models_table("cpu-models-other-run"),
     "cpu-break-even": break_even_table,
     "cpu-history": history_table,
+    "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
 }
 
 
@@ -171,7 +204,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     stale = []
-    for path in DOCUMENTS:
+    for path in filter(Path.is_file, DOCUMENTS):
         text = path.read_text()
         wanted = with_tables(text)
         if wanted != text:

@@ -45,10 +45,14 @@ class Layer:
         return (self.out_channels, self.in_channels // self.group, *(self.kernel for _ in self.spatial))
 
     @property
+    def out_sizes(self) -> tuple[int, ...]:
+        """Sizes of the output's spatial axes."""
+        return tuple((s + 2 * self.pad - self.kernel) // self.stride + 1 for s in self.spatial)
+
+    @property
     def flops(self) -> int:
         """Dense operations for one image, 2 a multiply-add."""
-        sizes = [(s + 2 * self.pad - self.kernel) // self.stride + 1 for s in self.spatial]
-        return int(2 * np.prod(sizes) * np.prod(self.weight_shape))
+        return int(2 * np.prod(self.out_sizes) * np.prod(self.weight_shape))
 
 
 @dataclass(frozen=True)
@@ -61,35 +65,63 @@ class Setting:
     dtype: str = "float32"
 
 
-def read_suite(name: str) -> list[Layer]:
-    """The layers of a suite; lines that start with # are remarks."""
+@dataclass(frozen=True)
+class SuiteRow:
+    """A layer of a suite, with the settings that the suite asks for; empty where it leaves them to the caller."""
+
+    layer: Layer
+    sparsities: tuple[float, ...] = ()
+    batches: tuple[int, ...] = ()
+
+
+def read_rows(name: str) -> list[SuiteRow]:
+    """The rows of a suite; lines that start with # are remarks."""
     with (SUITES / f"{name}.csv").open(newline="") as file:
         rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [Layer(row.pop("name"), **{k: int(v) for k, v in row.items()}) for row in rows]
+        return [_row(row) for row in rows]
 
 
-def make_model(layer: Layer, setting: Setting, seed: int = 0) -> ModelProto:
-    """A model of one Conv with bias whose weights are zero at random places, each with the same probability."""
+def _row(row: dict[str, str]) -> SuiteRow:
+    sparsities = tuple(float(word) for word in row.pop("sparsities", "").split())
+    batches = tuple(int(word) for word in row.pop("batches", "").split())
+    return SuiteRow(Layer(row.pop("name"), **{k: int(v) for k, v in row.items()}), sparsities, batches)
+
+
+def read_suite(name: str) -> list[Layer]:
+    """The layers of a suite."""
+    return [row.layer for row in read_rows(name)]
+
+
+def make_weights(layer: Layer, sparsity: float, dtype: str, seed: int = 0) -> dict[str, np.ndarray]:
+    """Weight ``w`` and bias ``b``; weights are zero at random places, each with the same probability."""
     rng = np.random.default_rng(seed)
-    dtype = np.dtype(setting.dtype)
     weight = rng.standard_normal(layer.weight_shape)
-    weight[rng.random(layer.weight_shape) < setting.sparsity] = 0
-    tensors = {"w": weight.astype(dtype), "b": rng.standard_normal(layer.out_channels).astype(dtype)}
+    weight[rng.random(layer.weight_shape) < sparsity] = 0
+    return {"w": weight.astype(dtype), "b": rng.standard_normal(layer.out_channels).astype(dtype)}
+
+
+def make_model(
+    layer: Layer, setting: Setting, seed: int = 0, *, relu: bool = False, batch: int | str | None = None
+) -> ModelProto:
+    """A model of one Conv with bias, and a Relu behind it if asked for; ``batch`` replaces that of the setting."""
+    dtype = np.dtype(setting.dtype)
+    tensors = make_weights(layer, setting.sparsity, setting.dtype, seed)
     pads = [layer.pad] * (2 * len(layer.spatial))
     conv = helper.make_node(
         "Conv",
         ["x", "w", "b"],
-        ["y"],
+        ["sum" if relu else "y"],
         "conv",
         pads=pads,
         strides=[layer.stride] * len(layer.spatial),
         group=layer.group,
     )
     element = helper.np_dtype_to_tensor_dtype(dtype)
+    x_shape = (setting.batch if batch is None else batch, layer.in_channels, *layer.spatial)
     graph = helper.make_graph(
-        [conv],
+        [conv, *([helper.make_node("Relu", ["sum"], ["y"], "relu")] if relu else [])],
         "layer",
-        [helper.make_tensor_value_info("x", element, (setting.batch, layer.in_channels, *layer.spatial))],
+        [helper.make_tensor_value_info("x", element, x_shape)],
         [helper.make_tensor_value_info("y", element, [None] * (2 + len(layer.spatial)))],
         [numpy_helper.from_array(v, k) for k, v in tensors.items()],
     )

@@ -2,6 +2,8 @@
 
     python benchmarks/run.py --suite cpu --sparsity 0.8 0.9 0.95 --threads 1 2 -o benchmarks/results/cpu.json
     python benchmarks/run.py --models original.onnx:converted.onnx ... --threads 2 -o benchmarks/results/models.json
+    python benchmarks/run.py --provider cuda --suite gpu --prepare build/gpu-layers --target sm_90
+    python benchmarks/run.py --provider cuda --suite gpu --prepared build/gpu-layers -o build/gpu-layers.json
 
 Every figure in the documents comes from a file that this program wrote.
 """
@@ -11,11 +13,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from gpu_session import run_gpu
 from layers import Setting, geometric_means, read_suite, time_layer
 
 from onnx_sparseconv.files import write_text
@@ -33,23 +37,43 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--suite", nargs="*", default=[], help="names of files in suites/")
     parser.add_argument("--models", nargs="*", default=[], metavar="ORIGINAL:CONVERTED", help="pairs of models")
     parser.add_argument("--layers", nargs="*", help="only the layers of these names")
-    parser.add_argument("--sparsity", nargs="*", type=float, default=[0.9])
-    parser.add_argument("--batch", nargs="*", type=int, default=[1])
-    parser.add_argument("--threads", nargs="*", type=int, default=[1])
-    parser.add_argument("--dtype", nargs="*", default=["float32"], choices=["float32", "float16"])
+    parser.add_argument("--sparsity", nargs="*", type=float, default=[], help="default: the suite's, else 0.9")
+    parser.add_argument("--batch", nargs="*", type=int, default=[], help="default: the suite's, else 1")
+    parser.add_argument("--threads", nargs="*", type=int, default=[1], help="of the CPU")
+    parser.add_argument("--dtype", nargs="*", default=[], choices=["float32", "float16"])
+    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--label", default="", help="what is special about this run, for the results file")
     parser.add_argument("--seconds", type=float, default=1.0, help="time for one comparison")
-    parser.add_argument("-o", "--output", type=Path, required=True)
-    return parser.parse_args()
+    parser.add_argument("-o", "--output", type=Path)
+    cuda = parser.add_argument_group("with --provider cuda, for suites")
+    cuda.add_argument("--prepare", type=Path, metavar="DIR", help="only convert the layers; needs no GPU")
+    cuda.add_argument("--target", nargs="*", default=["sm_90"], help="architectures to prepare images for")
+    cuda.add_argument("--prepared", type=Path, metavar="DIR", help="measure what --prepare made")
+    cuda.add_argument("--kernel", nargs="*", default=["auto"], choices=["auto", "csr", "generated"])
+    cuda.add_argument("--config", nargs="*", default=[], metavar="KEY=VALUE", help="session configuration entries")
+    cuda.add_argument("--dense-only", action="store_true", help="time ONNX Runtime's own Conv alone")
+    cuda.add_argument("--bandwidth", type=float, metavar="GB/S", help="of the GPU's memory; default: its data sheet's")
+    cuda.add_argument("--cache-mb", type=int, default=60, help="cache of the GPU that inputs have to get past")
+    cuda.add_argument("--minutes", type=float, default=math.inf, help="start no further layer after this time")
+    cuda.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one layer")
+    cuda.add_argument("--resume", action="store_true", help="keep the output file's results, add the others")
+    options = parser.parse_args()
+    if options.output is None and options.prepare is None:
+        parser.error("the following arguments are required: -o/--output")
+    if options.provider == "cuda":
+        options.dtype = options.dtype or ["float32", "float16"]
+    else:
+        options.dtype = options.dtype or ["float32"]
+    return options
 
 
 def run_suites(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, Any]]:
-    """Every layer of the suites in every setting."""
+    """Every layer of the suites in every setting, on the CPU."""
     layers = [layer for name in options.suite for layer in read_suite(name)]
     if options.layers:
         layers = [layer for layer in layers if layer.name in options.layers]
     records = []
-    grid = itertools.product(options.threads, options.batch, options.dtype, options.sparsity)
+    grid = itertools.product(options.threads, options.batch or [1], options.dtype, options.sparsity or [0.9])
     for (threads, batch, dtype, sparsity), layer in itertools.product(list(grid), layers):
         record = time_layer(layer, Setting(sparsity, batch, threads, dtype), plan)
         records.append(record)
@@ -64,9 +88,9 @@ def run_suites(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, 
 def run_models(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, Any]]:
     """Every pair of models with every number of threads."""
     records = []
-    for pair, threads, batch in itertools.product(options.models, options.threads, options.batch):
+    for pair, threads, batch in itertools.product(options.models, options.threads, options.batch or [1]):
         original, _, converted = pair.partition(":")
-        report = bench(original, converted, threads=threads, batch=batch, plan=plan)
+        report = bench(original, converted, provider=options.provider, threads=threads, batch=batch, plan=plan)
         record = to_plain(report)
         del record["environment"]
         record["original"]["path"], record["converted"]["path"] = Path(original).name, Path(converted).name
@@ -80,17 +104,21 @@ def _without_directories(argument: str) -> str:
     return ":".join(Path(part).name for part in argument.split(":"))
 
 
-def main() -> None:
+def main() -> int:
     """Run what was asked for and write one file."""
     options = parse_arguments()
     plan = TimingPlan(seconds=options.seconds)
-    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    records = run_suites(options, plan)
-    results = {
+    head = {
         "schema_version": SCHEMA_VERSION,
         "label": options.label,
         "command": " ".join(["python", "benchmarks/run.py", *map(_without_directories, sys.argv[1:])]),
-        "started": started,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+    if options.provider == "cuda" and not options.models:
+        return run_gpu(options, head)
+    records = run_suites(options, plan)
+    results = {
+        **head,
         "environment": read_environment(),
         "layers": records,
         "geometric_means": list(geometric_means(records)),
@@ -99,7 +127,8 @@ def main() -> None:
     for mean in results["geometric_means"]:
         print(json.dumps(mean), file=sys.stderr)
     write_text(options.output, to_json_text(results))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
