@@ -109,6 +109,25 @@ def test_activations(activation, dtype):
     assert_within(run_csr(case, inputs, 2), *oracle(case, inputs))
 
 
+def test_activations_known_at_compile_time_are_those_known_at_run_time():
+    source = "\n".join(
+        [
+            '#include "epilogue.cuh"',
+            "using namespace sparseconv::cuda;",
+            'extern "C" __global__ void both(const float* x, float* y, float alpha, float beta) {',
+            *(f"  *y++ = Activate<{int(a)}>(x[threadIdx.x], alpha, beta);" for a in Activation),
+            *(f"  *y++ = Activate({int(a)}, x[threadIdx.x], alpha, beta);" for a in Activation),
+            "}",
+        ]
+    )
+    image = build_host_image(source)
+    for x in (-np.inf, -7.5, -1.0, -0.25, 0.0, 0.5, 1.0, 7.5, np.inf, np.nan):
+        y = np.zeros((2, len(Activation)), np.float32)
+        arguments = [ctypes.c_void_p(address(np.float32([x]))), ctypes.c_void_p(address(y))]
+        launch(image, "both", (1,), (1,), [*arguments, ctypes.c_float(0.3), ctypes.c_float(0.6)])
+        np.testing.assert_array_equal(y[0], y[1])
+
+
 @pytest.mark.parametrize("activation", [Activation.SIGMOID, Activation.SILU], ids=lambda a: a.name)
 def test_sigmoid_is_accurate_relative_to_itself(activation):
     x = np.linspace(-86, 20, 4096, dtype=np.float32).reshape(1, 1, 1, -1)
@@ -171,9 +190,9 @@ def test_images_of_more_elements_than_31_bits_count(dtype):
     """Nearly 2^32 in an image; the taps and positions that are computed lie far apart."""
     geometry = ConvGeometry((2, 3), (1 << 13, 1 << 14), (0, 1 << 12, 0, 1 << 12), (1 << 13, 1 << 12), group=2)
     case = SparseConvCase(random_weight((2, 1, 2, 3), 1.0), geometry, dtype=dtype, has_bias=False)
-    x = huge_array((2, 2, (1 << 15) - 1, 1 << 16), dtype)
+    x = huge_array((3, 2, (1 << 15) - 1, 1 << 16), dtype)
     # What is read, as a small input of a small convolution: every 2^12th column from -2^12 on, every 2^13th row.
-    small = np.random.default_rng(0).uniform(-1, 1, (2, 2, 4, 16)).astype(dtype)
+    small = np.random.default_rng(0).uniform(-1, 1, (3, 2, 4, 16)).astype(dtype)
     x[:, :, :: 1 << 13, :: 1 << 12] = small
     small_geometry = ConvGeometry((2, 3), (1, 4), (0, 1, 0, 1), (1, 1), group=2)
     exact = oracle(dataclasses.replace(case, geometry=small_geometry), {"X": small})
@@ -223,6 +242,20 @@ def test_reduce_adds_in_order():
     case = pointwise()
     partial = np.array([1e8, 1, -1e8, 1], np.float32).reshape(4, 1, 1, 1, 1)
     assert run_reduce(case, partial, None, None).item() == 1
+
+
+def test_reduce_finds_the_channel_of_any_output():
+    source = """
+        #include "reduce.cuh"
+        using namespace sparseconv::cuda;
+        extern "C" __global__ void channel(ReduceParams p, long long index, int* out) { *out = ChannelOf(p, index); }
+    """
+    image = build_host_image(source)
+    for count, index in [(1 << 31, (1 << 31) - 1), ((1 << 32) - 1, (1 << 32) - 2), (1 << 34, 12345678901)]:
+        params = ReduceParams(out_channels=12, plane=1000, num_values=count)
+        out = np.zeros(1, np.int32)
+        launch(image, "channel", (1,), (1,), [params, ctypes.c_longlong(index), ctypes.c_void_p(address(out))])
+        assert out[0] == index // 1000 % 12
 
 
 def test_parameters_have_the_layout_of_the_device():
