@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from onnx import helper
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import (
     ISAS,
     SparseConvCase,
@@ -25,11 +25,6 @@ from tests.support.sparse_models import (
     supported_isas,
 )
 
-ACTIVATION_PARAMETERS = {
-    Activation.CLIP: (-0.5, 1.25),
-    Activation.LEAKY_RELU: (0.1, 0.0),
-    Activation.HARD_SIGMOID: (0.2, 0.5),
-}
 PROPERTY = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -48,55 +43,6 @@ def cpu_isa(request):
     if request.param not in supported_isas():
         pytest.skip(f"this machine has no {request.param}")
     return request.param
-
-
-@st.composite
-def cases(draw):
-    """A case and a shape of X that fits it."""
-    rank = draw(st.integers(1, 3))
-    group = draw(st.sampled_from([1, 1, 2, 3]))
-    group_channels, group_rows = draw(st.sampled_from([(1, 1), (1, 2), (3, 2), (5, 7), (4, 36)]))
-    per_axis = st.lists(st.integers(1, 3), min_size=rank, max_size=rank)
-    kernel = tuple(draw(st.lists(st.integers(1, 4 if rank < 3 else 3), min_size=rank, max_size=rank)))
-    strides, dilations = tuple(draw(per_axis)), tuple(draw(per_axis))
-    auto_pad = draw(st.sampled_from(["NOTSET", "NOTSET", "SAME_UPPER", "SAME_LOWER"]))
-    pads = tuple(draw(st.lists(st.integers(0, 3), min_size=2 * rank, max_size=2 * rank)))
-    if auto_pad == "NOTSET":
-        geometry = ConvGeometry(kernel, strides, pads, dilations, group)
-    else:
-        geometry = ConvGeometry(kernel, strides, (), (1,) * rank, group, auto_pad)
-    dtype = np.dtype(draw(st.sampled_from([np.float32, np.float16])))
-    activation = draw(st.sampled_from(list(Activation)))
-    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
-    out_channels = group * group_rows
-    weight = random_weight(
-        (out_channels, group_channels, *kernel),
-        draw(st.sampled_from([0.0, 0.1, 0.4, 1.0])),
-        draw(st.integers(0, 1000)),
-        draw(st.sampled_from([np.float32, np.float16])),
-    )
-    if draw(st.booleans()):
-        weight[:: draw(st.integers(2, 4))] = 0  # some rows are empty
-    case = SparseConvCase(
-        weight,
-        geometry,
-        activation,
-        alpha,
-        beta,
-        dtype,
-        has_bias=draw(st.booleans()),
-        has_residual=draw(st.booleans()),
-        slice_height=draw(st.sampled_from([None, 1, 2, 8, out_channels])),
-    )
-    longest = {1: 400, 2: 30, 3: 9}[rank]
-    sizes = []
-    for i in range(rank):
-        extent = (kernel[i] - 1) * geometry.dilations[i] + 1
-        padding = 0 if geometry.auto_pad != "NOTSET" else pads[i] + pads[rank + i]
-        # A SAME padding makes up for a small input; other paddings only in part.
-        smallest = 1 if geometry.auto_pad != "NOTSET" else max(1, extent - padding)
-        sizes.append(draw(st.integers(smallest, smallest + longest)))
-    return case, (draw(st.integers(1, 3)), case.in_channels, *sizes)
 
 
 @PROPERTY

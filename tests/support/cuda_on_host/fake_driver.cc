@@ -62,6 +62,7 @@ struct Kernel {
 
 struct Library {
   void* handle = nullptr;
+  int file = -1;  // open as long as the library: dlopen knows what it has loaded by its path
   LaunchOnHost launch = nullptr;
   HasKernel has_kernel = nullptr;
   GetErrorText error = nullptr;  // optional
@@ -132,19 +133,28 @@ size_t ElfBytes(const unsigned char* image) {
   return header.e_shoff + static_cast<size_t>(header.e_shnum) * header.e_shentsize;
 }
 
-void* Open(const unsigned char* code) {
+void Close(Library* library) {
+  if (library->handle != nullptr) dlclose(library->handle);
+  if (library->file >= 0) close(library->file);
+}
+
+// Loads PTX as the kernels that the test names, and an image as what it is.
+void Open(const unsigned char* code, Library* library) {
   if (std::memcmp(code, ELFMAG, SELFMAG) != 0) {
     const char* path = std::getenv("CUDA_ON_HOST_LIBRARY_KERNELS");
-    return path == nullptr ? nullptr : dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (path != nullptr) library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  } else {
+    library->file = memfd_create("gpu_image", 0);
+    const size_t size = ElfBytes(code);
+    const std::string path = "/proc/self/fd/" + std::to_string(library->file);
+    if (library->file >= 0 && write(library->file, code, size) == static_cast<ssize_t>(size)) {
+      library->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    }
   }
-  const int file = memfd_create("gpu_image", 0);
-  const size_t size = ElfBytes(code);
-  const bool is_written = file >= 0 && write(file, code, size) == static_cast<ssize_t>(size);
-  const std::string path = "/proc/self/fd/" + std::to_string(file);
-  void* handle = is_written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-  if (handle == nullptr) std::fprintf(stderr, "fake CUDA driver: %s\n", dlerror());
-  if (file >= 0) close(file);
-  return handle;
+  if (library->handle == nullptr) return;
+  library->launch = reinterpret_cast<LaunchOnHost>(dlsym(library->handle, "cuda_on_host_launch"));
+  library->has_kernel = reinterpret_cast<HasKernel>(dlsym(library->handle, "cuda_on_host_has_kernel"));
+  library->error = reinterpret_cast<GetErrorText>(dlsym(library->handle, "cuda_on_host_error"));
 }
 
 const char* ErrorName(int code) {
@@ -400,13 +410,9 @@ EXPORT int cuLibraryLoadData(Library** library, const void* code, int*, void**, 
   const int result = Enter("cuLibraryLoadData");
   if (result != kSuccess) return result;
   auto made = std::make_unique<Library>();
-  made->handle = Open(static_cast<const unsigned char*>(code));
-  if (made->handle == nullptr) return kInvalidImage;
-  made->launch = reinterpret_cast<LaunchOnHost>(dlsym(made->handle, "cuda_on_host_launch"));
-  made->has_kernel = reinterpret_cast<HasKernel>(dlsym(made->handle, "cuda_on_host_has_kernel"));
-  made->error = reinterpret_cast<GetErrorText>(dlsym(made->handle, "cuda_on_host_error"));
+  Open(static_cast<const unsigned char*>(code), made.get());
   if (made->launch == nullptr || made->has_kernel == nullptr) {
-    dlclose(made->handle);
+    Close(made.get());
     return kInvalidImage;
   }
   State& s = state();
@@ -422,7 +428,7 @@ EXPORT int cuLibraryUnload(Library* library) {
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (s.libraries.erase(library) == 0) return kInvalidHandle;
-  dlclose(library->handle);
+  Close(library);
   delete library;
   return kSuccess;
 }

@@ -237,6 +237,11 @@ std::optional<std::string> FindObstacle(const GeneratedPlan& plan, const PlaneSi
   if (plan.element_type == ort::kFloat16 && plan.plane_residue % 2 != 0) {
     return "its float16 planes begin at odd elements";
   }
+  const int64_t last_tile = (int64_t{plan.num_tiles} - 1) * plan.tile_channels;
+  const int64_t last_group = last_tile / (plan.out_channels / plan.group);
+  if (last_group * (plan.in_channels / plan.group) + plan.tile_in_channels > plan.in_channels) {
+    return "its last tile reads input channels that X does not have";
+  }
   if (sizes.in_h * sizes.in_w == 0) return "the input is empty";
   return std::nullopt;
 }

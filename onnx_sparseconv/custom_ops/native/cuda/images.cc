@@ -90,6 +90,7 @@ class PlanCheck {
     }
     Equal("in_channels", plan_.in_channels, geometry.in_channels);
     Equal("out_channels", plan_.out_channels, geometry.out_channels);
+    Equal("group", plan_.group, geometry.group);
     Equal("activation", plan_.activation, static_cast<int64_t>(attributes.activation.code));
     InRange("is_pointwise", plan_.is_pointwise, 0, 1);
     if (plan_.is_pointwise != 0) {
@@ -134,8 +135,9 @@ class PlanCheck {
     const bool is_half = plan_.element_type == ort::kFloat16;
     InRange("tile_channels", plan_.tile_channels, 1, plan_.out_channels);
     Equal("num_tiles", plan_.num_tiles, CeilDivide(plan_.out_channels, plan_.tile_channels));
-    InRange("chunk_channels", plan_.chunk_channels, 1, plan_.in_channels);
-    Equal("num_chunks", plan_.num_chunks, CeilDivide(plan_.in_channels, plan_.chunk_channels));
+    InRange("tile_in_channels", plan_.tile_in_channels, 1, plan_.in_channels);
+    InRange("chunk_channels", plan_.chunk_channels, 1, plan_.tile_in_channels);
+    Equal("num_chunks", plan_.num_chunks, CeilDivide(plan_.tile_in_channels, plan_.chunk_channels));
     Equal("columns_per_slot", plan_.columns_per_slot, is_half ? 2 : 1);
     InRange("threads", plan_.threads, kWarp, kMaxThreads);
     Equal("threads", plan_.threads, plan_.threads / kWarp * kWarp);

@@ -1,0 +1,102 @@
+"""Models whose node carries images that `reference_image.cc` makes: any plan, any weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+
+from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, GeneratedPlan, Image, pack
+from tests.support.native_build import ROOT, find_tool
+from tests.support.sparse_models import make_model
+
+_SOURCE = Path(__file__).with_name("reference_image.cc")
+_HEADERS = (ROOT / "onnx_sparseconv/kernels/cuda", ROOT / "onnx_sparseconv/custom_ops/native")
+_MAGIC = b"reference-image\0"
+_MAX_WEIGHTS = 1 << 14
+
+
+@functools.cache
+def _compiled() -> bytes:
+    folder = ROOT / "build" / f"emulated-cuda-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / "reference_image.so"
+    flags = ["-std=c++17", "-O2", "-s", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
+    includes = [f"-I{folder}" for folder in _HEADERS]
+    command = [find_tool("g++"), *flags, "-fno-gnu-unique", *includes, _SOURCE, "-o", made]
+    subprocess.run(command, check=True, capture_output=True)
+    return made.read_bytes()
+
+
+def code_for(plan: GeneratedPlan, weight: np.ndarray) -> bytes:
+    """An image of a plan and a dense weight ``(K, C / group, R, S)``."""
+    assert weight.size <= _MAX_WEIGHTS
+    values = [getattr(plan, name) for name, _ in PLAN_FIELDS]
+    flat = [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
+    data = struct.pack(f"<{len(flat)}i", *flat) + weight.astype(np.float32).tobytes()
+    compiled = bytearray(_compiled())
+    begin = compiled.index(_MAGIC) + len(_MAGIC)
+    compiled[begin : begin + len(data)] = data
+    return bytes(compiled)
+
+
+def make_plan(case, **changes) -> GeneratedPlan:
+    """A plan of a 1-D or 2-D case, with modest sizes; ``changes`` replaces fields."""
+    geometry, half = case.geometry, case.dtype == np.float16
+    rank = len(geometry.kernel_shape)
+
+    def pair(values, fill):
+        return tuple(values[-2:]) if rank > 1 else (fill, values[0])
+
+    pads = geometry.pads[:rank] if geometry.pads else (0,) * rank
+    plan = GeneratedPlan(
+        element_type=10 if half else 1,
+        in_channels=case.in_channels,
+        out_channels=case.out_channels,
+        group=geometry.group,
+        tile_in_channels=case.in_channels,
+        kernel_shape=pair(geometry.kernel_shape, 1),
+        strides=pair(geometry.strides, 1),
+        dilations=pair(geometry.dilations, 1),
+        pads_begin=pair(pads, 0),
+        activation=int(case.activation),
+        is_pointwise=0,
+        tile_channels=min(4, case.out_channels),
+        num_tiles=0,
+        chunk_channels=min(4, case.in_channels),
+        num_chunks=0,
+        columns_per_slot=2 if half else 1,
+        threads=64,
+        num_stages=2,
+        channel_pitch=4096,
+        plane_residue=0,
+        code_bytes=1000,
+    )
+    plan = dataclasses.replace(plan, **changes)
+    return dataclasses.replace(
+        plan,
+        num_tiles=changes.get("num_tiles", -(-plan.out_channels // plan.tile_channels)),
+        num_chunks=changes.get("num_chunks", -(-plan.tile_in_channels // plan.chunk_channels)),
+    )
+
+
+def make_image(case, architecture=90, min_driver=12000, **changes) -> Image:
+    """An image for a case; ``changes`` replaces fields of its plan."""
+    plan = make_plan(case, **changes)
+    weight = case.weight if case.weight.ndim == 4 else case.weight[:, :, None]
+    return Image(architecture, min_driver, "NVRTC 12.9", plan, code_for(plan, weight))
+
+
+def model_with(case, container: bytes):
+    """The case's model with these bytes as ``cuda_images``."""
+    return make_model(case, {**case.attributes(), "cuda_images": np.frombuffer(container, np.uint8)})
+
+
+def model_with_image(case, **changes):
+    """The case's model with one image for sm_90."""
+    return model_with(case, pack([make_image(case, **changes)]))
