@@ -1,5 +1,5 @@
-// The PTX that the kernels use, one instruction a function. The tests run the kernels on a CPU with another file of this
-// name and these functions; so nothing else here or in the kernels contains assembler, but for generated code.
+// The PTX that the kernels use, one instruction a function. The tests run the kernels on a CPU with another file of
+// this name and these functions; so nothing else here or in the kernels contains assembler, but for generated code.
 //
 // `Shared` addresses are those of the shared window, in bytes.
 #pragma once
@@ -23,6 +23,12 @@ __device__ __forceinline__ Half ToHalf(float value) {
   return result;
 }
 
+__device__ __forceinline__ Half Lower(Half2 pair) { return static_cast<Half>(pair & 0xFFFFu); }
+__device__ __forceinline__ Half Upper(Half2 pair) { return static_cast<Half>(pair >> 16); }
+
+__device__ __forceinline__ unsigned FloatBits(float value) { return __float_as_uint(value); }
+__device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_float(bits); }
+
 // Loads what no kernel writes while this one runs.
 __device__ __forceinline__ float LoadReadOnly(const float* address) {
   float result;
@@ -42,6 +48,12 @@ __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
 
 __device__ __forceinline__ void StoreShared(Shared address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ unsigned LoadShared(Shared address) {
+  unsigned value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
 }
 
 __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
@@ -87,9 +99,11 @@ __device__ __forceinline__ void WaitForCopies() {}
 #endif
 
 #if __CUDA_ARCH__ >= 900
-// A barrier in shared memory, 8 bytes, that one thread arrives at for each phase, and that counts copied bytes.
-__device__ __forceinline__ void InitBarrier(Shared barrier) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+#define SPARSECONV_HAS_BULK_COPIES 1
+
+// A barrier in shared memory, 8 bytes, at which `arrivals` threads arrive in each phase, and that counts copied bytes.
+__device__ __forceinline__ void InitBarrier(Shared barrier, unsigned arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
 // Makes initialised barriers visible to the copy engine.
@@ -98,7 +112,7 @@ __device__ __forceinline__ void FenceBarrierInit() {
 }
 
 // Arrives, and has the phase wait for `bytes` more.
-__device__ __forceinline__ void ExpectBytes(Shared barrier, unsigned bytes) {
+__device__ __forceinline__ void ArriveExpecting(Shared barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
@@ -116,10 +130,9 @@ __device__ __forceinline__ void WaitForBarrier(Shared barrier, unsigned parity) 
 
 // Copies `bytes` (a multiple of 16, both addresses too) and counts them at the barrier.
 __device__ __forceinline__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
-      "r"(bytes), "r"(barrier)
-      : "memory");
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+               "l"(from), "r"(bytes), "r"(barrier)
+               : "memory");
 }
 #endif
 

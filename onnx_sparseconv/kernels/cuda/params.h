@@ -59,7 +59,7 @@ struct ReduceParams {
   const float* partial;  // [num_splits][N, K, plane]
   int num_splits;
   int out_channels;
-  int plane;            // outputs of one channel of one image
+  int plane;             // outputs of one channel of one image
   long long num_values;  // N * K * plane
 };
 
@@ -84,14 +84,17 @@ enum Staging : int {
 //   skew(c) = (c * plane_residue mod U) * size, with U = 16 / size elements: where channel c of an input of that plane
 //   size begins within 16 bytes, if channel 0 begins at a multiple.
 struct GeneratedPlan {
-  int element_type;      // onnx.TensorProto.DataType: 1 float, 10 float16
-  int in_channels;       // C
-  int out_channels;      // K
+  int element_type;  // onnx.TensorProto.DataType: 1 float, 10 float16
+  int in_channels;   // C
+  int out_channels;  // K
+  int group;
+  int tile_in_channels;  // input channels that a tile reads: those of its group, or of the groups that it spans
   int kernel_shape[2];   // of the last two axes; 1-D kernels have 1 first
   int strides[2];
   int dilations[2];
   int pads_begin[2];
-  int is_pointwise;      // 1x1, stride 1, no padding: the host passes planes as single rows, in_h = out_h = 1
+  int activation;    // ActivationCode of the node
+  int is_pointwise;  // 1x1, stride 1, no padding: the host passes planes as single rows, in_h = out_h = 1
   int tile_channels;
   int num_tiles;
   int chunk_channels;
@@ -99,9 +102,9 @@ struct GeneratedPlan {
   int columns_per_slot;  // 1 (float) or 2 (float16)
   int threads;           // of a block; a group has at most as many slots
   int num_stages;
-  int channel_pitch;     // bytes, a multiple of 16
-  int plane_residue;     // in_h * in_w modulo U of the input that the image was made for
-  int code_bytes;        // of the longest tile: what should stay in the instruction cache
+  int channel_pitch;  // bytes, a multiple of 16
+  int plane_residue;  // in_h * in_w modulo U of the input that the image was made for
+  int code_bytes;     // of the longest tile, about: what should stay in the instruction cache
 };
 
 // One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * lanes: block b computes tile b % num_tiles of
