@@ -134,7 +134,7 @@ def _say_rich(table: Table) -> None:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Advance]:
+def progress_bar(title: str = "") -> Iterator[Advance]:
     """Give a function ``(done, total, what)`` that draws a progress bar on stderr, where that is a terminal."""
     from rich.console import Console  # noqa: PLC0415
 
@@ -150,7 +150,7 @@ def progress_bar(title: str) -> Iterator[Advance]:
         task = progress.add_task(title, total=None)
 
         def advance(done: int, total: int, what: str) -> None:
-            progress.update(task, completed=done, total=total, description=f"{title} {what}"[:50])
+            progress.update(task, completed=done, total=total, description=f"{title} {what}".strip()[:50])
 
         yield advance
 

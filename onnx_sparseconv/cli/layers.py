@@ -12,6 +12,7 @@ from onnx_sparseconv.cli.console import (
     format_bytes,
     format_percent,
     format_shape,
+    format_time,
     shorten,
     shown_name,
 )
@@ -90,6 +91,41 @@ def converted_table(layers: Sequence[LayerReport]) -> Table:
         if layer.verdict.rewrite
     )
     return Table(columns, rows)
+
+
+def images_table(layers: Sequence[LayerReport], *, made_now: bool = True) -> Table:
+    """GPU images, one a row: with the time that each took, or with what made it and the driver that it needs."""
+    last = ("compiled in",) if made_now else ("compiler", "driver")
+    columns = (
+        Column("layer", fold=True),
+        Column("target"),
+        Column("image", right=True),
+        *(Column(title, right=made_now) for title in last),
+        Column("plan", fold=True),
+    )
+    rows = []
+    for layer in layers:
+        for image in layer.images:
+            if image.refusal:
+                continue
+            took = ("cached" if image.cached else format_time(image.time_us),)
+            middle = took if made_now else (image.compiler, f"from {image.min_driver}")
+            name = shown_name(layer_label(layer))
+            rows.append((name, image.architecture, format_bytes(image.size_bytes), *middle, image.plan))
+    return Table(columns, tuple(rows))
+
+
+def refused_image_lines(layers: Sequence[LayerReport]) -> list[str]:
+    """Why layers have no GPU image, one line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for layer in layers:
+        for image in layer.images:
+            if image.refusal:
+                where = f"{shorten(layer_label(layer))} ({image.architecture})" if image.architecture else layer.name
+                reasons.setdefault(image.refusal, []).append(where)
+    return [
+        f"  no image, the general kernel will run: {', '.join(names)}: {reason}" for reason, names in reasons.items()
+    ]
 
 
 def reason_lines(layers: Sequence[LayerReport]) -> list[str]:

@@ -15,10 +15,11 @@ from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_sizes
 from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name, unsupported_opset
 from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
+from onnx_sparseconv.converter.gpu_images import images_of
 from onnx_sparseconv.converter.model_io import LoadedModel, load
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.opset import raise_opset
-from onnx_sparseconv.converter.report import LayerReport, ModelReport, Reason, RowSparsity, Verdict
+from onnx_sparseconv.converter.report import ImageReport, LayerReport, ModelReport, Reason, RowSparsity, Verdict
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -194,6 +195,7 @@ class _Measured:
     dense_bytes: int = 0
     sparse_bytes: int | None = None
     padding: float | None = None
+    images: tuple[ImageReport, ...] = ()
 
 
 def _measure_dense(site: ConvSite, verdict: Verdict) -> _Measured:
@@ -226,6 +228,7 @@ def _measure_sparse(site: ConvSite, verdict: Verdict) -> _Measured:
         dense_bytes=counts.size * counts.itemsize,
         sparse_bytes=weight.size_bytes,
         padding=weight.nnz_stored / max(1, counts.nonzeros),
+        images=images_of(attributes),
     )
 
 
@@ -255,6 +258,7 @@ def _report_layer(site: ConvSite, verdict: Verdict) -> LayerReport:
         sparse_bytes=measured.sparse_bytes,
         padding=measured.padding,
         verdict=measured.verdict,
+        images=measured.images,
     )
 
 

@@ -15,6 +15,7 @@ from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import Plan, default_opset, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
+from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version
@@ -22,6 +23,8 @@ from onnx_sparseconv.converter.pipeline import Pipeline
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, PassReport
 from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
+from onnx_sparseconv.kernels.compile import CompileOptions
+from onnx_sparseconv.kernels.targets import NvrtcChoice, resolve_targets
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.passes.base import is_sparse
 from onnx_sparseconv.passes.conv_layer import ConvLayer
@@ -38,9 +41,18 @@ class ConvertOptions(DecisionOptions):
         min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes the documented default.
         force: rewrite every layer that can be rewritten at all.
         dry_run: decide and report, write nothing.
+        targets: GPU architectures to compile kernel images for, ``sm_90`` and its like; ``native`` asks this machine's
+            GPUs.
+        nvrtc: major version of the compiler; ``auto`` takes the oldest that knows the architecture.
+        jobs: compilers at a time; None: as many as there are cores to use.
+        cache_dir: folder for compiled images; None takes ``$ONNX_SPARSECONV_CACHE`` or the user's cache folder.
     """
 
     dry_run: bool = False
+    targets: tuple[str, ...] = ()
+    nvrtc: NvrtcChoice = "auto"
+    jobs: int | None = None
+    cache_dir: Path | None = None
 
 
 def convert(
@@ -49,24 +61,31 @@ def convert(
     options: ConvertOptions | None = None,
     *,
     progress: Progress | None = None,
+    compile_progress: Progress | None = None,
 ) -> tuple[ModelProto | None, ConversionReport]:
-    """Rewrite the Conv nodes whose sparsity pays into SparseConv.
+    """Rewrite the Conv nodes whose sparsity pays into SparseConv, and compile GPU images for them if asked to.
 
     Args:
         model: a file or a model in memory (which is not changed).
         output: file to write; None writes nothing. It appears whole or not at all.
         options: what decides; None takes the defaults.
         progress: called with (layers done, layers to do, name) while weights are encoded.
+        compile_progress: called with (images done, images to do, name of a layer) while GPU images are compiled.
 
     Returns:
         The converted model and the report. The model is None when nothing qualified (then nothing is written) and on
-        a dry run.
+        a dry run. A model that is converted already qualifies when GPU images were asked for.
 
     Raises:
         ModelError: the model cannot be read, is not valid ONNX, or the result cannot be written.
+        UsageError: a target is no architecture that a compiler knows.
+        CompileError: there is no compiler, it failed, or there is no GPU for ``native``.
     """
     options = options or ConvertOptions()
+    compile_options = CompileOptions(options.jobs, options.cache_dir)
+    targets = resolve_targets(options.targets, options.nvrtc)
     loaded = load(model)
+    images_before = makers(loaded.proto)
     nodes_before = _count_nodes(loaded.proto)
     plan = make_plan(loaded, options)
     report = ConversionReport(
@@ -82,11 +101,29 @@ def convert(
         nodes_before=nodes_before,
         nodes_after=nodes_before,
         notes=plan.report.notes,
+        targets=tuple(target.name for target in targets),
     )
-    if not report.converted:
+    if not report.converted and not (targets and report.already_converted):
         return None, report
-    layers, passes, notes = _rewrite(plan, progress)
+    notes: tuple[str, ...] = ()
+    if report.converted:
+        layers, passes, notes = _rewrite(plan, progress)
+        report = replace(
+            report,
+            model=replace(plan.report, layers=layers),
+            conv_bytes_after=sum(layer.sparse_bytes or 0 for layer in layers if layer.verdict.rewrite),
+            passes=passes,
+        )
     proto = plan.view.proto
+    notes = (*notes, *drop_stale(proto, images_before))
+    if targets and options.dry_run:
+        notes = (*notes, "a dry run compiles no GPU images")
+    elif targets:
+        # Last of all: images are made of the nodes as they are now.
+        added = add_images(proto, targets, compile_options, compile_progress)
+        report = with_images(report, node_keys(plan.sites), added)
+    if not report.changed:
+        return None, replace(report, notes=(*report.notes, *notes))
     size = tensor_bytes(proto)
     if output is not None and not options.dry_run:
         size = save(proto, output, external=loaded.external)
@@ -97,9 +134,6 @@ def convert(
         bytes_after=size,
         nodes_after=_count_nodes(proto),
         notes=(*report.notes, *notes),
-        model=replace(plan.report, layers=layers),
-        conv_bytes_after=sum(layer.sparse_bytes or 0 for layer in layers if layer.verdict.rewrite),
-        passes=passes,
     )
     return (None if options.dry_run else proto), report
 

@@ -63,6 +63,31 @@ class RowSparsity:
 
 
 @dataclass(frozen=True)
+class ImageReport:
+    """One layer on one GPU architecture: its kernel image, or why it has none and the general CSR kernel runs.
+
+    Attributes:
+        architecture: such as ``sm_90``; empty for a container that cannot be read.
+        size_bytes: of the image.
+        compiler: what made it.
+        min_driver: the oldest driver that loads it, such as ``CUDA 12.0``.
+        plan: what the code was made for, in one line.
+        refusal: why there is no image; empty when there is one.
+        time_us: what it took to make it, or to find it in the cache; None when it was made before.
+        cached: whether it came out of the cache.
+    """
+
+    architecture: str
+    size_bytes: int
+    compiler: str
+    min_driver: str
+    plan: str
+    refusal: str
+    time_us: float | None = None
+    cached: bool = False
+
+
+@dataclass(frozen=True)
 class LayerReport:
     """One Conv (or, in a converted model, SparseConv) node.
 
@@ -85,6 +110,8 @@ class LayerReport:
         sparse_bytes: bytes of the unified-CSR arrays, None when not encoded.
         padding: stored entries over non-zeros, None when not encoded.
         verdict: the decision.
+        images: GPU kernel images of a sparse node, or of the node that the layer became; one for each architecture
+            that was asked for.
     """
 
     name: str
@@ -109,6 +136,7 @@ class LayerReport:
     sparse_bytes: int | None
     padding: float | None
     verdict: Verdict
+    images: tuple[ImageReport, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -191,6 +219,9 @@ class ConversionReport:
         nodes_before, nodes_after: nodes in all graphs of the model, functions left out.
         notes: what else was changed or is worth knowing (opset raised, weights kept because others use them, ...).
         passes: what each graph pass did around the rewritten nodes, in the order in which they ran.
+        targets: GPU architectures that images were asked for, such as ``sm_90``.
+        imaged_bytes_before: dense bytes of the weights of layers that carry GPU images.
+        imaged_bytes_after: what these layers take now: unified CSR and images.
     """
 
     source: Path | None
@@ -206,6 +237,14 @@ class ConversionReport:
     nodes_after: int
     notes: tuple[str, ...]
     passes: tuple[PassReport, ...] = ()
+    targets: tuple[str, ...] = ()
+    imaged_bytes_before: int = 0
+    imaged_bytes_after: int = 0
+
+    @property
+    def changed(self) -> bool:
+        """Whether the result differs from the source: layers were rewritten, or images added to sparse ones."""
+        return self.converted or self.imaged_bytes_after > 0
 
 
 @dataclass(frozen=True)

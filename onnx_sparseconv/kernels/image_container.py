@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnx_sparseconv.errors import FormatError
+from onnx_sparseconv.kernels.plan import GeneratedPlan
 
 MAGIC = 0x4D494353  # "SCIM"
 VERSION = 1
@@ -24,34 +25,6 @@ ALIGNMENT = 16
 MAX_IMAGES = 64
 _COMPILER_BYTES = 32
 _LONG_LONG = 8
-
-
-@dataclass(frozen=True)
-class GeneratedPlan:
-    """What a generated image was made for, and how to launch it: GeneratedPlan of ``cuda/params.h``, where every
-    field is explained.
-    """
-
-    element_type: int
-    in_channels: int
-    out_channels: int
-    kernel_shape: tuple[int, int]
-    strides: tuple[int, int]
-    dilations: tuple[int, int]
-    pads_begin: tuple[int, int]
-    activation: int
-    is_pointwise: int
-    tile_channels: int
-    num_tiles: int
-    chunk_channels: int
-    num_chunks: int
-    columns_per_slot: int
-    threads: int
-    num_stages: int
-    channel_pitch: int
-    plane_residue: int
-    code_bytes: int
-
 
 # Members of the structs in their order: name and struct code. The plan's follow from its dataclass, which mirrors
 # GeneratedPlan of cuda/params.h: all of it is int, or pairs of int.

@@ -9,6 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_sparseconv.errors import SparseConvError
+from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels.image_cache import ImageCache, cache_folder
+from onnx_sparseconv.kernels.targets import known_architectures
 from onnx_sparseconv.runtime.environment import Environment, distribution_version, read_environment
 from onnx_sparseconv.runtime.provider_check import ProviderCheck, check_provider
 from onnx_sparseconv.runtime.session import PROVIDERS
@@ -53,6 +56,36 @@ class LibraryCheck:
 
 
 @dataclass(frozen=True)
+class CompilerCheck:
+    """An NVRTC, which compiles GPU images at conversion.
+
+    Attributes:
+        name: with its version.
+        path: the library.
+        targets: what `convert --target` can be given with it.
+    """
+
+    name: str
+    path: str
+    targets: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CacheCheck:
+    """The cache of compiled GPU images.
+
+    Attributes:
+        folder: where it is, or would be.
+        images: how many it holds.
+        size_bytes: of all of them.
+    """
+
+    folder: str
+    images: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class DoctorReport:
     """What `diagnose` found.
 
@@ -63,6 +96,8 @@ class DoctorReport:
         providers: every provider that this package knows.
         problems: what is wrong, conflicts first.
         environment: hardware and versions.
+        compilers: every NVRTC that is found; none is needed to run models.
+        image_cache: compiled GPU images.
     """
 
     onnxruntime_distributions: Mapping[str, str]
@@ -71,6 +106,8 @@ class DoctorReport:
     providers: tuple[ProviderCheck, ...]
     problems: tuple[Problem, ...]
     environment: Environment
+    compilers: tuple[CompilerCheck, ...]
+    image_cache: CacheCheck
 
     @property
     def has_conflict(self) -> bool:
@@ -96,7 +133,31 @@ def diagnose() -> DoctorReport:
         *([] if library.problem else provider_problems(providers)),
     ]
     problems.sort(key=lambda problem: not problem.conflict)
-    return DoctorReport(runtimes, cupys, library, providers, tuple(problems), read_environment())
+    return DoctorReport(
+        onnxruntime_distributions=runtimes,
+        cupy_distributions=cupys,
+        library=library,
+        providers=providers,
+        problems=tuple(problems),
+        environment=read_environment(),
+        compilers=check_compilers(),
+        image_cache=check_image_cache(),
+    )
+
+
+def check_compilers() -> tuple[CompilerCheck, ...]:
+    """Find NVRTC."""
+    return tuple(
+        CompilerCheck(found.name, found.path, tuple(f"sm_{a}" for a in known_architectures(found)))
+        for found in nvrtc.installed()
+    )
+
+
+def check_image_cache() -> CacheCheck:
+    """Look at the cache of GPU images; makes no folder."""
+    folder = cache_folder()
+    size = ImageCache(folder).size()
+    return CacheCheck(str(folder), size.entries, size.size_bytes)
 
 
 def distributions_of(module: str) -> dict[str, str]:

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from onnx_sparseconv.errors import ProviderError
-from onnx_sparseconv.runtime.doctor import DoctorReport, LibraryCheck, Problem
+from onnx_sparseconv.runtime.doctor import CacheCheck, DoctorReport, LibraryCheck, Problem
 from onnx_sparseconv.runtime.environment import read_environment
 from tests.runtime import networks
 
@@ -296,7 +296,14 @@ def test_doctor_is_content_with_this_installation(sparseconv):
 def test_doctor_tells_conflicts_from_other_problems(sparseconv, monkeypatch, conflict, code):
     problem = Problem(conflict, "two of them", "remove one")
     report = DoctorReport(
-        {"a": "1", "b": "2"}, {}, LibraryCheck(None, None, "missing"), (), (problem,), read_environment()
+        onnxruntime_distributions={"a": "1", "b": "2"},
+        cupy_distributions={},
+        library=LibraryCheck(None, None, "missing"),
+        providers=(),
+        problems=(problem,),
+        environment=read_environment(),
+        compilers=(),
+        image_cache=CacheCheck("/nowhere", 0, 0),
     )
     monkeypatch.setattr("onnx_sparseconv.runtime.doctor.diagnose", lambda: report)
     result = sparseconv("doctor")

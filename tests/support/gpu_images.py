@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import onnx_sparseconv
-from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, GeneratedPlan, Image
+from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, Image
+from onnx_sparseconv.kernels.plan import GeneratedPlan
 
 CUDA_SOURCES = Path(onnx_sparseconv.__file__).parent / "kernels" / "cuda"
 
@@ -22,3 +26,6 @@ def make_plan(seed=0):
 
 def make_image(architecture, code=b"not a cubin"):
     return Image(architecture, 12000, "NVRTC 12.9", make_plan(architecture), code)
+
+
+needs_nvrtc = pytest.mark.skipif(not nvrtc.installed(), reason="NVRTC is not installed")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import math
 import shlex
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.batch import Outcome, attempt, print_outcome_error, run_all
 from onnx_sparseconv.cli.console import (
+    Advance,
     Column,
     Table,
     count,
@@ -27,26 +29,39 @@ from onnx_sparseconv.cli.console import (
 )
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.json_output import document, emit
-from onnx_sparseconv.cli.layers import converted_table, reason_lines
+from onnx_sparseconv.cli.layers import converted_table, images_table, reason_lines, refused_image_lines
 from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.runtime.plain import to_plain
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ConversionReport
+    from onnx_sparseconv.kernels.targets import NvrtcChoice
 
 NAME = "convert"
 
 
+class NvrtcOption(enum.StrEnum):
+    """Major version of NVRTC."""
+
+    AUTO = "auto"
+    CUDA_12 = "12"
+    CUDA_13 = "13"
+
+
 @dataclass(frozen=True)
 class Job:
-    """One model to convert; ``output`` None on a dry run without a name."""
+    """One model to convert; ``output`` None on a dry run without a name, ``compile_jobs`` None for all cores."""
 
     model: Path
     output: Path | None
     min_sparsity: float | None
     force: bool
     dry_run: bool
+    targets: tuple[str, ...] = ()
+    nvrtc: NvrtcChoice = "auto"
+    compile_jobs: int | None = None
+    cache_dir: Path | None = None
 
 
 _Outcome = Outcome[Job, "ConversionReport"]
@@ -91,7 +106,39 @@ def command(
             "--report", metavar="FILE.json", help="Write what was done, and why, as JSON.", show_default=False
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", min=1, help="Models to convert at a time.")] = 1,
+    targets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="sm_NN|native",
+            help="Compile GPU kernels of the layers for this architecture; native: for this machine's GPUs. May be "
+            "repeated. Needs no GPU but NVRTC; without it, converted models run on GPUs with a general kernel.",
+            show_default=False,
+        ),
+    ] = None,
+    nvrtc: Annotated[
+        NvrtcOption, typer.Option("--nvrtc", help="Major version of NVRTC; auto: the oldest that knows the target.")
+    ] = NvrtcOption.AUTO,
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--cache-dir",
+            metavar="DIR",
+            help="Where compiled kernels are kept. Default: ONNX_SPARSECONV_CACHE, or the user's cache folder.",
+            show_default=False,
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=1,
+            help="Processes at a time: of models that are converted, and of compilers. Default: one model, and as many "
+            "compilers as cores.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done and write no model.", show_default=False)
     ] = False,
@@ -101,11 +148,23 @@ def command(
     The converted model needs this package's native library to be faster; without it, it still runs anywhere and gives
     the same results. Exit code 4: no layer qualified, nothing was written.
     """
-    work = plan_jobs(models, output, out_dir, Job(Path(), None, min_sparsity, force, dry_run))
+    at_a_time = min(jobs or 1, len(models))
+    settings = Job(
+        model=Path(),
+        output=None,
+        min_sparsity=min_sparsity,
+        force=force,
+        dry_run=dry_run,
+        targets=_resolve(targets or (), nvrtc),
+        nvrtc=nvrtc.value,
+        compile_jobs=None if jobs is None else max(1, jobs // at_a_time),
+        cache_dir=cache_dir,
+    )
+    work = plan_jobs(models, output, out_dir, settings)
     _check_report_path(report, work, out_dir)
     outcomes: list[_Outcome] = []
     with _directory(None if dry_run else out_dir):
-        for outcome in _run(work, jobs):
+        for outcome in _run(work, at_a_time):
             outcomes.append(outcome)
             _print_outcome(outcome)
     if len(outcomes) > 1:
@@ -137,26 +196,46 @@ def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None,
     for path in named:
         require_not_an_input(path, models)
     require_distinct(named)
-    return [
-        Job(model, path, settings.min_sparsity, settings.force, settings.dry_run)
-        for model, path in zip(models, outputs, strict=True)
-    ]
+    return [replace(settings, model=model, output=path) for model, path in zip(models, outputs, strict=True)]
 
 
-def convert_model(job: Job, progress: Callable[[int, int, str], None] | None = None) -> ConversionReport:
+def _resolve(names: Sequence[str], nvrtc: NvrtcOption) -> tuple[str, ...]:
+    """The architectures that are meant, so that a wrong one is told once, before any work."""
+    if not names:
+        return ()
+    from onnx_sparseconv.kernels.targets import resolve_targets  # noqa: PLC0415
+
+    return tuple(target.name for target in resolve_targets(names, nvrtc.value))
+
+
+def convert_model(job: Job, advance: Advance | None = None) -> ConversionReport:
     """Convert one model."""
     from onnx_sparseconv.converter import ConvertOptions, convert  # noqa: PLC0415
 
-    options = ConvertOptions(min_sparsity=job.min_sparsity, force=job.force, dry_run=job.dry_run)
-    _, report = convert(job.model, job.output, options, progress=progress)
+    options = ConvertOptions(
+        min_sparsity=job.min_sparsity,
+        force=job.force,
+        dry_run=job.dry_run,
+        targets=job.targets,
+        nvrtc=job.nvrtc,
+        jobs=job.compile_jobs,
+        cache_dir=job.cache_dir,
+    )
+    steps = [_named(advance, verb) if advance is not None else None for verb in ("converting", "compiling")]
+    _, report = convert(job.model, job.output, options, progress=steps[0], compile_progress=steps[1])
     return report
+
+
+def _named(advance: Advance, verb: str) -> Advance:
+    """A progress bar's function that says what is being done."""
+    return lambda done, total, what: advance(done, total, f"{verb} {what}")
 
 
 def exit_code(outcome: _Outcome) -> ExitCode:
     """The exit code of one model."""
     if outcome.result is None:
         return outcome.code
-    return ExitCode.DONE if outcome.result.converted else ExitCode.NOTHING_QUALIFIED
+    return ExitCode.DONE if outcome.result.changed else ExitCode.NOTHING_QUALIFIED
 
 
 def _check_report_path(report: Path | None, work: Sequence[Job], out_dir: Path | None) -> None:
@@ -188,7 +267,7 @@ def _directory(path: Path | None) -> Iterator[None]:
 def _run(work: Sequence[Job], jobs: int) -> Iterator[_Outcome]:
     """Convert, with a progress bar: over layers for one model, over models for several."""
     if len(work) == 1:
-        with progress_bar("converting") as advance:
+        with progress_bar() as advance:
             outcome = attempt(lambda job: convert_model(job, advance), work[0])
         yield outcome
         return
@@ -227,24 +306,45 @@ def print_conversion(job: Job, report: ConversionReport) -> None:
     """Print what was done with one model, why, and what comes next."""
     layers = report.model.layers
     rewritten = [layer for layer in layers if layer.verdict.rewrite]
-    if not report.converted:
+    if not report.changed:
         _print_nothing(job, report)
         return
     verb = "would become" if job.dry_run else "became"
-    say(f"{job.model}: {len(rewritten)} of {count(len(layers), 'Conv layer')} {verb} sparse convolutions")
-    say()
-    say_table(converted_table(layers))
-    if lines := reason_lines(layers):
+    if report.converted:
+        say(f"{job.model}: {len(rewritten)} of {count(len(layers), 'Conv layer')} {verb} sparse convolutions")
+        say()
+        say_table(converted_table(layers))
+    else:
+        say(f"{job.model}: already converted; GPU images were added")
+    if report.converted and (lines := reason_lines(layers)):
         say()
         say("Left dense")
         for line in lines:
             say(line)
     say()
-    say(f"Conv weights  {format_change(report.conv_bytes_before, report.conv_bytes_after)}, of the rewritten layers")
+    if report.targets and not job.dry_run:
+        _print_images(report)
+    if report.converted:
+        change = format_change(report.conv_bytes_before, report.conv_bytes_after)
+        say(f"Conv weights  {change}, of the rewritten layers")
+    if report.imaged_bytes_after:
+        change = format_change(report.imaged_bytes_before, report.imaged_bytes_after)
+        say(f"with images   {change}, of the layers that carry GPU images")
     say(f"file          {format_change(report.bytes_before, report.bytes_after)}")
     for note in report.notes:
         say(f"note: {note}")
     _print_next_steps(job, report)
+
+
+def _print_images(report: ConversionReport) -> None:
+    layers = report.model.layers
+    say("GPU images")
+    if (table := images_table(layers)).rows:
+        say_table(table)
+    for line in refused_image_lines(layers):
+        say(line)
+    say("note: generated GPU kernels have not run on a GPU yet; verify the model on yours before you trust it")
+    say()
 
 
 def _print_nothing(job: Job, report: ConversionReport) -> None:
@@ -279,7 +379,7 @@ def _print_summary(outcomes: Sequence[_Outcome]) -> None:
             rows.append((str(outcome.item.model), "error", "", ""))
             continue
         sparse = f"{report.model.num_rewritten} of {len(report.model.layers)}"
-        sizes = f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}" if report.converted else ""
+        sizes = f"{format_bytes(report.bytes_before)} -> {format_bytes(report.bytes_after)}" if report.changed else ""
         rows.append(
             (str(outcome.item.model), _result_word(outcome.item, report), sparse if report.converted else "0", sizes)
         )
@@ -290,4 +390,6 @@ def _print_summary(outcomes: Sequence[_Outcome]) -> None:
 def _result_word(job: Job, report: ConversionReport) -> str:
     if report.converted:
         return "would convert" if job.dry_run else "converted"
+    if report.changed:
+        return "images added"
     return "already converted" if report.already_converted else "nothing qualifies"

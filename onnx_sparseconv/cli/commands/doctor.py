@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.console import format_bytes, say
+from onnx_sparseconv.cli.console import count, format_bytes, say
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.options import JsonOption, ReportFileOption
@@ -69,6 +69,12 @@ def print_report(report: DoctorReport) -> None:
         mark = "works" if provider.works else "does NOT work" if provider.built_in else "not available"
         kernel = f", kernel {provider.kernel}" if provider.kernel else ""
         say(f"provider {provider.name:<9} {mark}: {provider.text}{kernel}")
+    for compiler in report.compilers:
+        say(f"compiler           {compiler.name}, {compiler.path}; for {', '.join(compiler.targets)}", hang=19)
+    if not report.compilers:
+        say("compiler           NVRTC not found: only needed for convert --target, which compiles GPU kernels")
+    cache = report.image_cache
+    say(f"GPU image cache    {cache.folder}, {count(cache.images, 'image')}, {format_bytes(cache.size_bytes)}")
     say()
     for problem in report.problems:
         say(f"{'CONFLICT' if problem.conflict else 'PROBLEM'}: {problem.text}", hang=2)

@@ -24,7 +24,7 @@ from onnx_sparseconv.cli.console import (
 )
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.json_output import document, emit
-from onnx_sparseconv.cli.layers import inspect_table, reason_lines
+from onnx_sparseconv.cli.layers import images_table, inspect_table, reason_lines, refused_image_lines
 from onnx_sparseconv.cli.options import JsonOption, ReportFileOption
 from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
 from onnx_sparseconv.runtime.plain import to_plain
@@ -89,6 +89,13 @@ def _print_model(path: Path, report: ModelReport) -> None:
             say("Why layers stay dense")
             for line in lines:
                 say(line)
+    if any(layer.images for layer in report.layers):
+        say()
+        say("GPU images")
+        if (table := images_table(report.layers, made_now=False)).rows:
+            say_table(table)
+        for line in refused_image_lines(report.layers):
+            say(line)
     for note in report.notes:
         say(f"note: {note}")
     say()

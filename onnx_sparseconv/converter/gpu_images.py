@@ -1,0 +1,227 @@
+"""GPU kernel images in the nodes of a converted model.
+
+They are made last, of the nodes as they are then: an image holds the weights, the geometry and the activation of its
+node as code, so a pass that changed one of these afterwards would leave an image that computes something else.
+`drop_stale` guards against that where a model that carries images is converted again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
+
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES
+from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
+from onnx_sparseconv.converter.report import ConversionReport, ImageReport
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SparseConvAttributes
+from onnx_sparseconv.errors import FormatError
+from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers
+from onnx_sparseconv.kernels.image_container import Image, pack, parse
+from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
+from onnx_sparseconv.kernels.targets import Target
+from onnx_sparseconv.kernels.unified_csr import Array, decode
+
+ATTRIBUTE = "cuda_images"
+# Attributes that no image depends on: sizes of activations come at run time, -0.0 multiplies like +0.0.
+_FREE = frozenset({ATTRIBUTE, "alpha", "beta", "weight_negative_zeros"})
+
+# Graph and name of a node, and how many of that name came before it in that graph.
+NodeKey = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class AddedImages:
+    """What `add_images` did.
+
+    Attributes:
+        layers: what became of each sparse node and target.
+        stored_bytes: of the container in each sparse node.
+        notes: what else is worth knowing.
+    """
+
+    layers: Mapping[NodeKey, tuple[ImageReport, ...]]
+    stored_bytes: Mapping[NodeKey, int]
+    notes: tuple[str, ...]
+
+
+def add_images(
+    proto: ModelProto, targets: Sequence[Target], options: CompileOptions, progress: Progress | None = None
+) -> AddedImages:
+    """Compile images for every sparse node of a model and put them into the nodes, instead of those that are there.
+
+    Args:
+        proto: the model, whole: nothing that images depend on may change afterwards.
+        targets: what to compile for.
+        options: processes and cache.
+        progress: called before the first image, and after each.
+
+    Raises:
+        CompileError: a compiler failed.
+    """
+    sites = find_conv_sites(ModelView(proto), ShapeMap(proto))
+    sparse = [(key, site) for key, site in zip(node_keys(sites), sites, strict=True) if site.is_sparse]
+    layers = [_make_layer(site) for _, site in sparse]
+    possible = [(s.name, layer) for (_, s), layer in zip(sparse, layers, strict=True) if isinstance(layer, SparseLayer)]
+    made = iter(compile_layers(possible, targets, options, progress=progress))
+    found: dict[NodeKey, tuple[ImageReport, ...]] = {}
+    stored: dict[NodeKey, int] = {}
+    problems: dict[str, None] = {}
+    for (key, site), layer in zip(sparse, layers, strict=True):
+        outcomes = [Outcome(None, layer.reason, 0.0)] * len(targets) if isinstance(layer, Refusal) else next(made)
+        stored[key] = _set_images(site.proto, [o.image for o in outcomes if o.image is not None])
+        found[key] = tuple(_report(target, o) for target, o in zip(targets, outcomes, strict=True))
+        problems.update(dict.fromkeys(o.cache_problem for o in outcomes if o.cache_problem))
+    return AddedImages(found, stored, tuple(problems))
+
+
+def with_images(report: ConversionReport, keys: Sequence[NodeKey], added: AddedImages) -> ConversionReport:
+    """A report with what became of each layer's images; ``keys`` are those of its layers."""
+    layers = tuple(
+        replace(layer, images=added.layers[key]) if key in added.layers else layer
+        for key, layer in zip(keys, report.model.layers, strict=True)
+    )
+    carrying = [(layer, added.stored_bytes.get(key, 0)) for key, layer in zip(keys, layers, strict=True)]
+    carrying = [(layer, stored) for layer, stored in carrying if stored]
+    return replace(
+        report,
+        model=replace(report.model, layers=layers),
+        notes=(*report.notes, *added.notes),
+        imaged_bytes_before=sum(layer.dense_bytes for layer, _ in carrying),
+        imaged_bytes_after=sum((layer.sparse_bytes or 0) + stored for layer, stored in carrying),
+    )
+
+
+def images_of(attributes: SparseConvAttributes) -> tuple[ImageReport, ...]:
+    """What a node's container holds; one that cannot be read is reported, not raised."""
+    try:
+        images = parse(attributes.cuda_images.tobytes())
+    except FormatError as error:
+        return (ImageReport("", attributes.cuda_images.nbytes, "", "", "", f"cannot be read: {error}"),)
+    return tuple(_report_image(image) for image in images)
+
+
+def node_keys(sites: Sequence[ConvSite]) -> list[NodeKey]:
+    """A key for each site that stays the same while a model is rewritten."""
+    seen: dict[tuple[str, str], int] = {}
+    keys = []
+    for site in sites:
+        place = (site.scope.path, site.name)
+        keys.append((*place, seen.setdefault(place, 0)))
+        seen[place] += 1
+    return keys
+
+
+def makers(proto: ModelProto) -> frozenset[tuple[bytes, bytes]]:
+    """For every node that carries images: hashes of the images, and of everything that they were made of."""
+    return frozenset(_maker(node) for node in _nodes_with_images(proto))
+
+
+def drop_stale(proto: ModelProto, before: frozenset[tuple[bytes, bytes]]) -> tuple[str, ...]:
+    """Take the images out of nodes that are no longer what their images were made of.
+
+    Args:
+        proto: the model, after passes ran.
+        before: what `makers` gave of it before.
+
+    Returns:
+        A note for each node.
+    """
+    stale = [node for node in _nodes_with_images(proto) if _maker(node) not in before]
+    for node in stale:
+        _set_images(node, [])
+    return tuple(f"the GPU images of node {n.name!r} were dropped, because the node has changed" for n in stale)
+
+
+def _nodes_with_images(proto: ModelProto) -> list[NodeProto]:
+    nodes = [n for owner in (proto.graph, *proto.functions) for n in iterate_nodes(owner.node)]
+    ours = [n for n in nodes if n.domain == DOMAIN and n.op_type in OP_TYPES]
+    return [n for n in ours if any(a.name == ATTRIBUTE and math.prod(a.t.dims) for a in n.attribute)]
+
+
+def _maker(node: NodeProto) -> tuple[bytes, bytes]:
+    images, rest = hashlib.sha256(), hashlib.sha256()
+    for attribute in sorted(node.attribute, key=lambda a: a.name):
+        if attribute.name == ATTRIBUTE:
+            images.update(_tensor_bytes(attribute.t))
+        elif attribute.name not in _FREE:
+            rest.update(repr((attribute.name, attribute.i, attribute.s, list(attribute.ints))).encode())
+            rest.update(_tensor_bytes(attribute.t))
+    return images.digest(), rest.digest()
+
+
+def _tensor_bytes(tensor: TensorProto) -> bytes:
+    """Type, shape and data: a node that was written anew may spell them differently."""
+    try:
+        data = numpy_helper.to_array(tensor).tobytes()
+    except Exception:  # onnx raises whatever its decoding of a broken tensor runs into
+        data = tensor.SerializeToString()
+    return repr((tensor.data_type, list(tensor.dims))).encode() + data
+
+
+def _make_layer(site: ConvSite) -> SparseLayer | Refusal:
+    try:
+        attributes = attributes_from_proto(site.proto)
+        weight = _dense_weight(attributes)
+    except FormatError as error:
+        return Refusal(f"the node is broken: {error}")
+    geometry, shape = attributes.geometry, site.input_shape
+    sizes = [size for size in shape[2:] if size is not None] if shape is not None else []
+    return make_layer(
+        weight,
+        strides=geometry.strides,
+        dilations=geometry.dilations,
+        pads=geometry.pads,
+        group=geometry.group,
+        element_type=attributes.element_type,
+        activation=int(attributes.activation),
+        in_size=tuple(sizes) if len(sizes) == len(geometry.kernel_shape) else None,
+    )
+
+
+def _dense_weight(attributes: SparseConvAttributes) -> Array:
+    """The dense weight; a small file may say that it is huge.
+
+    Raises:
+        FormatError: it is larger than an ONNX Conv could have, or its arrays contradict each other.
+    """
+    shape = attributes.weight.weight_shape
+    if 4 * math.prod(shape) > MAX_INLINE_BYTES:
+        raise FormatError(f"a dense weight of shape {shape} is larger than ONNX can hold")
+    return decode(attributes.weight)
+
+
+def _set_images(node: NodeProto, images: Sequence[Image]) -> int:
+    """Put images into a node, instead of those that are there; give the bytes of their container."""
+    container = pack(images)
+    tensor = numpy_helper.from_array(np.frombuffer(container, np.uint8), ATTRIBUTE)
+    for attribute in node.attribute:  # a broken node may have none
+        if attribute.name == ATTRIBUTE:
+            attribute.t.CopyFrom(tensor)
+    return len(container)
+
+
+def _report(target: Target, outcome: Outcome) -> ImageReport:
+    if outcome.image is None:
+        return ImageReport(target.name, 0, "", "", "", outcome.refusal)
+    return _report_image(outcome.image, outcome.time_s, outcome.cached)
+
+
+def _report_image(image: Image, time_s: float | None = None, cached: bool = False) -> ImageReport:
+    return ImageReport(
+        architecture=f"sm_{image.architecture}",
+        size_bytes=len(image.code),
+        compiler=image.compiler,
+        min_driver=f"CUDA {image.min_driver // 1000}.{image.min_driver % 1000 // 10}",
+        plan=str(image.plan),
+        refusal="",
+        time_us=None if time_s is None else 1e6 * time_s,
+        cached=cached,
+    )

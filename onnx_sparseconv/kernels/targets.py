@@ -1,0 +1,104 @@
+"""GPU architectures that images are compiled for, and the compiler of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from onnx_sparseconv.errors import CompileError, UsageError
+from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
+from onnx_sparseconv.kernels.nvrtc import Nvrtc
+from onnx_sparseconv.kernels.plan import MIN_ARCHITECTURE
+
+NvrtcChoice = Literal["auto", "12", "13"]
+NVRTC_CHOICES: tuple[NvrtcChoice, ...] = ("auto", "12", "13")
+# Stands for the architectures of this machine's GPUs.
+NATIVE = "native"
+
+
+@dataclass(frozen=True)
+class Target:
+    """An architecture and what compiles for it.
+
+    Attributes:
+        architecture: 90 for ``sm_90``.
+        nvrtc: the compiler.
+    """
+
+    architecture: int
+    nvrtc: Nvrtc
+
+    @property
+    def name(self) -> str:
+        """``sm_90``."""
+        return f"sm_{self.architecture}"
+
+    @property
+    def min_driver(self) -> int:
+        """The oldest driver that its images load in, as cuDriverGetVersion counts.
+
+        Drivers load what any compiler of their own major version made.
+        """
+        return 1000 * self.nvrtc.version[0]
+
+
+def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple[Target, ...]:
+    """The targets of some names, each once, in the order of the names.
+
+    Args:
+        names: ``sm_80`` and its like; ``native`` asks the driver for this machine's GPUs.
+        choice: major version of NVRTC; ``auto`` takes the oldest that knows the architecture, for its images load in
+            older drivers too.
+
+    Raises:
+        UsageError: a name is no architecture, or one that no compiler knows.
+        CompileError: there is no compiler, or no GPU for ``native``.
+    """
+    if choice not in NVRTC_CHOICES:
+        raise UsageError(f"nvrtc must be one of {', '.join(NVRTC_CHOICES)}, got {choice!r}")
+    if not names:
+        return ()
+    architectures = [a for name in names for a in _architectures(name)]
+    compilers = nvrtc.installed() if choice == "auto" else (nvrtc.find(int(choice)),)
+    if not compilers:
+        nvrtc.find()  # raises, and says how to get one
+    known = {compiler: known_architectures(compiler) for compiler in compilers}
+    targets = []
+    for architecture in dict.fromkeys(architectures):
+        compiler = next((c for c, supported in known.items() if architecture in supported), None)
+        if compiler is None:
+            raise UsageError(
+                f"no compiler here makes images for sm_{architecture}: "
+                + "; ".join(f"{c.name} knows {', '.join(f'sm_{a}' for a in known[c])}" for c in compilers)
+            )
+        targets.append(Target(architecture, compiler))
+    return tuple(targets)
+
+
+def known_architectures(compiler: Nvrtc) -> list[int]:
+    """Architectures that a compiler can make images for, rising."""
+    return [a for a in compiler.supported_architectures() if a >= MIN_ARCHITECTURE]
+
+
+def _architectures(name: str) -> list[int]:
+    if name == NATIVE:
+        return native_architectures()
+    match = re.fullmatch(r"sm_([1-9]\d{1,2})", name)
+    if not match:
+        raise UsageError(f"unknown target {name!r}: give an architecture such as sm_90, or {NATIVE}")
+    return [int(match[1])]
+
+
+def native_architectures() -> list[int]:
+    """Architectures of this machine's GPUs, each once.
+
+    Raises:
+        CompileError: there is no GPU.
+    """
+    driver = read_cuda_driver()
+    if not driver.gpus:
+        raise CompileError(f"target {NATIVE}: {driver.problem}; name an architecture instead, such as sm_90")
+    return list(dict.fromkeys(int(gpu.compute_capability.replace(".", "")) for gpu in driver.gpus))

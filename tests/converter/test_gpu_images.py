@@ -1,0 +1,272 @@
+"""GPU images in converted models: that they are there, told, dropped when stale, and change nothing on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import onnx_sparseconv
+from onnx_sparseconv.converter import ConvertOptions, convert, inspect, restore
+from onnx_sparseconv.converter.gpu_images import drop_stale, makers
+from onnx_sparseconv.converter.report import Reason
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.errors import CompileError, UsageError
+from onnx_sparseconv.kernels.image_container import pack, parse
+from tests.kernels.compile_tasks import TinyGenerator
+from tests.support import plain_ort
+from tests.support.gpu_images import make_image, needs_nvrtc
+from tests.support.odd_models import FEEDS, branch, conv, dense_branch, if_node, model, pruned, tensor, x_and_condition
+
+pytestmark = needs_nvrtc
+FASHION_MNIST = Path(onnx_sparseconv.__file__).parents[1] / "examples" / "fashion_mnist"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Images of one line of code, compiled by the real NVRTC."""
+    monkeypatch.setattr("onnx_sparseconv.kernels.compile.StraightLineCode", TinyGenerator)
+
+
+@pytest.fixture
+def options(tmp_path, monkeypatch):
+    monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "cache"))
+    return ConvertOptions(targets=("sm_90",), jobs=1)
+
+
+def two_layers(**attributes):
+    nodes = [conv(out="h", name="first"), conv("V", "Y", "h", name="second", **attributes)]
+    return model(nodes, [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3)), "V")])
+
+
+def sparse_nodes(proto):
+    return [n for n in plain_ort.all_nodes(proto) if n.domain == "ai.sparseconv"]
+
+
+def images_in(node):
+    return parse(attributes_from_proto(node).cuda_images.tobytes())
+
+
+def architectures(proto):
+    return [[image.architecture for image in images_in(node)] for node in sparse_nodes(proto)]
+
+
+def test_a_real_model_carries_images_and_still_runs_everywhere(options, tmp_path):
+    source, path = FASHION_MNIST / "fashion_mnist.onnx", tmp_path / "fast.onnx"
+    steps = []
+    options = dataclasses.replace(options, jobs=2)
+    proto, report = convert(source, path, options, compile_progress=lambda *step: steps.append(step))
+    onnx.checker.check_model(str(path), full_check=True)
+    assert architectures(onnx.load(path)) == [[90]] * 4
+    assert [done for done, _, _ in steps] == [0, 1, 2, 3, 4]
+    inputs = plain_ort.inputs_for(proto)
+    (wanted,) = plain_ort.run(source, inputs)
+    np.testing.assert_allclose(plain_ort.run(path, inputs)[0], wanted, rtol=1e-4, atol=1e-4)
+    (found,) = onnx_sparseconv.make_session(path).run(None, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+    rewritten = [layer for layer in report.model.layers if layer.verdict.rewrite]
+    assert report.targets == ("sm_90",)
+    for layer, node in zip(rewritten, sparse_nodes(proto), strict=True):
+        (image,), (carried,) = layer.images, images_in(node)
+        assert carried.code.startswith(b"\x7fELF")
+        assert (image.architecture, image.size_bytes) == ("sm_90", len(carried.code))
+        assert (image.refusal, image.cached, image.plan) == ("", False, str(carried.plan))
+        assert image.compiler.startswith("NVRTC ")
+        assert image.time_us > 0
+    stored = sum(attributes_from_proto(node).cuda_images.nbytes for node in sparse_nodes(proto))
+    assert report.imaged_bytes_after == stored + sum(layer.sparse_bytes for layer in rewritten)
+    assert report.imaged_bytes_before == sum(layer.dense_bytes for layer in rewritten)
+
+    again, second = convert(source, None, options)
+    assert all(image.cached for layer in second.model.layers for image in layer.images)
+    assert again == proto
+
+    for before, after in zip(report.model.layers, inspect(path).layers, strict=True):
+        assert [dataclasses.replace(i, time_us=None) for i in before.images] == list(after.images)
+    without, _ = convert(source)
+    restore(proto)
+    restore(without)
+    assert proto == without
+
+
+@pytest.mark.usefixtures("tiny")
+def test_images_are_made_for_every_target_once(options):
+    proto, report = convert(two_layers(), options=dataclasses.replace(options, targets=("sm_90", "sm_80", "sm_90")))
+    assert architectures(proto) == [[90, 80], [90, 80]]
+    assert report.targets == ("sm_90", "sm_80")
+    assert [[i.architecture for i in layer.images] for layer in report.model.layers] == [["sm_90", "sm_80"]] * 2
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_converted_model_can_be_given_images_later(options):
+    converted, _ = convert(two_layers())
+    assert architectures(converted) == [[], []]
+    added, report = convert(converted, options=options)
+    assert architectures(added) == [[90], [90]]
+    assert (report.converted, report.already_converted, report.changed) == (False, True, True)
+    assert report.imaged_bytes_after > 0
+    replaced, _ = convert(added, options=dataclasses.replace(options, targets=("sm_75",)))
+    assert architectures(replaced) == [[75], [75]]
+    unasked, report = convert(added)
+    assert unasked is None
+    assert [len(layer.images) for layer in report.model.layers] == [1, 1]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_second_conversion_makes_images_of_all_layers(options):
+    weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.6), "V")]
+    nodes = [conv(out="h", name="first"), conv("V", "Y", "h", name="second")]
+    once, _ = convert(model(nodes, weights), options=options)
+    assert architectures(once) == [[90]]
+    twice, report = convert(once, options=dataclasses.replace(options, min_sparsity=0.3, targets=("sm_80",)))
+    assert architectures(twice) == [[80], [80]]
+    assert [layer.verdict.reason for layer in report.model.layers] == [Reason.ALREADY_SPARSE, Reason.REWRITE]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_dry_run_compiles_nothing_but_knows_its_targets(options, tmp_path):
+    proto, report = convert(two_layers(), options=dataclasses.replace(options, dry_run=True))
+    assert proto is None
+    assert report.targets == ("sm_90",)
+    assert any("dry run compiles no" in note for note in report.notes)
+    assert not (tmp_path / "cache").exists()
+    with pytest.raises(UsageError, match="sm_91"):
+        convert(two_layers(), options=dataclasses.replace(options, dry_run=True, targets=("sm_91",)))
+
+
+def test_what_cannot_have_an_image_says_why(options):
+    dynamic = [onnx.helper.make_tensor_value_info("X", 1, ["n", 16, "h", "w"])]
+    same = helper.make_node("Conv", ["X", "W"], ["Y"], name="conv", auto_pad="SAME_UPPER", strides=[2, 2])
+    proto, report = convert(model([same], [tensor(pruned(), "W")], dynamic), options=options)
+    assert architectures(proto) == [[]]
+    (image,) = report.model.layers[0].images
+    assert (image.architecture, image.size_bytes) == ("sm_90", 0)
+    assert "padding is only known at run time" in image.refusal
+    assert (report.imaged_bytes_before, report.imaged_bytes_after) == (0, 0)
+    # Of a model that is converted already nothing would then change.
+    again, report = convert(proto, options=options)
+    assert again is None
+    assert not report.changed
+
+
+@pytest.mark.usefixtures("tiny")
+def test_nodes_of_one_name_and_nodes_in_subgraphs_get_their_own_images(options):
+    then = branch([conv(out="t", name="same")], "t")
+    nodes = [
+        if_node(then, dense_branch(), "i"),
+        conv("V", "j", "i", name="same", pads=[1, 1, 1, 1]),
+        conv("U", "Y", "j", name="same"),
+    ]
+    weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.5), "V"), tensor(pruned(sparsity=0.2), "U")]
+    source = model(nodes, weights, x_and_condition())
+    proto, report = convert(source, options=dataclasses.replace(options, force=True))
+    sizes = {attributes_from_proto(n).weight.nnz_stored: len(images_in(n)[0].code) for n in sparse_nodes(proto)}
+    assert len(sizes) == 3
+    # The tiny kernel has a byte for each non-zero.
+    assert [size for _, size in sorted(sizes.items())] == sorted(set(sizes.values()))
+    layers = sorted(report.model.layers, key=lambda layer: layer.nonzeros)
+    assert [layer.images[0].size_bytes for layer in layers] == sorted(sizes.values())
+
+
+@pytest.mark.usefixtures("tiny")
+def test_images_fit_the_node_as_it_is_after_fusing(options):
+    relu = helper.make_node("Relu", ["h"], ["Y"], name="relu")
+    proto, _ = convert(model([conv(out="h"), relu], [tensor(pruned(), "W")]), options=options)
+    (node,) = sparse_nodes(proto)
+    assert attributes_from_proto(node).activation == 1
+    assert makers(proto) == makers(proto)
+    assert len(makers(proto)) == 1
+
+
+def _with_attribute(node, name, value):
+    (attribute,) = (a for a in node.attribute if a.name == name)
+    attribute.CopyFrom(helper.make_attribute(name, value))
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("name", "value", "stale"),
+    [
+        ("activation", numpy_helper.from_array(np.asarray(3, np.int64), "activation"), True),
+        ("strides", [2, 2], True),
+        ("group", 2, True),
+        ("element_type", 10, True),
+        ("weight_values", None, True),
+        ("alpha", 0.5, False),
+    ],
+)
+def test_images_of_a_node_that_changes_are_dropped(options, name, value, stale):
+    proto, _ = convert(two_layers(), options=options)
+    before = makers(proto)
+    assert drop_stale(proto, before) == ()
+    first, _second = sparse_nodes(proto)
+    if value is None:
+        values = attributes_from_proto(first).weight.values
+        value = numpy_helper.from_array(2 * values, name)
+    _with_attribute(first, name, value)
+    notes = drop_stale(proto, before)
+    assert architectures(proto) == ([[], [90]] if stale else [[90], [90]])
+    assert [("first" in note) for note in notes] == [True] * stale
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_same_attributes_in_another_spelling_are_the_same_node(options):
+    proto, _ = convert(two_layers(), options=options)
+    before = makers(proto)
+    for node in sparse_nodes(proto):
+        attributes = list(node.attribute)[::-1]
+        del node.attribute[:]
+        for attribute in attributes:
+            if attribute.HasField("t"):
+                values = numpy_helper.to_array(attribute.t)
+                attribute.t.CopyFrom(
+                    helper.make_tensor("other", attribute.t.data_type, values.shape, values.reshape(-1).tolist())
+                )
+            node.attribute.append(attribute)
+    assert drop_stale(proto, before) == ()
+    assert architectures(proto) == [[90], [90]]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_broken_container_is_told_and_can_be_replaced(options):
+    proto, _ = convert(two_layers(), options=options)
+    first, _ = sparse_nodes(proto)
+    container = bytearray(pack([make_image(90)]))
+    container[-1] ^= 1
+    _with_attribute(first, "cuda_images", numpy_helper.from_array(np.frombuffer(bytes(container), np.uint8), "c"))
+    (image,) = inspect(proto).layers[0].images
+    assert "cannot be read" in image.refusal
+    assert "checksum" in image.refusal
+    proto, _ = convert(proto, options=options)
+    assert architectures(proto) == [[90], [90]]
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("feed", ["float16", "outer-if", "outer-scan"])
+def test_images_whatever_the_weight_is_fed_by(options, feed):
+    source = FEEDS[feed].build()
+    proto, report = convert(source, options=options)
+    assert architectures(proto) == [[90]] * report.model.num_rewritten
+    inputs = plain_ort.inputs_for(source)
+    for wanted, found in zip(plain_ort.run(source, inputs), plain_ort.run(proto, inputs), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=1e-2)
+
+
+def test_a_compiler_that_fails_stops_the_conversion_and_writes_nothing(options, tmp_path, monkeypatch):
+    monkeypatch.setattr("onnx_sparseconv.kernels.compile.StraightLineCode", lambda: TinyGenerator("syntax"))
+    with pytest.raises(CompileError, match=r"layer 'first' for sm_90"):
+        convert(two_layers(), tmp_path / "out.onnx", options)
+    assert not (tmp_path / "out.onnx").exists()
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_cache_that_cannot_be_written_is_noted_once(options, tmp_path):
+    (tmp_path / "file").write_text("")
+    proto, report = convert(two_layers(), options=dataclasses.replace(options, cache_dir=tmp_path / "file" / "cache"))
+    assert architectures(proto) == [[90], [90]]
+    assert len([n for n in report.notes if "cannot be written" in n]) == 1

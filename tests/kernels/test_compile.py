@@ -1,0 +1,186 @@
+"""Compiling images with the real NVRTC: of tiny kernels, and of one that the generator makes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.errors import CompileError, UsageError
+from onnx_sparseconv.kernels import nvrtc, targets
+from onnx_sparseconv.kernels.compile import CompileOptions, compile_layers
+from onnx_sparseconv.kernels.cuda_driver import CudaDriver, Gpu
+from onnx_sparseconv.kernels.image_container import pack, parse
+from onnx_sparseconv.kernels.layer import make_layer
+from onnx_sparseconv.kernels.plan import GeneratedPlan
+from onnx_sparseconv.kernels.targets import resolve_targets
+from tests.kernels.compile_tasks import TinyGenerator
+from tests.support.gpu_images import make_plan, needs_nvrtc
+
+ELF = b"\x7fELF"
+
+
+def layer(out_channels=8, density=0.3, seed=0):
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((out_channels, 4, 3, 3)) * (rng.random((out_channels, 4, 3, 3)) < density)).astype(
+        "f"
+    )
+    geometry = {"strides": (1, 1), "dilations": (1, 1), "pads": (1, 1, 1, 1), "group": 1}
+    return make_layer(weight, **geometry, element_type=weight.dtype, activation=0, in_size=(8, 8))
+
+
+def compile_tiny(layers, names, folder, jobs=1, **keywords):
+    options = CompileOptions(jobs, folder)
+    return compile_layers(layers, resolve_targets(names), options, generator=TinyGenerator(), **keywords)
+
+
+@needs_nvrtc
+def test_images_are_in_the_order_of_layers_and_targets(tmp_path):
+    layers = [("small", layer(4)), ("empty", layer(density=0)), ("large", layer(32))]
+    seen = []
+    found = compile_tiny(layers, ["sm_90", "sm_80"], tmp_path, 2, progress=lambda *step: seen.append(step))
+    assert [[o.image and o.image.architecture for o in outcomes] for outcomes in found] == [
+        [90, 80],
+        [None, None],
+        [90, 80],
+    ]
+    for outcome in (*found[0], *found[2]):
+        assert outcome.image.code.startswith(ELF)
+        assert outcome.image.compiler.startswith("NVRTC ")
+        assert outcome.image.min_driver in (12000, 13000)
+        assert outcome.image.plan == make_plan(outcome.image.architecture)
+        assert outcome.time_s > 0
+        assert not outcome.cached
+    assert {o.refusal for o in found[1]} == {"it has no weights"}
+    assert seen[0] == (0, 6, "")
+    assert [(done, total) for done, total, _ in seen] == [(n, 6) for n in range(7)]
+    assert {what for _, _, what in seen[1:]} == {"small", "empty", "large"}
+    images = [o.image for o in found[0]]
+    assert list(parse(pack(images))) == images
+
+
+@needs_nvrtc
+def test_the_second_time_nothing_is_compiled(tmp_path, monkeypatch):
+    layers = [("a", layer(4)), ("b", layer(8))]
+    first = compile_tiny(layers, ["sm_90"], tmp_path / "cache")
+    second = compile_tiny(layers, ["sm_90"], tmp_path / "cache")
+    assert [o.cached for (o,) in second] == [True, True]
+    assert [o.image for (o,) in second] == [o.image for (o,) in first]
+    files = sorted((tmp_path / "cache").iterdir())
+    assert len(files) == 2
+    # Another architecture or a damaged file is compiled, the rest is not.
+    files[0].write_bytes(b"damaged")
+    third = compile_tiny(layers, ["sm_90", "sm_80"], tmp_path / "cache")
+    assert sorted(o.cached for outcomes in third for o in outcomes) == [False, False, False, True]
+    assert [outcomes[0].image for outcomes in third] == [o.image for (o,) in first]
+    monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "other"))
+    assert not compile_tiny(layers[:1], ["sm_90"], None)[0][0].cached
+    assert len(list((tmp_path / "other").iterdir())) == 1
+
+
+@needs_nvrtc
+def test_a_cache_that_cannot_be_written_is_told_and_stops_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    ((outcome,),) = compile_tiny([("a", layer())], ["sm_90"], tmp_path / "file" / "cache")
+    assert outcome.image is not None
+    assert "cannot be written" in outcome.cache_problem
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    ("failure", "error", "message"),
+    [
+        ("syntax", CompileError, r"layer 'conv1' for sm_90: NVRTC .* cannot compile"),
+        ("crash", CompileError, r"layer 'conv1' for sm_90: its process died \(exit code 9\)"),
+        ("bug", ZeroDivisionError, "oops"),
+    ],
+)
+def test_a_failure_names_the_layer(tmp_path, failure, error, message):
+    with pytest.raises(error, match=message) as caught:
+        compile_layers(
+            [("conv1", layer())],
+            resolve_targets(["sm_90"]),
+            CompileOptions(1, tmp_path),
+            generator=TinyGenerator(failure),
+        )
+    assert "\n" not in str(caught.value)
+    if failure == "syntax":
+        assert "error" in caught.value.log
+
+
+@needs_nvrtc
+def test_the_generator_of_the_package_makes_images(tmp_path):
+    for dtype in (np.float32, np.float16):
+        made = layer()
+        made = make_layer(
+            made.weight,
+            strides=(1, 1),
+            dilations=(1, 1),
+            pads=(1, 1, 1, 1),
+            group=1,
+            element_type=np.dtype(dtype),
+            activation=1,
+        )
+        ((outcome,),) = compile_layers([("conv1", made)], resolve_targets(["sm_75"]), CompileOptions(1, tmp_path))
+        assert outcome.image.code.startswith(ELF)
+        assert isinstance(outcome.image.plan, GeneratedPlan)
+        assert b"sparseconv_generated" in outcome.image.code
+
+
+def test_no_layers_start_nothing(tmp_path):
+    assert compile_layers([], [], CompileOptions(1, tmp_path)) == []
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="jobs"):
+        CompileOptions(jobs=0)
+
+
+@needs_nvrtc
+def test_targets_are_taken_once_and_in_order():
+    assert [t.name for t in resolve_targets(["sm_90", "sm_80", "sm_90"])] == ["sm_90", "sm_80"]
+    assert resolve_targets([]) == ()
+    oldest = nvrtc.installed()[0]
+    (target,) = resolve_targets(["sm_80"])
+    assert target.nvrtc.version == oldest.version
+    assert target.min_driver == 1000 * oldest.version[0]
+    for major in (n.version[0] for n in nvrtc.installed()):
+        assert resolve_targets(["sm_80"], str(major))[0].nvrtc.version[0] == major
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["90", "sm90", "sm_", "sm_90a", "compute_90", "sm_09", "", "sm_9", "sm_1000", "SM_90"])
+def test_what_is_no_architecture_is_refused(name):
+    with pytest.raises(UsageError, match=r"unknown target .* sm_90"):
+        resolve_targets(["sm_80", name])
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", ["sm_70", "sm_91", "sm_999"])
+def test_an_architecture_that_no_compiler_knows_is_refused_with_those_that_it_knows(name):
+    with pytest.raises(UsageError, match=rf"for {name}: NVRTC .* knows sm_75, sm_80, ") as caught:
+        resolve_targets([name])
+    assert "sm_70," not in str(caught.value).partition("knows")[2]
+    with pytest.raises(UsageError, match="nvrtc must be"):
+        resolve_targets(["sm_80"], "11")
+
+
+def test_without_a_compiler_one_line_says_how_to_get_one(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_wheel_files", lambda _major: iter(()))
+
+    def refuse(path):
+        raise CompileError(f"{path}: no such file")
+
+    monkeypatch.setattr(nvrtc, "Nvrtc", refuse)
+    with pytest.raises(CompileError, match="pip install nvidia-cuda-nvrtc"):
+        resolve_targets(["sm_80"])
+
+
+@needs_nvrtc
+def test_native_asks_the_driver(monkeypatch):
+    gpus = tuple(Gpu(f"GPU {c}", c, 1) for c in ("9.0", "8.6", "9.0"))
+    monkeypatch.setattr(targets, "read_cuda_driver", lambda: CudaDriver("580", "13.0", gpus, ""))
+    assert [t.name for t in resolve_targets(["native", "sm_90", "sm_80"])] == ["sm_90", "sm_86", "sm_80"]
+
+
+def test_native_without_a_gpu_is_one_line(monkeypatch):
+    monkeypatch.setattr(targets, "read_cuda_driver", lambda: CudaDriver("", "", (), "no NVIDIA driver"))
+    with pytest.raises(CompileError, match=r"native: no NVIDIA driver; name an architecture"):
+        resolve_targets(["native"])
