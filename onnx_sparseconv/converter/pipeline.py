@@ -94,7 +94,9 @@ class Pipeline:
             for refused in report.refused:
                 reasons.setdefault(refused.text, []).append(refused.node)
             verb = kind.title.split()[0]
-            notes += [f"not {verb}: {_some(nodes)}: {text}" for text, nodes in reasons.items()]
+            for text, nodes in reasons.items():
+                op, why = text.split(": ", 1)
+                notes.append(f"not {verb}: {len(nodes)} {op} ({_some(nodes)}): {why}")
         return tuple(notes)
 
     def _run(self, each: Pass, scope: Scope) -> int:

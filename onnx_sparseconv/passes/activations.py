@@ -140,8 +140,9 @@ def _gated(multiply: gs.Node, x: gs.Tensor, constant: ConstantLookup) -> Match |
     gate = _producer(second if first is x else first)
     if gate is None:
         return None
-    if is_standard(gate, "Sigmoid") and gate.inputs[0] is x:
-        return Match((gate, multiply), Activation.SILU, label="x * Sigmoid(x)")
+    if is_standard(gate, "Sigmoid"):
+        unscaled = _times_one(gate.inputs[0], x, constant)
+        return None if unscaled is None else Match((*unscaled, gate, multiply), Activation.SILU, label="x * Sigmoid(x)")
     if is_standard(gate, "HardSigmoid") and gate.inputs[0] is x:
         alpha, beta = gate.attrs.get("alpha", 0.2), gate.attrs.get("beta", 0.5)
         if isinstance(alpha, float) and isinstance(beta, float) and _is(alpha, 1 / 6) and _is(beta, 0.5):
@@ -159,6 +160,19 @@ def _gated(multiply: gs.Node, x: gs.Tensor, constant: ConstantLookup) -> Match |
     if last is None or inner is not multiply.outputs[0]:
         return None
     return Match((*clip, multiply, last), Activation.HARD_SWISH, label=label)
+
+
+def _times_one(tensor: gs.Tensor, x: gs.Tensor, constant: ConstantLookup) -> tuple[gs.Node, ...] | None:
+    """The nodes, if any, between x and a tensor that is x; exporters of Swish write its beta of 1."""
+    if tensor is x:
+        return ()
+    node = _producer(tensor)
+    if node is None or not is_standard(node, "Mul") or len(node.inputs) != 2:
+        return None
+    for index in (0, 1):
+        if node.inputs[index] is x and _is_number(node.inputs[1 - index], 1, constant):
+            return (node,)
+    return None
 
 
 def _sixth_of(node: gs.Node, constant: ConstantLookup) -> tuple[gs.Node | None, gs.Tensor | None]:

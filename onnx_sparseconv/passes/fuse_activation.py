@@ -25,8 +25,8 @@ class FuseActivation:
     """Replace SparseConv (or SparseConvAdd) and the activation that reads it by one node.
 
     1. The activation is Relu, Clip, LeakyRelu, HardSigmoid, HardSwish, Sigmoid or Swish, or one of the two spelled
-       out: ``x * Sigmoid(x)``; ``x * HardSigmoid(x)`` with alpha 1/6 and beta 0.5, ``x * Clip(x + 3, 0, 6) / 6`` with
-       the division, or a multiplication by 1/6, at either place.
+       out: ``x * Sigmoid(x)``, also with ``1 * x`` inside; ``x * HardSigmoid(x)`` with alpha 1/6 and beta 0.5;
+       ``x * Clip(x + 3, 0, 6) / 6`` with the division, or a multiplication by 1/6, at either place.
     2. Its parameters are numbers that the op can hold: constants that callers cannot set, not NaN; the bounds of Clip
        in order (an absent one is the end of the type); the alpha of Swish 1.
     3. Only the nodes of the activation read the convolution's output and what lies between, in this graph and in its

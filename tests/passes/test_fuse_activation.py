@@ -1,4 +1,4 @@
-"""FuseRelu: a Relu is taken in where nobody else sees what it reads, and nowhere else."""
+"""FuseActivation: a Relu is taken in where nobody else sees what it reads, and nowhere else."""
 
 import numpy as np
 import onnx
@@ -89,7 +89,7 @@ REFUSED = {
         [WEIGHT],
         [X, CONDITION],
     ),
-    "another activation": lambda: model([conv(out="a"), helper.make_node("Abs", ["a"], ["Y"])], [WEIGHT]),
+    "nothing that the op knows": lambda: model([conv(out="a"), helper.make_node("Abs", ["a"], ["Y"])], [WEIGHT]),
 }
 
 
