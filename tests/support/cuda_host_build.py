@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import re
+import shutil
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,47 +23,42 @@ import numpy as np
 
 from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, read_device_sources
 from tests.support.native_build import ROOT, find_tool
+from tests.support.ptx_on_host import translate_inline_ptx
 
 SHIM = Path(__file__).parent / "cuda_on_host"
 CACHE = ROOT / "build/cuda_on_host"
 _OPTIONS = (
-    *("-std=c++17", "-O2", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique", "-pthread"),
+    *("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique", "-pthread"),
     *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"),
     *("-I", str(ROOT / "onnx_sparseconv/custom_ops/native")),  # for half.h
 )
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\s*\(')
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s[^;\[]*?(\w+)\s*\[\s*\]\s*;")
-# As the preprocessor makes them: kernels that a macro defines are not seen by `_KERNEL`.
-_LIBRARY_NAMES = (
-    *(f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)),
-    *(f"sparseconv_reduce_{t}" for t in ("f32", "f16")),
-)
 
 
 class KernelError(Exception):
     """What the emulation found wrong with a kernel."""
 
 
-def build_host_image(
-    source: str, headers: Mapping[str, str] | None = None, kernels: Sequence[str] | None = None
-) -> Path:
+def build_host_image(source: str, headers: Mapping[str, str] | None = None) -> Path:
     """Compile a CUDA source for the CPU.
 
     Args:
-        source: CUDA C++ with ``extern "C" __global__`` kernels; without inline PTX.
+        source: CUDA C++ with ``extern "C" __global__`` kernels; inline PTX only as `ptx_on_host` knows it.
         headers: files that it may include beside those of ``kernels/cuda``, or in their stead. The wrappers of PTX in
             ``intrinsics.cuh`` are always those of the emulation.
-        kernels: names of its kernels; found in the text when None.
 
     Returns:
         A shared object as ``cuda_on_host.h`` describes it. Equal sources give the same file.
     """
     files = {name: text for name, text in read_device_sources().items() if not name.endswith(".cu")}
-    files |= headers or {}
+    files |= {**(headers or {}), "source.cu": translate_inline_ptx(source)}
     files |= {path.name: path.read_text(encoding="utf-8") for path in SHIM.iterdir() if path.suffix in {".h", ".cuh"}}
-    files["image.cc"] = _translation_unit(source, _KERNEL.findall(source) if kernels is None else kernels)
+    runtime = (SHIM / "cuda_on_host.cc").read_text(encoding="utf-8")
     compiler = find_tool(os.environ.get("CXX", "g++"), "g++")
-    key = hashlib.sha256(repr((sorted(files.items()), _OPTIONS, _compiler_version(compiler))).encode()).hexdigest()
+    key = hashlib.sha256(
+        repr((sorted(files.items()), runtime, _OPTIONS, _compiler_version(compiler))).encode()
+    ).hexdigest()
     image = CACHE / f"{key[:32]}.so"
     if not image.is_file():
         _compile(compiler, files, image)
@@ -72,7 +68,7 @@ def build_host_image(
 @functools.cache
 def library_image() -> Path:
     """The kernels that the native library carries."""
-    return build_host_image(read_device_sources()[LIBRARY_KERNELS], kernels=_LIBRARY_NAMES)
+    return build_host_image(read_device_sources()[LIBRARY_KERNELS])
 
 
 def launch(
@@ -181,36 +177,59 @@ def _load_libc() -> ctypes.CDLL:
 _LIBC = _load_libc()
 
 
-def _translation_unit(source: str, kernels: Sequence[str]) -> str:
-    assert kernels, "no kernel found"
-    names = set(_DYNAMIC_SHARED.findall(source)) or {"cuda_on_host_dynamic_shared"}
-    assert len(names) == 1, f"dynamic shared memory has several names: {names}"
-    listed = ", ".join(f"CUDA_ON_HOST_KERNEL({name})" for name in kernels)
-    return "\n".join(
-        [
-            '#include "cuda_on_host.h"',
-            f"CUDA_ON_HOST_DYNAMIC_SHARED({names.pop()})",
-            '#line 1 "source.cu"',
-            source,
-            f"CUDA_ON_HOST_KERNELS({listed})",
-            "",
-        ]
-    )
-
-
 def _compile(compiler: str, files: Mapping[str, str], image: Path) -> None:
     work = image.with_suffix(f".{os.getpid()}")
     work.mkdir(parents=True)
     for name, text in files.items():
         (work / name).write_text(text, encoding="utf-8")
-    made = work / "image.so"
-    command = [compiler, *_OPTIONS, "image.cc", "-o", made.name]
+    (work / "image.cc").write_text(_translation_unit(_preprocess(compiler, work)), encoding="utf-8")
+    _run([compiler, *_OPTIONS, "image.cc", str(_runtime(compiler)), "-o", "image.so"], work)
+    (work / "image.so").replace(image)
+    shutil.rmtree(work)
+
+
+@functools.cache
+def _runtime(compiler: str) -> Path:
+    """The part of the emulation that is the same in all images, as an object file."""
+    texts = [(SHIM / name).read_text(encoding="utf-8") for name in ("cuda_on_host.cc", "cuda_on_host.h")]
+    key = hashlib.sha256(repr((texts, _OPTIONS, _compiler_version(compiler))).encode()).hexdigest()
+    file = CACHE / f"{key[:32]}.o"
+    if not file.is_file():
+        made = file.with_suffix(f".{os.getpid()}")
+        options = [option for option in _OPTIONS if option != "-shared"]
+        _run([compiler, *options, "-c", "-x", "c++", str(SHIM / "cuda_on_host.cc"), "-o", str(made)], SHIM)
+        made.replace(file)
+    return file
+
+
+def _preprocess(compiler: str, work: Path) -> str:
+    """The source with its own macros expanded, but not those that stand for CUDA."""
+    headers = work / "without_intrinsics"
+    headers.mkdir()
+    for file in work.glob("*.*"):
+        text = "" if file.name in {"intrinsics.cuh", "cuda_on_host.h", "ptx.h"} else file.read_text(encoding="utf-8")
+        (headers / file.name).write_text(text, encoding="utf-8")
+    return _run([compiler, "-E", "-P", "-x", "c++", "source.cu"], headers)
+
+
+def _translation_unit(preprocessed: str) -> str:
+    kernels = ", ".join(f"CUDA_ON_HOST_KERNEL({name})" for name in _KERNEL.findall(preprocessed))
+    assert kernels, "no kernel found"
+    names = set(_DYNAMIC_SHARED.findall(preprocessed)) or {"cuda_on_host_dynamic_shared"}
+    assert len(names) == 1, f"dynamic shared memory has several names: {names}"
+    lines = [
+        '#include "cuda_on_host.h"',
+        f"CUDA_ON_HOST_DYNAMIC_SHARED({names.pop()})",
+        '#include "source.cu"',
+        f"CUDA_ON_HOST_KERNELS({kernels})",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _run(command: Sequence[str], work: Path) -> str:
     run = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
     assert run.returncode == 0, f"{' '.join(command)} in {work}:\n{run.stderr}"
-    made.replace(image)
-    for path in work.iterdir():
-        path.unlink()
-    work.rmdir()
+    return run.stdout
 
 
 @functools.cache

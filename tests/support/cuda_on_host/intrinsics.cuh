@@ -14,11 +14,26 @@ using Shared = unsigned;
 
 inline float ToFloat(Half value) { return HalfToFloat(value); }
 inline Half ToHalf(float value) { return FloatToHalf(value); }
+inline Half Lower(Half2 pair) { return static_cast<Half>(pair & 0xFFFFu); }
+inline Half Upper(Half2 pair) { return static_cast<Half>(pair >> 16); }
+
+inline unsigned FloatBits(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+inline float BitsToFloat(unsigned bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 inline float LoadReadOnly(const float* address) { return *address; }
 inline Half LoadReadOnly(const Half* address) { return *address; }
 
 inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNumber(pointer); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
+inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
 
 inline void CopyAsync4(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 4); }

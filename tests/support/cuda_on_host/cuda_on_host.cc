@@ -1,0 +1,543 @@
+// Runs emulated kernels. See cuda_on_host.h.
+#include "cuda_on_host.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdarg>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#if !defined(__x86_64__) || !defined(__linux__)
+#error "the fibers are written for x86-64 Linux"
+#endif
+
+uint3 threadIdx, blockIdx, blockDim, gridDim;
+
+// Saves the registers that a called function must keep on the stack, stores the stack pointer in *save, and goes on
+// where `load` was stored.
+extern "C" __attribute__((visibility("hidden"))) void cuda_on_host_switch(void** save, void* load);
+asm(R"(
+.text
+.p2align 4
+.hidden cuda_on_host_switch
+.globl cuda_on_host_switch
+.type cuda_on_host_switch, @function
+cuda_on_host_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size cuda_on_host_switch, . - cuda_on_host_switch
+)");
+
+namespace cuda_on_host {
+
+constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kSharedBegin = 1024;  // address of the first byte of shared memory, so that 0 is an error
+constexpr unsigned kMaxPendingBytes = (1u << 20) - 1;  // that an mbarrier can count
+constexpr size_t kStack = 128 * 1024;
+constexpr size_t kPage = 4096;
+constexpr unsigned char kUnset = 0xFF;      // NaN in both types, and a bad index
+constexpr unsigned char kGuardByte = 0xFD;  // the same, but another one
+constexpr uint64_t kBarrierMark = 0xBA441E4BA441E4BAull;
+
+enum class Wait { kNothing, kBlock, kWarp, kBarrier, kDone };
+
+struct Copy {
+  unsigned char* to;
+  const void* from;
+  unsigned bytes;
+};
+
+struct Fiber {
+  void* stack_pointer = nullptr;
+  unsigned char* stack = nullptr;
+  uint3 index = {};
+  unsigned number = 0;
+  Wait wait = Wait::kDone;
+  const char* site = nullptr;  // of the __syncthreads
+  unsigned barrier = 0;        // of WaitForBarrier
+  unsigned parity = 0;
+  std::vector<Copy> copies;              // not committed
+  std::deque<std::vector<Copy>> groups;  // committed, not arrived
+};
+
+struct Warp {
+  unsigned size = 0;
+  unsigned arrived = 0;
+  unsigned round = 0;
+  uint64_t values[2][warpSize] = {};
+};
+
+struct Barrier {
+  unsigned arrivals = 0;  // of a phase
+  unsigned pending = 0;   // arrivals that this phase still waits for
+  int64_t bytes = 0;      // that it still waits for
+  unsigned phase = 0;
+  unsigned owner = 0;  // the thread that initialised it
+  unsigned epoch = 0;  // the block's barriers by then
+  bool is_fenced = false;
+  std::vector<Copy> copies;
+};
+
+struct State {
+  std::mutex mutex;
+  std::vector<Fiber> fibers;
+  unsigned num_threads = 0;
+  Fiber* current = nullptr;
+  void* scheduler = nullptr;
+  std::vector<Warp> warps;
+  std::map<unsigned, Barrier> barriers;
+  unsigned epoch = 0;
+  void (*kernel)(void**) = nullptr;
+  const char* kernel_name = "";
+  void** params = nullptr;
+  unsigned char* shared = nullptr;  // all of it: static, then or before the dynamic part
+  unsigned shared_size = 0;
+  unsigned char* dynamic = nullptr;
+  unsigned dynamic_size = 0;
+  bool has_failed = false;
+  std::string error;
+};
+
+// Never destroyed: threads may launch while the process ends.
+static State& state = *new State;
+
+static void SetErrorText(const char* format, va_list arguments) {
+  char text[512], where[256];
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  std::snprintf(where, sizeof(where), "%s, block (%u, %u, %u)", state.kernel_name, blockIdx.x, blockIdx.y, blockIdx.z);
+  state.has_failed = true;
+  state.error =
+      std::string(where) + (state.current ? ", thread " + std::to_string(state.current->number) : "") + ": " + text;
+  std::fprintf(stderr, "cuda_on_host: %s\n", state.error.c_str());
+}
+
+__attribute__((format(printf, 1, 2))) static void SetError(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  SetErrorText(format, arguments);
+  va_end(arguments);
+}
+
+static void SwitchToScheduler() { cuda_on_host_switch(&state.current->stack_pointer, state.scheduler); }
+
+void Fail(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  SetErrorText(format, arguments);
+  va_end(arguments);
+  SwitchToScheduler();
+  __builtin_trap();
+}
+
+// --- what a thread does --------------------------------------------------------------------------------------------
+
+void SyncThreads(const char* site) {
+  state.current->wait = Wait::kBlock;
+  state.current->site = site;
+  SwitchToScheduler();
+}
+
+// Hands `value` to the other threads of the warp; returns the values of all.
+const uint64_t* ExchangeInWarp(unsigned mask, uint64_t value) {
+  if (mask != 0xFFFFFFFFu) Fail("only full warps are supported, got the mask %08x", mask);
+  const unsigned number = state.current->number;
+  Warp& warp = state.warps[number / warpSize];
+  const uint64_t* values = warp.values[warp.round % 2];
+  warp.values[warp.round % 2][number % warpSize] = value;
+  if (++warp.arrived < warp.size) {
+    state.current->wait = Wait::kWarp;
+    SwitchToScheduler();
+    return values;
+  }
+  warp.arrived = 0;
+  ++warp.round;
+  for (unsigned i = number / warpSize * warpSize; i < number / warpSize * warpSize + warp.size; ++i) {
+    if (state.fibers[i].wait == Wait::kWarp) state.fibers[i].wait = Wait::kNothing;
+  }
+  return values;
+}
+
+unsigned BallotInWarp(unsigned mask, bool vote) {
+  const uint64_t* votes = ExchangeInWarp(mask, vote);
+  unsigned result = 0;
+  const unsigned size = state.warps[state.current->number / warpSize].size;
+  for (unsigned i = 0; i < size; ++i) result |= static_cast<unsigned>(votes[i]) << i;
+  return result;
+}
+
+// The address of shared memory as a number, and back.
+unsigned SharedNumber(const void* pointer) {
+  const auto offset = static_cast<const unsigned char*>(pointer) - state.shared;
+  if (offset < 0 || offset >= static_cast<ptrdiff_t>(state.shared_size)) {
+    Fail("%p is not an address of shared memory", pointer);
+  }
+  return static_cast<unsigned>(offset) + kSharedBegin;
+}
+
+unsigned char* SharedPointer(unsigned number, unsigned bytes, unsigned alignment) {
+  if (number % alignment != 0) Fail("shared address %u is not a multiple of %u", number, alignment);
+  if (number < kSharedBegin || bytes > state.shared_size || number - kSharedBegin > state.shared_size - bytes) {
+    Fail("%u bytes at shared address %u are outside of shared memory", bytes, number);
+  }
+  unsigned char* pointer = state.shared + (number - kSharedBegin);
+  if (pointer + bytes > state.dynamic + state.dynamic_size && pointer < state.dynamic + kMaxShared + kGuard) {
+    Fail("byte %td of %u bytes of dynamic shared memory", pointer + bytes - 1 - state.dynamic, state.dynamic_size);
+  }
+  return pointer;
+}
+
+void CheckSource(const void* from, unsigned alignment) {
+  if (reinterpret_cast<uintptr_t>(from) % alignment != 0) {
+    Fail("global address %p is not a multiple of %u", from, alignment);
+  }
+}
+
+void Deliver(std::vector<Copy>& copies) {
+  for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  copies.clear();
+}
+
+void CopyAsync(unsigned to, const void* from, unsigned bytes) {
+  CheckSource(from, bytes);
+  state.current->copies.push_back({SharedPointer(to, bytes, bytes), from, bytes});
+}
+
+void CommitCopies() {
+  state.current->groups.emplace_back(std::move(state.current->copies));
+  state.current->copies.clear();
+}
+
+void WaitForCopies(unsigned pending) {
+  auto& groups = state.current->groups;
+  for (; groups.size() > pending; groups.pop_front()) Deliver(groups.front());
+}
+
+void InitBarrier(unsigned number, unsigned arrivals) {
+  std::memcpy(SharedPointer(number, 8, 8), &kBarrierMark, 8);
+  if (state.barriers.count(number) != 0) Fail("the mbarrier at %u is initialised twice", number);
+  if (arrivals == 0 || arrivals > kMaxPendingBytes) Fail("an mbarrier of %u arrivals", arrivals);
+  Barrier& barrier = state.barriers[number];
+  barrier.arrivals = barrier.pending = arrivals;
+  barrier.owner = state.current->number;
+  barrier.epoch = state.epoch;
+}
+
+void FenceBarrierInit() {
+  for (auto& [number, barrier] : state.barriers) {
+    if (barrier.owner == state.current->number) barrier.is_fenced = true;
+  }
+}
+
+Barrier& FindBarrier(unsigned number) {
+  const auto found = state.barriers.find(number);
+  if (found == state.barriers.end()) Fail("there is no mbarrier at %u", number);
+  if (LoadShared<uint64_t>(number) != kBarrierMark) Fail("the mbarrier at %u was overwritten", number);
+  if (found->second.owner != state.current->number && found->second.epoch == state.epoch) {
+    Fail("no __syncthreads between the initialisation of the mbarrier at %u and its use", number);
+  }
+  return found->second;
+}
+
+void EndPhaseIfComplete(Barrier& barrier) {
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.pending = barrier.arrivals;
+  ++barrier.phase;
+}
+
+void Arrive(unsigned number, unsigned bytes) {
+  Barrier& barrier = FindBarrier(number);
+  barrier.bytes += bytes;
+  if (barrier.bytes > kMaxPendingBytes) Fail("the mbarrier at %u waits for too many bytes", number);
+  if (barrier.pending == 0) Fail("more than %u arrivals at the mbarrier at %u", barrier.arrivals, number);
+  --barrier.pending;
+  EndPhaseIfComplete(barrier);
+}
+
+void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
+  Barrier& barrier = FindBarrier(number);
+  if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);
+  if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
+  CheckSource(from, 16);
+  barrier.copies.push_back({SharedPointer(to, bytes, 16), from, bytes});
+}
+
+void WaitForBarrier(unsigned number, unsigned parity) {
+  // The copies arrive only when no other thread can go on.
+  if (FindBarrier(number).phase % 2 != parity) return;
+  state.current->wait = Wait::kBarrier;
+  state.current->barrier = number;
+  state.current->parity = parity;
+  SwitchToScheduler();
+}
+
+// --- running a block -----------------------------------------------------------------------------------------------
+
+void RunFiber() {
+  state.kernel(state.params);
+  state.current->wait = Wait::kDone;
+  SwitchToScheduler();
+  __builtin_trap();
+}
+
+void StartFiber(Fiber& fiber, unsigned number) {
+  if (fiber.stack == nullptr) {
+    void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) __builtin_trap();
+    fiber.stack = static_cast<unsigned char*>(memory);
+  }
+  // What cuda_on_host_switch takes from the stack: six registers, then where to go. A function expects the stack
+  // pointer 8 bytes off a multiple of 16.
+  auto** top = reinterpret_cast<void**>(fiber.stack + kStack - 64);
+  top[-1] = nullptr;
+  top[-2] = reinterpret_cast<void*>(&RunFiber);
+  for (int i = 3; i <= 8; ++i) top[-i] = nullptr;
+  fiber.stack_pointer = top - 8;
+  fiber.number = number;
+  fiber.index = {number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
+  fiber.wait = Wait::kNothing;
+  fiber.copies.clear();
+  fiber.groups.clear();
+}
+
+void Resume(Fiber& fiber) {
+  state.current = &fiber;
+  threadIdx = fiber.index;
+  cuda_on_host_switch(&state.scheduler, fiber.stack_pointer);
+  state.current = nullptr;
+}
+
+// Lets threads go on whose copies may arrive now. Returns whether there are any.
+bool CompleteBarriers() {
+  bool any = false;
+  for (unsigned i = 0; i < state.num_threads; ++i) {
+    Fiber& fiber = state.fibers[i];
+    if (fiber.wait != Wait::kBarrier) continue;
+    Barrier& barrier = state.barriers[fiber.barrier];
+    for (const Copy& copy : barrier.copies) {
+      std::memcpy(copy.to, copy.from, copy.bytes);
+      barrier.bytes -= copy.bytes;
+      EndPhaseIfComplete(barrier);
+    }
+    barrier.copies.clear();
+    if (barrier.phase % 2 == fiber.parity) continue;
+    fiber.wait = Wait::kNothing;
+    any = true;
+  }
+  return any;
+}
+
+// Lets all threads pass __syncthreads once all have reached the same one.
+void CompleteBlockBarrier() {
+  unsigned waiting = 0, done = 0;
+  const char* site = nullptr;
+  for (unsigned i = 0; i < state.num_threads; ++i) {
+    const Fiber& fiber = state.fibers[i];
+    if (fiber.wait == Wait::kDone) ++done;
+    if (fiber.wait != Wait::kBlock) continue;
+    ++waiting;
+    if (site != nullptr && std::strcmp(site, fiber.site) != 0) {
+      return SetError("threads wait at different barriers, %s and %s", site, fiber.site);
+    }
+    site = fiber.site;
+  }
+  if (waiting == 0) return SetError("deadlock: %u threads wait for copies or for their warp", state.num_threads - done);
+  if (waiting < state.num_threads) {
+    return SetError("%u of %u threads wait at the barrier %s; %u have ended, the others wait elsewhere", waiting,
+                    state.num_threads, site, done);
+  }
+  ++state.epoch;
+  for (unsigned i = 0; i < state.num_threads; ++i) state.fibers[i].wait = Wait::kNothing;
+}
+
+void CheckGuard() {
+  const unsigned char* guard = state.dynamic + state.dynamic_size;
+  for (unsigned i = 0; i < kGuard; ++i) {
+    if (guard[i] != kGuardByte) return SetError("byte %u behind the end of dynamic shared memory was written", i);
+  }
+}
+
+void RunThreads(bool is_falling) {
+  while (!state.has_failed) {
+    bool any = false, all_done = true;
+    for (unsigned i = 0; i < state.num_threads && !state.has_failed; ++i) {
+      Fiber& fiber = state.fibers[is_falling ? state.num_threads - 1 - i : i];
+      if (fiber.wait == Wait::kNothing) {
+        Resume(fiber);
+        any = true;
+      }
+      all_done = all_done && fiber.wait == Wait::kDone;
+    }
+    if (all_done || state.has_failed) return;
+    if (!any && !CompleteBarriers()) CompleteBlockBarrier();
+  }
+}
+
+void RunBlock(bool is_falling) {
+  std::memset(state.shared, kUnset, static_cast<size_t>(state.dynamic - state.shared));
+  std::memset(state.dynamic, kUnset, state.dynamic_size);
+  std::memset(state.dynamic + state.dynamic_size, kGuardByte, kGuard);
+  unsigned char* behind = state.dynamic + kMaxShared + kGuard;
+  std::memset(behind, kUnset, static_cast<size_t>(state.shared + state.shared_size - behind));
+  state.barriers.clear();
+  state.epoch = 0;
+  state.warps.assign((state.num_threads + warpSize - 1) / warpSize, Warp());
+  for (unsigned i = 0; i < state.num_threads; ++i) {
+    StartFiber(state.fibers[i], i);
+    ++state.warps[i / warpSize].size;
+  }
+  RunThreads(is_falling);
+  if (state.has_failed) return;
+  for (const auto& [number, barrier] : state.barriers) {
+    if (!barrier.copies.empty()) return SetError("bulk copies are under way when the block ends");
+  }
+  CheckGuard();
+}
+
+// Shared variables are thread-local ones, so the thread's storage of this shared object is the block's shared memory.
+int FindShared(dl_phdr_info* info, size_t, void* address) {
+  const ElfW(Phdr)* storage = nullptr;
+  bool is_ours = false;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const ElfW(Phdr) & header = info->dlpi_phdr[i];
+    const auto begin = info->dlpi_addr + header.p_vaddr;
+    const auto wanted = reinterpret_cast<uintptr_t>(address);
+    if (header.p_type == PT_LOAD && wanted >= begin && wanted < begin + header.p_memsz) is_ours = true;
+    if (header.p_type == PT_TLS) storage = &header;
+  }
+  if (!is_ours) return 0;
+  state.shared = static_cast<unsigned char*>(info->dlpi_tls_data);
+  state.shared_size = static_cast<unsigned>(storage->p_memsz);
+  if (reinterpret_cast<uintptr_t>(state.shared) % kSharedBegin != 0) __builtin_trap();
+  return 1;
+}
+
+bool IsLaunchable(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
+  const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
+  return threads >= 1 && threads <= kMaxThreads && block[2] <= 64 && grid[0] >= 1 && grid[0] <= 0x7FFFFFFFu &&
+         grid[1] >= 1 && grid[1] <= 65535 && grid[2] >= 1 && grid[2] <= 65535 && shared_bytes <= kMaxShared;
+}
+
+// A fault of a thread ends the launch, not the process. The handler runs on a stack of its own and does not return.
+void HandleFault(int signal, siginfo_t* info, void* context) {
+  if (state.current == nullptr) {
+    ::signal(signal, SIG_DFL);  // not a kernel's: it happens again
+    return;
+  }
+  const bool is_write = (static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_ERR] & 2) != 0;
+  if (signal == SIGFPE) {
+    SetError("divides by zero");
+  } else {
+    SetError("%s %p, which it may not", is_write ? "writes to" : "reads from", info->si_addr);
+  }
+  SwitchToScheduler();
+}
+
+class FaultHandler {
+ public:
+  FaultHandler() {
+    stack_t stack = {};
+    stack.ss_sp = memory_.data();
+    stack.ss_size = memory_.size();
+    sigaltstack(&stack, &stack_before_);
+    struct sigaction action = {};
+    action.sa_sigaction = &HandleFault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &action, &before_[i]);
+  }
+  ~FaultHandler() {
+    for (size_t i = 0; i < kSignals.size(); ++i) sigaction(kSignals[i], &before_[i], nullptr);
+    sigaltstack(&stack_before_, nullptr);
+  }
+
+ private:
+  static constexpr std::array<int, 3> kSignals = {SIGSEGV, SIGBUS, SIGFPE};
+  std::vector<unsigned char> memory_ = std::vector<unsigned char>(64 * 1024);
+  stack_t stack_before_ = {};
+  struct sigaction before_[kSignals.size()] = {};
+};
+
+int LaunchLocked(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
+  state.has_failed = false;
+  state.current = nullptr;
+  if (!IsLaunchable(grid, block, shared_bytes)) {
+    SetError("grid (%u, %u, %u), block (%u, %u, %u), %u bytes of shared memory", grid[0], grid[1], grid[2], block[0],
+             block[1], block[2], shared_bytes);
+    return 2;
+  }
+  gridDim = {grid[0], grid[1], grid[2]};
+  blockDim = {block[0], block[1], block[2]};
+  state.num_threads = block[0] * block[1] * block[2];
+  if (state.fibers.size() < state.num_threads) state.fibers.resize(state.num_threads);
+  state.dynamic = DynamicShared();
+  state.dynamic_size = shared_bytes;
+  dl_iterate_phdr(&FindShared, reinterpret_cast<void*>(&RunFiber));
+  const FaultHandler handler;
+  bool is_falling = false;
+  for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z) {
+    for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y) {
+      for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x, is_falling = !is_falling) {
+        RunBlock(is_falling);
+        if (state.has_failed) return 2;
+      }
+    }
+  }
+  return 0;
+}
+
+}  // namespace cuda_on_host
+
+namespace {
+
+const cuda_on_host::Kernel* FindKernel(const char* name) {
+  for (const auto* kernel = cuda_on_host::kernels; kernel->name != nullptr; ++kernel) {
+    if (std::strcmp(kernel->name, name) == 0) return kernel;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+#define CUDA_ON_HOST_EXPORT extern "C" __attribute__((visibility("default")))
+
+CUDA_ON_HOST_EXPORT int cuda_on_host_has_kernel(const char* name) { return FindKernel(name) != nullptr; }
+
+CUDA_ON_HOST_EXPORT const char* cuda_on_host_error() { return cuda_on_host::state.error.c_str(); }
+
+CUDA_ON_HOST_EXPORT int cuda_on_host_launch(const char* name, const unsigned grid[3], const unsigned block[3],
+                                            unsigned shared_bytes, void** params) {
+  const auto* kernel = FindKernel(name);
+  if (kernel == nullptr) return 1;
+  const std::lock_guard<std::mutex> lock(cuda_on_host::state.mutex);
+  cuda_on_host::state.kernel = kernel->run;
+  cuda_on_host::state.kernel_name = kernel->name;
+  cuda_on_host::state.params = params;
+  return cuda_on_host::LaunchLocked(grid, block, shared_bytes);
+}
