@@ -6,10 +6,12 @@ registers its CUDA kernels for the CPU provider of a plain ONNX Runtime.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.cuda_host_build import library_image
@@ -84,6 +86,19 @@ class FakeDriver:
     def fail(self, function: str, nth: int = 1, code: int = 2) -> None:
         """The nth call of a driver function from now on fails, once; 2 is CUDA_ERROR_OUT_OF_MEMORY."""
         self._library.fake_cuda_fail(function.encode(), nth, code)
+
+    @contextlib.contextmanager
+    def current_context(self, device: int) -> Iterator[None]:
+        """A device's primary context is current for this thread, as it is where ONNX Runtime's CUDA provider runs."""
+        context = ctypes.c_void_p()
+        assert self._library.cuInit(0) == 0
+        assert self._library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+        assert self._library.cuCtxPushCurrent_v2(context) == 0
+        try:
+            yield
+        finally:
+            assert self._library.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+            assert self._library.cuDevicePrimaryCtxRelease_v2(device) == 0
 
     def calls(self, function: str | None = None) -> int:
         """How often a function of the driver was called; all of them for None."""

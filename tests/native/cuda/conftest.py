@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import sys
 
@@ -21,9 +22,11 @@ def driver(monkeypatch):
     monkeypatch.setenv(library.LIBRARY_VARIABLE, str(cuda_emulation.build_emulated_library()))
     driver = cuda_emulation.fake_driver()
     driver.reset()
+    gc.collect()
     before = driver.live()
     yield driver
     driver.reset()
+    gc.collect()  # a caught error's traceback may hold a session
     assert driver.live() == before
 
 

@@ -151,7 +151,10 @@ void Open(const unsigned char* code, Library* library) {
       library->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     }
   }
-  if (library->handle == nullptr) return;
+  if (library->handle == nullptr) {
+    std::fprintf(stderr, "fake CUDA driver: %s\n", dlerror());
+    return;
+  }
   library->launch = reinterpret_cast<LaunchOnHost>(dlsym(library->handle, "cuda_on_host_launch"));
   library->has_kernel = reinterpret_cast<HasKernel>(dlsym(library->handle, "cuda_on_host_has_kernel"));
   library->error = reinterpret_cast<GetErrorText>(dlsym(library->handle, "cuda_on_host_error"));
@@ -207,7 +210,8 @@ EXPORT void fake_cuda_set_stream_device(int device) {
   s.stream_device = device;
 }
 
-// The nth call from now on fails with `code`, once. A null function withdraws all that was asked for.
+// The nth call from now on fails with `code`, once; what gives something back does so nevertheless, as it does where
+// earlier work has failed. A null function withdraws all that was asked for.
 EXPORT void fake_cuda_fail(const char* function, int nth, int code) {
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
@@ -322,11 +326,10 @@ EXPORT int cuDevicePrimaryCtxRetain(Context** context, int device) {
 
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device) {
   const int result = Enter("cuDevicePrimaryCtxRelease_v2");
-  if (result != kSuccess) return result;
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   --s.retained[device];
-  return kSuccess;
+  return result;
 }
 
 EXPORT int cuCtxGetCurrent(Context** context) {
@@ -346,14 +349,14 @@ EXPORT int cuCtxPushCurrent_v2(Context* context) {
 }
 
 EXPORT int cuCtxPopCurrent_v2(Context** context) {
-  const int result = EnterContext("cuCtxPopCurrent_v2");
-  if (result != kSuccess) return result;
+  const int result = Enter("cuCtxPopCurrent_v2");
+  if (Current() == nullptr) return kInvalidContext;
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   *context = Current();
   context_stack.pop_back();
   --s.pushed;
-  return kSuccess;
+  return result;
 }
 
 EXPORT int cuCtxGetDevice(int* device) {
@@ -377,14 +380,14 @@ EXPORT int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
 }
 
 EXPORT int cuMemFree_v2(unsigned long long pointer) {
-  const int result = EnterContext("cuMemFree_v2");
-  if (result != kSuccess) return result;
+  const int result = Enter("cuMemFree_v2");
+  if (Current() == nullptr) return kInvalidContext;
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   void* block = reinterpret_cast<void*>(pointer);
   if (s.blocks.erase(block) == 0) return kInvalidValue;
   free(block);
-  return kSuccess;
+  return result;
 }
 
 EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
@@ -424,13 +427,12 @@ EXPORT int cuLibraryLoadData(Library** library, const void* code, int*, void**, 
 
 EXPORT int cuLibraryUnload(Library* library) {
   const int result = Enter("cuLibraryUnload");
-  if (result != kSuccess) return result;
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);
   if (s.libraries.erase(library) == 0) return kInvalidHandle;
   Close(library);
   delete library;
-  return kSuccess;
+  return result;
 }
 
 EXPORT int cuLibraryGetKernel(Kernel** kernel, Library* library, const char* name) {
