@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from onnx_sparseconv.errors import ModelError, UsageError
-from onnx_sparseconv.runtime.inputs import Array, Shape
+from onnx_sparseconv.runtime.inputs import DTYPES, Array, Shape
 from onnx_sparseconv.runtime.session import Provider, import_onnxruntime, translated_errors
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class BoundRuns:
         device = (DEVICE_TYPES[provider], device_index)
         with translated_errors(f"{name}: its inputs and outputs cannot be placed in {device[0]} memory"):
             # The bindings refer to the values' memory; ours are the references that keep it alive.
-            self._values: list[ort.OrtValue] = []
+            self._values: list[tuple[str, ort.OrtValue]] = []
             self._bindings = [self._bind(runtime.OrtValue, inputs, outputs, device) for _ in range(copies)]
         self._options = [_run_options(runtime, cuda_graph, copy, wait=True) for copy in range(copies)]
         self._options_without_waiting = [_run_options(runtime, cuda_graph, copy, wait=False) for copy in range(copies)]
@@ -135,6 +135,24 @@ class BoundRuns:
             self._run(self._options_without_waiting)
         self._run(self._options)
 
+    def update(self, inputs: Mapping[str, Array]) -> None:
+        """Write other values, of the same shapes and types, to the place of the old ones, in every copy.
+
+        Raises:
+            ModelError: they do not fit.
+        """
+        for name, value in self._values:
+            if name in inputs:
+                array = np.ascontiguousarray(inputs[name])
+                # ONNX Runtime would copy as many bytes as it wants from an array of any size and type.
+                if list(array.shape) != list(value.shape()) or array.dtype != DTYPES[value.data_type()]:
+                    raise ModelError(
+                        f"{self._name}: input {name} is bound as {value.data_type()} of shape {value.shape()}, got "
+                        f"{array.dtype} of shape {list(array.shape)}"
+                    )
+                with translated_errors(f"{self._name}: its inputs cannot be updated"):
+                    value.update_inplace(array)
+
     def outputs(self) -> dict[str, Array]:
         """The outputs of the last run, copied to host memory."""
         binding = self._bindings[(self._next - 1) % len(self._bindings)]
@@ -158,13 +176,13 @@ class BoundRuns:
         for name, array in inputs.items():
             self._require_no_text(f"input {name}", array.dtype)
             value = ort_value.ortvalue_from_numpy(np.ascontiguousarray(array), *device)
-            self._values.append(value)
+            self._values.append((name, value))
             binding.bind_ortvalue_input(name, value)
         for name in self._output_names:
             spec = outputs[name]
             self._require_no_text(f"output {name}", spec.dtype)
             value = ort_value.ortvalue_from_shape_and_type(list(spec.shape), spec.dtype.type, *device)
-            self._values.append(value)
+            self._values.append((name, value))
             binding.bind_ortvalue_output(name, value)
         binding.synchronize_inputs()
         return binding

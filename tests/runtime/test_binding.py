@@ -54,6 +54,21 @@ def test_every_copy_is_run_in_turn_and_has_a_memory_of_its_own(pair):
     np.testing.assert_array_equal(runs.outputs()["y"], session.run(None, {"x": X})[0])
 
 
+def test_inputs_are_updated_in_place(pair):
+    session = make_session(pair[1])
+    runs = BoundRuns(session, "m", {"x": X.copy()}, _spec(X), "cpu", copies=2)
+    places = [value.data_ptr() for _, value in runs._values]
+    runs()
+    runs.update({"x": 2 * X})
+    assert [value.data_ptr() for _, value in runs._values] == places
+    for _ in range(2):
+        runs()
+        np.testing.assert_array_equal(runs.outputs()["y"], session.run(None, {"x": 2 * X})[0])
+    for wrong in (X.astype(np.float16), X[:1]):
+        with pytest.raises(ModelError, match=r"m: input x is bound as tensor\(float\) of shape \[2, 8, 12, 12\], got"):
+            runs.update({"x": wrong})
+
+
 def test_every_copy_has_a_graph_of_its_own(pair):
     runs = BoundRuns(make_session(pair[1]), "m", {"x": X}, _spec(X), "cpu", copies=2, cuda_graph=True)
     runs()

@@ -1,0 +1,52 @@
+"""Layers for the GPU tests: what generated kernels have to cover, and shapes that real networks have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
+
+TYPES = (np.float32, np.float16)
+
+
+def conv1d(kernel, stride=1, pads=(0, 0), dilation=1, group=1):
+    return ConvGeometry((kernel,), (stride,), tuple(pads), (dilation,), group)
+
+
+# name: shape of the weight, geometry, shape of X
+GENERATED = {
+    "3x3": ((16, 16, 3, 3), geometry_2d(), (2, 16, 28, 28)),
+    "3x3, 56 wide": ((8, 8, 3, 3), geometry_2d(), (3, 8, 56, 56)),
+    "3x3, 14 wide": ((16, 24, 3, 3), geometry_2d(), (5, 24, 14, 14)),
+    "3x3, 7 wide": ((24, 40, 3, 3), geometry_2d(), (9, 40, 7, 7)),
+    "3x3, odd width": ((8, 8, 3, 3), geometry_2d(), (2, 8, 11, 13)),
+    "3x3, one image": ((32, 32, 3, 3), geometry_2d(), (1, 32, 14, 14)),
+    "3x3, one pixel": ((8, 8, 3, 3), geometry_2d(), (2, 8, 1, 1)),
+    "3x3, one row": ((8, 8, 3, 3), geometry_2d(), (2, 8, 1, 40)),
+    "3x3, no padding": ((8, 8, 3, 3), geometry_2d(pad=0), (2, 8, 17, 19)),
+    "3x3, uneven padding": ((8, 8, 3, 3), ConvGeometry((3, 3), (1, 1), (0, 2, 1, 0), (1, 1)), (2, 8, 15, 16)),
+    "3x3, wide padding": ((8, 8, 3, 3), geometry_2d(pad=4), (2, 8, 10, 12)),
+    "3x3, stride 2": ((16, 8, 3, 3), geometry_2d(3, 2, 1), (2, 8, 29, 30)),
+    "3x3, dilation 2": ((8, 8, 3, 3), geometry_2d(3, 1, 2, 2), (2, 8, 20, 21)),
+    "3x3, dilation 12": ((8, 8, 3, 3), geometry_2d(3, 1, 12, 12), (1, 8, 33, 33)),
+    "3x3, groups": ((24, 4, 3, 3), geometry_2d(group=3), (2, 12, 18, 18)),
+    "1x1": ((64, 32, 1, 1), geometry_2d(1, pad=0), (2, 32, 28, 28)),
+    "1x1, 7 wide": ((48, 64, 1, 1), geometry_2d(1, pad=0), (3, 64, 7, 7)),
+    "1x1, stride 2": ((32, 32, 1, 1), geometry_2d(1, 2, 0), (2, 32, 28, 28)),
+    "1x1, padded": ((8, 8, 1, 1), geometry_2d(1, 1, 1), (2, 8, 9, 9)),
+    "1x3": ((8, 8, 1, 3), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1)), (2, 8, 12, 20)),
+    "5x5": ((8, 6, 5, 5), geometry_2d(5, 1, 2), (2, 6, 20, 22)),
+    "7x7, stride 2": ((16, 3, 7, 7), geometry_2d(7, 2, 3), (2, 3, 60, 62)),
+    "1-D": ((20, 30, 3), conv1d(3), (4, 30, 56)),
+    "1-D, width 2": ((20, 30, 2), conv1d(2), (4, 30, 56)),
+    "1-D, stride and dilation": ((12, 8, 5), conv1d(5, 2, (3, 4), 2), (2, 8, 101)),
+}
+
+
+def case_of(name, dtype, density=0.15, *, activation=Activation.RELU, has_residual=True):
+    """A layer of `GENERATED` as a case, with some rows empty, and the shape of its input."""
+    shape, geometry, x_shape = GENERATED[name]
+    weight = random_weight(shape, density, seed=len(name), dtype=dtype)
+    weight[1::7] = 0
+    return SparseConvCase(weight, geometry, activation, 0.0, 0.0, np.dtype(dtype), has_residual=has_residual), x_shape

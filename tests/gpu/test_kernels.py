@@ -1,0 +1,117 @@
+"""Every kernel through ONNX Runtime's CUDA provider, against the float64 oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels import nvrtc
+from tests.gpu.layers import GENERATED, TYPES, case_of
+from tests.support.gpu_checks import check, image_bytes, static_model, with_images
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
+from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
+
+PROPERTY = {
+    "deadline": None,
+    "derandomize": True,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}
+
+
+@settings(max_examples=200, **PROPERTY)
+@given(drawn=cases(), sub_batch=st.sampled_from(["auto", 1, 2, 4, 8]))
+def test_any_convolution_in_csr(gpu, drawn, sub_batch):
+    case, x_shape = drawn
+    assert check(gpu, case, x_shape, cuda_kernel="csr", cuda_sub_batch=sub_batch).startswith("cuda.csr")
+
+
+@settings(max_examples=40, **PROPERTY)
+@given(drawn=cases())
+def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
+    case, x_shape = drawn
+    model = with_images(static_model(case, x_shape), target)
+    kernel = check(gpu, case, x_shape, model=model)
+    assert kernel.startswith("cuda.generated" if image_bytes(model) else "cuda.csr")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_code_covers(gpu, target, name, dtype):
+    case, x_shape = case_of(name, dtype)
+    model = with_images(static_model(case, x_shape), target)
+    assert image_bytes(model), "no image was made"
+    for batch in (x_shape[0], 1, 7):
+        kernel = check(gpu, case, (batch, *x_shape[1:]), model=model, cuda_kernel="generated", seed=batch)
+        assert kernel.startswith("cuda.generated")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ["3x3", "3x3, 7 wide", "1x1", "1-D"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        *({"cuda_splits": splits} for splits in (1, 2, 5)),
+        *({"cuda_passes": passes} for passes in (2, 3)),
+        *({"cuda_staging": staging} for staging in ("bulk", "vector", "element")),
+    ],
+    ids=str,
+)
+def test_every_plan_of_generated_code(gpu, target, name, dtype, plan):
+    case, x_shape = case_of(name, dtype)
+    model = with_images(static_model(case, x_shape), target)
+    check(gpu, case, x_shape, model=model, cuda_kernel="generated", **plan)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_other_sizes_than_the_images_were_made_for(gpu, target, dtype):
+    case, x_shape = case_of("3x3", dtype)
+    model = with_images(static_model(case, x_shape), target)
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "H"
+    model.graph.input[0].type.tensor_type.shape.dim[3].dim_param = "W"
+    for size in ((28, 28), (27, 28), (13, 9), (1, 1), (64, 3)):
+        check(gpu, case, (2, x_shape[1], *size), model=model)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_every_activation_with_bias_and_residual(gpu, target, kernel, activation, dtype):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = SparseConvCase(
+        random_weight((12, 10, 3, 3), 0.4), geometry_2d(), activation, alpha, beta, np.dtype(dtype), has_residual=True
+    )
+    x_shape = (3, 10, 12, 16)
+    model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
+    check(gpu, case, x_shape, model=model, cuda_kernel=kernel)
+
+
+@pytest.mark.parametrize("major", [12, 13])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_images_of_every_compiler(gpu, target, dtype, major):
+    if major not in {compiler.version[0] for compiler in nvrtc.installed()}:
+        pytest.skip(f"NVRTC {major} is not installed")
+    case, x_shape = case_of("3x3", dtype)
+    model = with_images(static_model(case, x_shape), target, nvrtc=str(major))
+    check(gpu, case, x_shape, model=model, cuda_kernel="generated")
+
+
+REAL_LAYERS = {
+    "3x3 64": ((64, 64, 3, 3), (8, 64, 56, 56), geometry_2d()),
+    "3x3 128": ((128, 128, 3, 3), (4, 128, 28, 28), geometry_2d()),
+    "1x1 512": ((256, 512, 1, 1), (4, 512, 14, 14), geometry_2d(1, 1, 0)),
+    "3x3 512": ((512, 512, 3, 3), (2, 512, 14, 14), geometry_2d()),
+    "1-D": ((100, 300, 2), (16, 300, 56), ConvGeometry((2,), (1,), (0, 0), (1,))),
+}
+
+
+@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", REAL_LAYERS)
+def test_real_layers(gpu, target, kernel, dtype, name):
+    weight_shape, x_shape, geometry = REAL_LAYERS[name]
+    case = SparseConvCase(random_weight(weight_shape, 0.1), geometry, Activation.RELU, dtype=np.dtype(dtype))
+    model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
+    check(gpu, case, x_shape, model=model, cuda_kernel=kernel)

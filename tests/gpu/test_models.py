@@ -1,0 +1,84 @@
+"""Real models on the GPU: verified against the CPU, benchmarked, and through the command line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import onnx
+import pytest
+
+from onnx_sparseconv.converter import ConvertOptions, convert, prune
+from onnx_sparseconv.runtime.bench import CudaBench, bench
+from onnx_sparseconv.runtime.provider_check import check_provider
+from onnx_sparseconv.runtime.timing import TimingPlan
+from onnx_sparseconv.runtime.verify import verify
+from tests.models.test_real_models import MODELS
+from tests.runtime import networks
+from tests.support.real_models import find_model
+
+QUICK = TimingPlan(warmup=1, min_rounds=2, max_rounds=2, runs_per_round=2, seconds=0)
+
+
+@pytest.fixture(params=MODELS, ids=lambda m: m.name)
+def real(request):
+    return request.param
+
+
+@pytest.mark.parametrize("kernel", ["csr", "auto"])
+def test_a_real_model_gives_the_same_results(real, kernel, request, tmp_path):
+    sparse, converted = tmp_path / "sparse.onnx", tmp_path / "converted.onnx"
+    source = find_model(real.name)
+    if real.really_pruned:
+        shutil.copy(source, sparse)
+    else:
+        prune(source, sparse, sparsity=0.95)
+    targets = (request.getfixturevalue("target"),) if kernel == "auto" else ()
+    convert(sparse, converted, ConvertOptions(force=True, targets=targets))
+    report = verify(sparse, converted, provider="cuda", inputs=real.feed(), config={"sparseconv.cuda_kernel": kernel})
+    assert report.passed, [output.reason for output in report.outputs]
+    assert all(use.provider == "cuda" for use in report.kernels)
+    if kernel == "auto":
+        assert any("generated" in use.kernel for use in report.kernels)
+    assert not any(place.op_type in ("Conv", "SparseConv") for place in report.nodes_elsewhere if real.really_pruned)
+
+
+@pytest.fixture
+def pair(tmp_path):
+    layer_weights = networks.weights(channels=16)
+    return (
+        networks.save(networks.dense(layer_weights), tmp_path / "dense.onnx"),
+        networks.save(networks.sparse(layer_weights), tmp_path / "sparse.onnx"),
+    )
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_benchmark_times_every_mode(pair, graph):
+    report = bench(*pair, provider="cuda", batch=4, cuda=CudaBench(cuda_graph=graph, copies=2), plan=QUICK)
+    assert [c.problem for c in report.candidates] == [""] * 4
+    assert all(use.kernel.startswith("cuda.") for use in report.kernels)
+    assert all(layer.converted_us for layer in report.layers)
+    assert not report.converted.nodes_elsewhere
+
+
+def test_the_command_line_uses_the_gpu(pair, capfd):
+    from typer.testing import CliRunner
+
+    from onnx_sparseconv.cli import app
+
+    for command in ("verify", "bench"):
+        options = ["--seconds", "0"] if command == "bench" else []
+        result = CliRunner().invoke(app, [command, *map(str, pair), "--provider", "cuda", "--json", *options])
+        assert result.exit_code == 0, result.stderr + capfd.readouterr().err
+        assert all(use["provider"] == "cuda" for use in json.loads(result.stdout)["kernels"])
+
+
+def test_doctor_runs_a_model_on_the_gpu():
+    result = check_provider("cuda")
+    assert result.works, result.text
+    assert result.kernel.startswith("cuda.")
+
+
+def test_a_converted_model_without_the_library_runs_dense_on_the_gpu(pair):
+    assert verify(*pair, provider="cuda", use_library=False).passed
+    assert onnx.load(str(pair[1])).functions

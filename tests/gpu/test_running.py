@@ -1,0 +1,83 @@
+"""CUDA graphs, threads and several GPUs."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
+from tests.gpu.layers import TYPES, case_of
+from tests.support.gpu_checks import Place, check, check_graph, check_threads, static_model, with_images
+from tests.support.sparse_models import make_model, random_inputs
+
+
+def _model(kernel, case, x_shape, request):
+    if kernel == "csr":
+        return make_model(case)
+    return with_images(static_model(case, x_shape), request.getfixturevalue("target"))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("name", ["3x3", "3x3, 7 wide", "1x1", "1-D"])
+def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name):
+    case, x_shape = case_of(name, dtype)
+    model = _model(kernel, case, x_shape, request)
+    assert check_graph(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
+
+
+@pytest.mark.parametrize("splits", [2, 4])
+def test_a_cuda_graph_of_a_plan_with_partial_sums(gpu, request, splits):
+    case, x_shape = case_of("3x3, one image", np.float32)
+    model = _model("generated", case, x_shape, request)
+    check_graph(gpu, case, x_shape, model=model, cuda_kernel="generated", cuda_splits=splits)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("kernel", ["csr", "generated"])
+def test_concurrent_runs_with_changing_shapes(gpu, request, kernel, dtype):
+    case, x_shape = case_of("3x3", dtype)
+    model = _model("generated" if kernel == "generated" else "csr", case, x_shape, request)
+    session = gpu.session(model, cuda_kernel=kernel)
+    shapes = [(1 + i % 5, *x_shape[1:]) for i in range(20)]
+    if kernel == "csr":
+        shapes = [(1 + i % 3, x_shape[1], 5 + i, 30 - i) for i in range(20)]
+    check_threads(session, case, shapes)
+
+
+def test_sessions_come_and_go_beside_each_other(gpu):
+    def run(worker):
+        case, x_shape = case_of(["3x3", "1x1", "5x5", "1-D"][worker % 4], TYPES[worker % 2])
+        session = gpu.session(make_model(case), cuda_kernel="csr")
+        return session.run(None, random_inputs(case, x_shape, worker))[0].shape[0] == x_shape[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(run, range(16)))
+
+
+@pytest.fixture
+def gpus():
+    count = len(read_cuda_driver().gpus)
+    if count < 2:
+        pytest.skip(f"needs two GPUs, there is {count}")
+    return [Place("cuda", device) for device in range(count)]
+
+
+@pytest.mark.parametrize("kernel", ["csr", "generated"])
+def test_every_gpu_computes_the_same(gpus, request, kernel):
+    case, x_shape = case_of("3x3", np.float32)
+    model = _model(kernel, case, x_shape, request)
+    sessions = [place.session(model, cuda_kernel=kernel) for place in gpus]
+    inputs = random_inputs(case, x_shape)
+
+    def run(session):
+        return [session.run(None, inputs)[0].tobytes() for _ in range(10)]
+
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        results = [result for group in pool.map(run, sessions) for result in group]
+    assert len(set(results)) == 1
+    for place in gpus:
+        check(place, case, x_shape, model=model, cuda_kernel=kernel)
+        check_graph(place, case, x_shape, model=model, cuda_kernel=kernel)

@@ -1,0 +1,36 @@
+"""compute-sanitizer finds nothing in a sample of layers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.native_build import ROOT
+
+PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/compute-sanitizer")
+ERRORS_FOUND = 86
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "initcheck", "synccheck"])
+def test_the_sanitizer_finds_nothing(tool):
+    program = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ["PATH"], *PLACES]))
+    if program is None:
+        pytest.skip("compute-sanitizer is not installed")
+    # Only our own kernels: those of other libraries are not ours to judge.
+    options = ["--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--kernel-name", "kns=sparseconv"]
+    done = subprocess.run(
+        [program, *options, sys.executable, "-m", "tests.gpu.sanitized_sample"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
+    assert done.stdout.count("cuda.csr") > 0

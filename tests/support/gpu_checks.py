@@ -1,0 +1,156 @@
+"""What the GPU tests check, apart from where: on the CPU provider the same functions show that they work themselves."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import AttributeProto
+
+from onnx_sparseconv.converter import ConvertOptions, convert
+from onnx_sparseconv.custom_ops.library import describe_kernels
+from onnx_sparseconv.runtime.binding import BoundRuns, TensorSpec
+from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
+from tests.support.sparse_models import (
+    NODE_NAME,
+    activate,
+    assert_within,
+    convolve,
+    make_model,
+    oracle,
+    output_shape,
+    random_inputs,
+)
+
+HALF_ROUNDOFF = 2.0**-11
+# Products that a generated float16 kernel may add up in float16 before their sum goes to float.
+HALF_TERMS = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a check runs."""
+
+    provider: Provider = "cuda"
+    device: int = 0
+
+    def session(self, model, *, cuda_graph=False, **settings):
+        """A session of a model; ``settings`` such as ``cuda_kernel="csr"`` are for the native library."""
+        options = {"device_id": str(self.device)} if self.provider == "cuda" else {}
+        if cuda_graph:
+            options["enable_cuda_graph"] = "1"
+        return make_session(
+            model,
+            provider=self.provider,
+            session_options=measuring_options({f"sparseconv.{key}": str(value) for key, value in settings.items()}),
+            provider_options=options,
+        )
+
+
+def with_images(model, *targets, nvrtc="auto"):
+    """A converted model with generated kernels for some architectures; its sizes have to be known."""
+    converted, _ = convert(model, options=ConvertOptions(targets=targets, nvrtc=nvrtc))
+    assert converted is not None
+    return converted
+
+
+def image_bytes(model):
+    """Bytes of the images in the nodes of a model."""
+    return sum(
+        len(attribute.t.raw_data)
+        for node in model.graph.node
+        for attribute in node.attribute
+        if attribute.name == "cuda_images" and attribute.type == AttributeProto.TENSOR
+    )
+
+
+def kernel_of_newest_session():
+    """What runs the node of the session that was made last."""
+    return [record.kernel for record in describe_kernels() if record.node == NODE_NAME][-1]
+
+
+def static_model(case, x_shape):
+    """A model of the case with the sizes of X written down, but for the batch, and with the portable form."""
+    model = make_model(case, x_shape=["N", *x_shape[1:]], with_function=True)
+    for _ in x_shape:
+        model.graph.output[0].type.tensor_type.shape.dim.add()
+    return model
+
+
+def assert_right(actual, case, inputs, kernel):
+    """The output of a kernel lies within what rounding explains, element by element."""
+    assert actual.dtype == case.dtype
+    if case.dtype == np.float16 and "generated" in kernel:
+        assert_right_with_half_sums(actual, case, inputs)
+    else:
+        assert_within(actual, *oracle(case, inputs))
+
+
+def assert_right_with_half_sums(actual, case, inputs):
+    """The same for a kernel that adds up `HALF_TERMS` products at a time in float16, with weights in float16.
+
+    Two bounds. Each element: every rounding of a partial sum is at most a roundoff of the sum of magnitudes. Each
+    output channel: roundings are independent, so the root mean square of the error stays within a few roundoffs of
+    that of the terms' own root sum of squares; one forgotten weight is far above it.
+    """
+    exact, bound = oracle(case, inputs)
+    magnitude = convolve(case, np.abs(case.weight), np.abs(inputs["X"]))
+    spread = np.sqrt(convolve(case, case.weight.astype(np.float64) ** 2, inputs["X"].astype(np.float64) ** 2))
+    _, lipschitz = activate(case, exact)
+    bound = bound + lipschitz * (HALF_TERMS + 2) * HALF_ROUNDOFF * magnitude + 2.0**-14
+    assert_within(actual, exact, bound)
+    axes = (0, *range(2, exact.ndim))
+    error = np.sqrt(np.mean((actual.astype(np.float64) - exact) ** 2, axis=axes))
+    own = np.sqrt(np.mean(np.abs(exact) ** 2, axis=axes)) + np.abs(inputs["B"] if case.has_bias else 0)
+    allowed = HALF_ROUNDOFF * (6 * lipschitz * np.sqrt(np.mean(spread**2, axis=axes)) + 2 * own) + 2.0**-14
+    assert (error <= allowed).all(), f"channels {np.flatnonzero(error > allowed)}: {error.max()} of {allowed.max()}"
+
+
+def check(place, case, x_shape, *, model=None, seed=0, **settings):
+    """Run a case once and compare; returns the kernel that ran it."""
+    session = place.session(make_model(case) if model is None else model, **settings)
+    inputs = random_inputs(case, x_shape, seed)
+    (actual,) = session.run(None, inputs)
+    kernel = kernel_of_newest_session()
+    assert_right(actual, case, inputs, kernel)
+    return kernel
+
+
+def check_graph(place, case, x_shape, *, model=None, replays=3, cuda_graph=True, **settings):
+    """Capture, replay on the same inputs, replay on others: a graph reads its inputs anew every time."""
+    session = place.session(make_model(case) if model is None else model, cuda_graph=cuda_graph, **settings)
+    first, second = (random_inputs(case, x_shape, seed) for seed in (0, 1))
+    spec = {"Y": TensorSpec(output_shape(case, x_shape), case.dtype)}
+    runs = BoundRuns(
+        session, "m", first, spec, place.provider, device_index=place.device, copies=2, cuda_graph=cuda_graph
+    )
+    results = []
+    for inputs in (first, second):
+        runs.update(inputs)
+        for _ in range(replays * runs.num_copies):
+            runs()
+            results.append(runs.outputs()["Y"])
+            assert_right(results[-1], case, inputs, kernel_of_newest_session())
+    half = len(results) // 2
+    assert len({result.tobytes() for result in results[:half]}) == 1
+    assert len({result.tobytes() for result in results[half:]}) == 1
+    return kernel_of_newest_session()
+
+
+def check_threads(session, case, shapes, *, threads=8, rounds=2):
+    """Concurrent runs of one session with changing shapes give, bit by bit, what runs one after the other give."""
+    inputs = [random_inputs(case, shape, seed) for seed, shape in enumerate(shapes)]
+    kernel = kernel_of_newest_session()
+    wanted = []
+    for fed in inputs:
+        (result,) = session.run(None, fed)
+        assert_right(result, case, fed, kernel)
+        wanted.append(result.tobytes())
+
+    def run(worker):
+        order = np.random.default_rng(worker).permutation(len(inputs) * rounds) % len(inputs)
+        return all(session.run(None, inputs[i])[0].tobytes() == wanted[i] for i in order)
+
+    with ThreadPoolExecutor(threads) as pool:
+        assert all(pool.map(run, range(threads)))
