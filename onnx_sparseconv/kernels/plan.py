@@ -133,10 +133,7 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
     if architecture < MIN_ARCHITECTURE or len(words) > _MAX_WORDS or not layer.used_weights.any():
         return
     group_out = layer.group_out_channels
-    widest = 1 << (layer.out_channels - 1).bit_length()
-    for tile_channels in _TILE_CHANNELS:
-        if tile_channels > widest and tile_channels > 1:
-            continue
+    for tile_channels in sorted({min(channels, layer.out_channels) for channels in _TILE_CHANNELS}):
         if layer.group > 1 and group_out % tile_channels and tile_channels % group_out:
             continue
         plan = _plan_for(layer, architecture, tile_channels, len(words))
@@ -163,7 +160,6 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
     else:
         return None
     chunk = _round_chunk(chunk, tile_in_channels)
-    rows = layer.row_size or _DEFAULT_SIZE
     return GeneratedPlan(
         element_type=10 if layer.element_type == np.float16 else 1,
         in_channels=layer.in_channels,
@@ -184,9 +180,16 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         threads=threads,
         num_stages=_STAGES,
         channel_pitch=pitch,
-        plane_residue=rows[0] * rows[1] % (16 // layer.element_type.itemsize),
+        plane_residue=_plane_residue(layer),
         code_bytes=_code_bytes(layer, tile_channels),
     )
+
+
+def _plane_residue(layer: SparseLayer) -> int:
+    height, width = layer.row_size or _DEFAULT_SIZE
+    residue = height * width % (16 // layer.element_type.itemsize)
+    # Words of two halves never begin at odd elements; planes of an odd size are staged element by element.
+    return residue if residue % columns_per_slot(layer) == 0 else 0
 
 
 def _round_chunk(limit: int, channels: int) -> int:

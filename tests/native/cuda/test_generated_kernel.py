@@ -10,7 +10,7 @@ import pytest
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels.image_container import Image, pack
 from onnx_sparseconv.kernels.layer import make_layer
-from onnx_sparseconv.kernels.plan import HALF_TERMS, candidate_plans, choose_plan
+from onnx_sparseconv.kernels.plan import HALF_TERMS, choose_plan
 from onnx_sparseconv.kernels.source import KERNEL_NAME, make_source
 from tests.native.cuda.reference import model_with
 from tests.support.cuda_host_build import build_host_image
@@ -18,7 +18,6 @@ from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
     convolve,
-    geometry_2d,
     oracle,
     random_inputs,
     random_weight,
@@ -102,9 +101,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form(driver, make_session, form, dtype):
     shape, geometry, sizes = FORMS[form]
-    case = SparseConvCase(
-        random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual="3x3" in form
-    )
+    case = SparseConvCase(random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual="3x3" in form)
     # Few threads and short chunks, so that small inputs have several groups and several chunks; two tiles, one shorter.
     changes = {"threads": 64, "chunk_channels": 4, "channel_pitch": 2048, "num_stages": 2}
     container = pack([image_of(case, sizes[0], **changes)])
