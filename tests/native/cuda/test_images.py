@@ -1,0 +1,296 @@
+"""`cuda_images`: what is damaged or another node's is refused with one line; of the rest, the right image is chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from onnx import helper
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.image_container import CONTAINER_HEADER_BYTES, IMAGE_FIELDS, PLAN_FIELDS, pack
+from tests.native.cuda.reference import make_image, model_with
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
+
+CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(3, 2, 1), Activation.RELU)
+SHAPE = (2, 6, 8, 8)
+REFUSED = "SparseConv node 'conv1': attribute 'cuda_images' "
+
+
+def container(case=CASE, **changes):
+    return pack([make_image(case, **changes)])
+
+
+def field_offset(name):
+    """Where a field of the first image's header lies in the container."""
+    offset = CONTAINER_HEADER_BYTES
+    for field, code in (*IMAGE_FIELDS, *PLAN_FIELDS):
+        if field == name:
+            return offset
+        offset += struct.calcsize(f"<{code}")
+    raise AssertionError(name)
+
+
+def overwritten(data, offset, code, *values):
+    changed = bytearray(data)
+    struct.pack_into(f"<{code}", changed, offset, *values)
+    return bytes(changed)
+
+
+def check_refused(make_session, data, cause="", case=CASE):
+    with pytest.raises(Exception, match="conv1") as caught:
+        make_session(model_with(case, data))
+    message = str(caught.value)
+    assert REFUSED in message
+    assert cause in message
+    assert "\n" not in message.strip()
+    assert message.isascii()
+
+
+def run_and_check(session, case=CASE, x_shape=SHAPE):
+    inputs = random_inputs(case, x_shape)
+    (actual,) = session.run(None, inputs)
+    assert_within(actual, *oracle(case, inputs))
+
+
+def kernel_of(session):
+    run_and_check(session)
+    (record,) = library.describe_kernels()
+    return record.kernel
+
+
+def test_every_truncation_is_refused(make_session):
+    data = container()
+    headers = range(1, field_offset("code_bytes") + 16)
+    for size in (*headers, *range(len(data) - 70, len(data)), *range(1000, len(data), 5000)):
+        check_refused(make_session, data[:size])
+
+
+def test_the_table_starts_from_a_good_container(make_session):
+    assert kernel_of(make_session(model_with(CASE, container()))) == "cuda.generated(sm_90)"
+
+
+BIG = 2**31 - 1
+CONTAINER_FIELD_NAMES = ("magic", "version", "num_images", "header_bytes")
+HOSTILE = [
+    *(
+        (name, "I", value, "")
+        for name in ("magic", "version", "num_images", "header_bytes")
+        for value in (0, 9, 2**32 - 1)
+    ),
+    *(("architecture", "I", value, "that there is not") for value in (0, 9, 1000, 2**32 - 1)),
+    *(("offset", "Q", value, "beyond its place") for value in (0, 8, 16, 168, 2**63, 2**64 - 16, 2**64 - 1)),
+    *(("size", "Q", value, "beyond its place") for value in (0, 2**63, 2**64 - 1)),
+    ("size", "Q", 100, "checksum is wrong"),
+    ("checksum", "I", 0, "checksum is wrong"),
+    ("reserved", "I", 1, "damaged header"),
+    ("compiler", "32s", b"x" * 32, "damaged header"),
+    ("compiler", "32s", b"NVRTC\n12", "damaged header"),
+    ("compiler", "32s", b"\xff", "damaged header"),
+    *((name, "i", value, name) for name in ("in_channels", "out_channels", "group") for value in (0, 5, -1, BIG)),
+    *((name, "ii", (value, 2), name) for name in ("kernel_shape", "strides") for value in (0, 1, -1, BIG)),
+    *(("dilations", "ii", (value, 1), "dilations") for value in (0, 2, -1, BIG)),
+    *(("pads_begin", "ii", (1, value), "pads_begin") for value in (0, 2, -1, BIG)),
+    ("element_type", "i", 0, "element_type"),
+    ("element_type", "i", 11, "element_type"),
+    ("activation", "i", 0, "activation"),
+    ("activation", "i", 99, "activation"),
+    ("is_pointwise", "i", 1, "is_pointwise"),
+    ("is_pointwise", "i", 2, "is_pointwise"),
+    *(("tile_channels", "i", value, "") for value in (0, -1, 3, 9, BIG)),
+    *(("num_tiles", "i", value, "num_tiles") for value in (0, 1, 3, -1, BIG)),
+    *(("tile_in_channels", "i", value, "") for value in (0, 7, -1, BIG)),
+    *(("chunk_channels", "i", value, "") for value in (0, 2, 7, -1, BIG)),
+    *(("num_chunks", "i", value, "num_chunks") for value in (0, 1, 3, -1, BIG)),
+    *(("columns_per_slot", "i", value, "columns_per_slot") for value in (0, 2, -1)),
+    *(("threads", "i", value, "threads") for value in (0, 31, 33, 1056, -32, BIG)),
+    *(("num_stages", "i", value, "num_stages") for value in (0, -1, 65, BIG)),
+    *(("channel_pitch", "i", value, "channel_pitch") for value in (0, 16, 4097, -16, BIG, 2**31 - 16)),
+    *(("plane_residue", "i", value, "plane_residue") for value in (-1, 4, BIG)),
+    ("code_bytes", "i", -1, "code_bytes"),
+]
+
+
+@pytest.mark.parametrize(("name", "code", "value", "cause"), HOSTILE, ids=[f"{n}-{v}" for n, _, v, _ in HOSTILE])
+def test_a_bad_field_is_refused(make_session, name, code, value, cause):
+    is_first = name in CONTAINER_FIELD_NAMES
+    offset = 4 * CONTAINER_FIELD_NAMES.index(name) if is_first else field_offset(name)
+    values = value if isinstance(value, tuple) else (value,)
+    check_refused(make_session, overwritten(container(), offset, code, *values), cause)
+
+
+def test_any_changed_byte_of_an_image_is_refused(make_session):
+    data = container()
+    begin = struct.unpack_from("<Q", data, field_offset("offset"))[0]
+    for at in (begin, begin + 40, len(data) - 1):
+        check_refused(make_session, overwritten(data, at, "B", data[at] ^ 1), "checksum is wrong")
+
+
+def test_random_headers_never_crash(make_session):
+    """Each is refused, or runs, or its launch fails; what fits the node by chance is launched as it says."""
+    rng = np.random.default_rng(0)
+    good, end = container(), field_offset("code_bytes") + 4
+    refused = 0
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(rng.integers(1, 4)):
+            at = 4 * int(rng.integers(end // 4))
+            value = int(rng.choice([0, 1, 2, 3, 8, 31, 64, 4096, BIG, 2**31, 2**32 - 1, int(rng.integers(2**32))]))
+            struct.pack_into("<I", data, at, value)
+        message = what_happens(make_session, bytes(data))
+        refused += REFUSED in message
+        assert not message or "SparseConv node 'conv1': " in message
+    assert 150 < refused < 300
+
+
+def what_happens(make_session, data):
+    """The message with which a session or its run refuses; empty where the run gives the right outputs."""
+    inputs = random_inputs(CASE, SHAPE)
+    try:
+        (actual,) = make_session(model_with(CASE, data)).run(None, inputs)
+    except Exception as error:
+        return str(error)
+    assert_within(actual, *oracle(CASE, inputs))
+    return ""
+
+
+def elf(section_table, section_bytes, num_sections, *, following=0):
+    """The header of a binary, and zeros."""
+    start = b"\x7fELF\x02\x01" + bytes(34) + struct.pack("<Q", section_table) + bytes(10)
+    return start + struct.pack("<HH", section_bytes, num_sections) + bytes(2 + following)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"not a binary",
+        b"\x7fELF",
+        b"\x7fELF" + bytes(60),
+        b"// PTX text\0",
+        elf(2**64 - 64, 64, 1),
+        elf(64, 64, 65535, following=100),
+        elf(64, 40, 1, following=100),
+    ],
+)
+def test_what_is_no_whole_binary_is_refused(make_session, code):
+    image = dataclasses.replace(make_image(CASE), code=code)
+    check_refused(make_session, pack([image]), "is no whole GPU binary")
+
+
+def test_a_section_beyond_the_end_is_refused(make_session):
+    image = make_image(CASE)
+    sections = struct.unpack_from("<Q", image.code, 40)[0]
+    code = overwritten(image.code, sections + 64 + 24, "QQ", 2**63, 2**63)
+    data = pack([dataclasses.replace(image, code=code)])
+    assert struct.unpack_from("<I", data, field_offset("checksum"))[0] == zlib.crc32(code)
+    check_refused(make_session, data, "is no whole GPU binary")
+
+
+def test_two_images_for_one_architecture_are_refused(make_session):
+    data = pack([make_image(CASE, 90), make_image(CASE, 80)])
+    second = CONTAINER_HEADER_BYTES + struct.unpack_from("<I", data, 12)[0]
+    check_refused(make_session, overwritten(data, second, "I", 90), "two images for sm_90")
+
+
+def test_overlapping_images_are_refused(make_session):
+    data = pack([make_image(CASE, 90), make_image(CASE, 80)])
+    at = field_offset("offset")
+    first = struct.unpack_from("<Q", data, at)[0]
+    second = at + struct.unpack_from("<I", data, 12)[0]
+    check_refused(make_session, overwritten(data, second, "Q", first), "beyond its place")
+
+
+@pytest.mark.parametrize(
+    "value", [np.zeros(4, np.int8), np.zeros(4, np.int32), np.zeros((2, 2), np.float32), 3, "SCIM", [1, 2], None]
+)
+def test_a_bad_attribute_is_refused(make_session, value):
+    attributes = {**CASE.attributes(), "cuda_images": value}
+    if value is None:
+        del attributes["cuda_images"]
+    with pytest.raises(Exception, match=r"node 'conv1': attribute 'cuda_images' (must be|is missing or is not)"):
+        make_session(make_model(CASE, attributes))
+
+
+def test_no_byte_at_all_is_no_image(make_session, capfd):
+    assert kernel_of(make_session(model_with(CASE, b""), severity=2)) == "cuda.csr"
+    assert "conv1" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "architectures", "chosen"),
+    [
+        (75, (75, 80, 86, 90), 75),
+        (80, (75, 80, 86, 90), 80),
+        (87, (75, 80, 86, 90), 86),
+        (89, (86, 80, 75), 86),
+        (86, (80, 89, 86), 86),
+        (90, (75, 80, 86, 90), 90),
+        (103, (120, 100), 100),
+    ],
+)
+def test_the_best_image_is_chosen(driver, make_session, device, architectures, chosen):
+    driver.set_device(architecture=device)
+    session = make_session(model_with(CASE, pack([make_image(CASE, a) for a in architectures])))
+    assert kernel_of(session) == f"cuda.generated(sm_{chosen})"
+
+
+@pytest.mark.parametrize(("device", "architectures"), [(80, (75, 86)), (100, (75, 80, 90))])
+def test_where_no_image_is_for_the_gpu_a_warning_says_so(driver, make_session, capfd, device, architectures):
+    driver.set_device(architecture=device)
+    session = make_session(model_with(CASE, pack([make_image(CASE, a) for a in architectures])), severity=2)
+    assert kernel_of(session) == "cuda.csr"
+    (warning,) = [line for line in capfd.readouterr().err.splitlines() if "'conv1' runs the CSR kernel" in line]
+    assert f"none of its images fits this GPU (sm_{device}) and driver (CUDA 12.8)" in warning
+    assert f"that for sm_{architectures[0]} is for another GPU" in warning
+
+
+def test_an_image_for_a_newer_driver_is_left_out(driver, make_session, capfd):
+    driver.set_device(architecture=86)
+    newest, older = make_image(CASE, 86, min_driver=13000), make_image(CASE, 80, min_driver=12080)
+    assert kernel_of(make_session(model_with(CASE, pack([newest, older])))) == "cuda.generated(sm_80)"
+    assert kernel_of(make_session(model_with(CASE, pack([newest])), severity=2)) == "cuda.csr"
+    assert "that for sm_86 needs a newer driver" in capfd.readouterr().err
+    with pytest.raises(Exception, match=r"node 'conv1': .*asks for the generated kernel, and none of its images fits"):
+        make_session(model_with(CASE, pack([newest])), cuda_kernel="generated")
+
+
+def test_the_csr_kernel_can_be_forced(make_session, capfd):
+    session = make_session(model_with(CASE, container()), severity=2, cuda_kernel="csr")
+    assert kernel_of(session) == "cuda.csr"
+    assert "conv1" not in capfd.readouterr().err
+    check_refused(lambda model: make_session(model, cuda_kernel="csr"), container()[:-1])
+
+
+def test_a_float16_node_that_runs_in_float(make_session, capfd):
+    """ONNX Runtime puts Casts around a float16 node among nodes without a float16 kernel; its image does not fit."""
+    case = dataclasses.replace(CASE, dtype=np.dtype(np.float16))
+    model = model_with(case, container(case))
+    (node,) = model.graph.node
+    node.input[0], node.output[0] = "positive", "convolved"
+    model.graph.node.insert(0, helper.make_node("Abs", ["X"], ["positive"]))
+    model.graph.node.append(helper.make_node("Neg", ["convolved"], ["Y"]))
+    inputs = random_inputs(case, SHAPE)
+    session = make_session(model, severity=2)
+    (actual,) = session.run(None, inputs)
+    exact, bound = oracle(case, {**inputs, "X": np.abs(inputs["X"])})
+    assert_within(-actual, exact, bound)
+    assert "that for sm_90 is for the other element type" in capfd.readouterr().err
+
+
+def test_dilations_mean_nothing_where_there_is_one_tap(make_session):
+    geometry = ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (7, 1))
+    case = SparseConvCase(random_weight((4, 6, 1, 3), 0.5), geometry)
+    session = make_session(model_with(case, container(case, dilations=(1, 1))), cuda_kernel="generated")
+    run_and_check(session, case)
