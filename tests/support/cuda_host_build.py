@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,7 +34,7 @@ _OPTIONS = (
     *("-I", str(ROOT / "onnx_sparseconv/custom_ops/native")),  # for half.h
 )
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\s*\(')
-_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s[^;\[]*?(\w+)\s*\[\s*\]\s*;")
+_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 
 
 class KernelError(Exception):
@@ -178,8 +179,8 @@ _LIBC = _load_libc()
 
 
 def _compile(compiler: str, files: Mapping[str, str], image: Path) -> None:
-    work = image.with_suffix(f".{os.getpid()}")
-    work.mkdir(parents=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(dir=CACHE))
     for name, text in files.items():
         (work / name).write_text(text, encoding="utf-8")
     (work / "image.cc").write_text(_translation_unit(_preprocess(compiler, work)), encoding="utf-8")
@@ -215,11 +216,11 @@ def _preprocess(compiler: str, work: Path) -> str:
 def _translation_unit(preprocessed: str) -> str:
     kernels = ", ".join(f"CUDA_ON_HOST_KERNEL({name})" for name in _KERNEL.findall(preprocessed))
     assert kernels, "no kernel found"
-    names = set(_DYNAMIC_SHARED.findall(preprocessed)) or {"cuda_on_host_dynamic_shared"}
-    assert len(names) == 1, f"dynamic shared memory has several names: {names}"
+    shared = set(_DYNAMIC_SHARED.findall(preprocessed)) or {("char", "cuda_on_host_dynamic_shared")}
+    assert len(shared) == 1, f"dynamic shared memory has several names: {shared}"
     lines = [
         '#include "cuda_on_host.h"',
-        f"CUDA_ON_HOST_DYNAMIC_SHARED({names.pop()})",
+        "CUDA_ON_HOST_DYNAMIC_SHARED({}, {})".format(*shared.pop()),
         '#include "source.cu"',
         f"CUDA_ON_HOST_KERNELS({kernels})",
     ]

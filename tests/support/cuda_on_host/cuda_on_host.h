@@ -3,7 +3,7 @@
 // cuda_host_build.py includes this file before a device source and, behind it, names the kernels:
 //
 //   #include "cuda_on_host.h"
-//   CUDA_ON_HOST_DYNAMIC_SHARED(stages)        // the name of `extern __shared__ unsigned char stages[]`
+//   CUDA_ON_HOST_DYNAMIC_SHARED(float, stages)  // for `extern __shared__ float stages[]`
 //   ..the device source..
 //   CUDA_ON_HOST_KERNELS(CUDA_ON_HOST_KERNEL(first_kernel), CUDA_ON_HOST_KERNEL(second_kernel))
 //
@@ -109,9 +109,9 @@ void Call(void (*kernel)(Parameters...), void** params) {
 
 }  // namespace cuda_on_host
 
-#define CUDA_ON_HOST_DYNAMIC_SHARED(name)                                                         \
-  alignas(1024) thread_local unsigned char name[cuda_on_host::kMaxShared + cuda_on_host::kGuard]; \
-  unsigned char* cuda_on_host::DynamicShared() { return name; }
+#define CUDA_ON_HOST_DYNAMIC_SHARED(type, name)                                                           \
+  alignas(1024) thread_local type name[(cuda_on_host::kMaxShared + cuda_on_host::kGuard) / sizeof(type)]; \
+  unsigned char* cuda_on_host::DynamicShared() { return reinterpret_cast<unsigned char*>(name); }
 
 #define CUDA_ON_HOST_KERNEL(name) {#name, [](void** params) { cuda_on_host::Call(&name, params); }}
 
