@@ -92,14 +92,6 @@ def test_a_weight_without_entries(make_session, dtype):
     run_and_check(make_session(make_model(case)), case, (2, 6, 4, 4))
 
 
-def test_more_channels_than_a_grid_has_rows(driver, make_session):
-    weight = np.zeros((66000, 1, 1), np.float32)
-    weight[::1000] = 1
-    case = SparseConvCase(weight, ConvGeometry((1,), (1,), (0, 0), (1,)), slice_height=1)
-    run_and_check(make_session(make_model(case)), case, (1, 1, 2))
-    assert driver.take_launches()[0][1] == (1, 65535, 1)
-
-
 def test_a_run_only_launches(driver, make_session):
     """No allocation, no copy and no synchronisation: CUDA graphs are captured."""
     session = make_session(make_model(CASE))
