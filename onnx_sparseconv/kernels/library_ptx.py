@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--nvrtc", type=Path, help="NVRTC 12.1's library file, where pip has another version")
     options = parser.parse_args(arguments)
     try:
-        ptx = make_ptx(find(NVRTC_VERSION[0], path=options.nvrtc))
+        ptx = make_ptx(find(path=options.nvrtc) if options.nvrtc else find(NVRTC_VERSION[0]))
         if options.check:
             same = PATH.is_file() and PATH.read_bytes() == ptx
             sys.stdout.write(f"{PATH}: {'up to date' if same else 'differs; make it again'}\n")

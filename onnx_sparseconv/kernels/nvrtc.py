@@ -21,6 +21,7 @@ from onnx_sparseconv.errors import CompileError
 WHEELS: Mapping[int, str] = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
 # What the compiler of an older version makes runs on older drivers too.
 PREFERRED = (12, 13)
+_LOADER_NAME = "libnvrtc.so.{}"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def find(major: int | None = None, *, path: str | Path | None = None, preferred:
             if nvrtc.version[0] == wanted:
                 return nvrtc
         try:
-            return Nvrtc(f"libnvrtc.so.{wanted}")
+            return Nvrtc(_LOADER_NAME.format(wanted))
         except CompileError:
             continue
     wheels = " or ".join(f"`pip install {WHEELS[m]}`" for m in majors if m in WHEELS)
@@ -200,7 +201,7 @@ def _wheel_files(major: int) -> Iterator[Path]:
     except importlib.metadata.PackageNotFoundError:
         return
     for file in distribution.files or ():
-        if file.name == f"libnvrtc.so.{major}":
+        if file.name == _LOADER_NAME.format(major):
             yield Path(str(distribution.locate_file(file)))
 
 
