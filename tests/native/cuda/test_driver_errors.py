@@ -35,6 +35,7 @@ CREATION = (
     "cuLibraryLoadData",
     "cuLibraryGetKernel",
     "cuKernelGetFunction",
+    "cuFuncLoad",
     "cuFuncGetAttribute",
     "cuFuncSetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",

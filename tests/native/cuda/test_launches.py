@@ -144,6 +144,12 @@ def test_a_wide_pointwise_plane_is_staged_in_parts(probe):
     assert launch.slots >= 196
 
 
+def test_code_that_runs_once_needs_no_passes(probe):
+    plan = make_plan(layer(128, 128), tile_channels=64, threads=416, channel_pitch=2048, code_bytes=200_000)
+    assert generated(probe, plan, (64, 28, 28, 28, 28)).passes == 3
+    assert generated(probe, plan, (33, 28, 28, 28, 28)).passes == 1
+
+
 def test_more_than_it_can_stage(probe):
     plan = make_plan(layer(64, 64), channel_pitch=1024)
     assert generated(probe, plan, (1, 56, 100, 56, 100)) == (

@@ -458,6 +458,8 @@ EXPORT int cuKernelGetFunction(Function** function, Kernel* kernel) {
   return kSuccess;
 }
 
+EXPORT int cuFuncLoad(Function*) { return EnterContext("cuFuncLoad"); }
+
 EXPORT int cuFuncGetAttribute(int* value, int attribute, Function*) {
   const int result = EnterContext("cuFuncGetAttribute");
   if (result != kSuccess) return result;

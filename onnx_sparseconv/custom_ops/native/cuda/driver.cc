@@ -95,6 +95,7 @@ Driver OpenDriver() {
              &driver.stream_synchronize, &driver.stream_context, &driver.library_load, &driver.library_unload,
              &driver.library_kernel, &driver.kernel_function, &driver.function_attribute,
              &driver.set_function_attribute, &driver.resident_blocks, &driver.launch);
+  driver.function_load.Resolve(library.Find(driver.function_load.name()));
   return driver;
 }
 
@@ -185,6 +186,8 @@ FunctionHandle Library::Function(const char* name) const {
   driver.library_kernel(&kernel, handle_, name);
   FunctionHandle function = nullptr;
   driver.kernel_function(&function, kernel);
+  // Else the first launch would load it, and that may wait for all work of the context.
+  if (driver.function_load) driver.function_load(function);
   return function;
 }
 

@@ -50,6 +50,7 @@ class EntryPoint<Result(Args...)> {
   bool Try(Args... args) const noexcept { return pointer_(args...) == kSuccess; }
 
   const char* name() const { return name_; }
+  explicit operator bool() const { return pointer_ != nullptr; }
   void Resolve(void* symbol) { pointer_ = reinterpret_cast<Pointer>(symbol); }
 
  private:
@@ -79,6 +80,8 @@ struct Driver {
   EntryPoint<Result(LibraryHandle)> library_unload{"cuLibraryUnload"};
   EntryPoint<Result(KernelHandle*, LibraryHandle, const char* name)> library_kernel{"cuLibraryGetKernel"};
   EntryPoint<Result(FunctionHandle*, KernelHandle)> kernel_function{"cuKernelGetFunction"};
+  // Since CUDA 12.4. Older drivers load a function when it is first launched.
+  EntryPoint<Result(FunctionHandle)> function_load{"cuFuncLoad"};
   EntryPoint<Result(int*, int attribute, FunctionHandle)> function_attribute{"cuFuncGetAttribute"};
   EntryPoint<Result(FunctionHandle, int attribute, int value)> set_function_attribute{"cuFuncSetAttribute"};
   EntryPoint<Result(int*, FunctionHandle, int block_size, size_t dynamic_shared_bytes)> resident_blocks{
@@ -87,6 +90,7 @@ struct Driver {
                     unsigned block_y, unsigned block_z, unsigned dynamic_shared_bytes, StreamHandle, void** params,
                     void** extra)>
       launch{"cuLaunchKernel"};
+
   int version = 0;  // as cuDriverGetVersion counts: 12010 is CUDA 12.1
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <tuple>
+#include <vector>
 
 #include "../checked.h"
 
@@ -178,17 +179,18 @@ std::optional<Grouping> FindGrouping(const GeneratedPlan& plan, const PlaneSizes
   std::optional<Grouping> best = GroupSearch(plan, sizes, staging).Find();
   if (plan.is_pointwise == 0) return best;
   const int64_t plane = sizes.in_h * sizes.in_w;
-  const auto consider = [&](int64_t height) {
+  std::vector<int64_t> heights;
+  for (int64_t divisor = 2; divisor * divisor <= plane; ++divisor) {
+    if (plane % divisor == 0) heights.insert(heights.end(), {divisor, plane / divisor});
+  }
+  // Of equal ones, that with the longest rows.
+  std::sort(heights.begin(), heights.end());
+  for (const int64_t height : heights) {
     PlaneSizes rows = sizes;
     rows.in_h = rows.out_h = height;
     rows.in_w = rows.out_w = plane / height;
     const auto found = GroupSearch(plan, rows, staging).Find();
     if (found && (!best || IsBetter(*found, *best))) best = found;
-  };
-  for (int64_t divisor = 1; divisor * divisor <= plane; ++divisor) {
-    if (plane % divisor != 0) continue;
-    consider(divisor);
-    consider(plane / divisor);
   }
   return best;
 }
@@ -213,10 +215,11 @@ int64_t ChooseSplits(const GeneratedPlan& plan, int64_t num_groups, const Device
   return std::clamp<int64_t>(device.num_multiprocessors / units, 1, plan.num_chunks);
 }
 
-int64_t ChoosePasses(const GeneratedPlan& plan, int64_t splits, const Settings& settings) {
+// Passes whose code stays in the cache from one group of a block to the next; with one group there is no next.
+int64_t ChoosePasses(const GeneratedPlan& plan, int64_t splits, bool has_one_group, const Settings& settings) {
   if (splits > 1) return 1;
-  const int64_t wanted =
-      settings.passes > 0 ? settings.passes : CeilDivide(std::max(plan.code_bytes, 1), kResidentCodeBytes);
+  int64_t wanted = settings.passes;
+  if (wanted == 0) wanted = has_one_group ? 1 : CeilDivide(std::max(plan.code_bytes, 1), kResidentCodeBytes);
   return std::min<int64_t>(wanted, plan.num_chunks);
 }
 
@@ -300,7 +303,7 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
   }
 
   GeneratedLaunch launch;
-  launch.num_passes = static_cast<int>(ChoosePasses(plan, num_splits, settings));
+  launch.num_passes = static_cast<int>(ChoosePasses(plan, num_splits, num_lanes == grouping->num_groups, settings));
   launch.num_chunks = plan.num_chunks;
   launch.num_values = num_values;
   launch.shape.grid[0] = static_cast<unsigned>(units * num_lanes);
