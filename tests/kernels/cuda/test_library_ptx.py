@@ -38,7 +38,7 @@ def test_a_stale_text_is_found_and_made_again(monkeypatch, tmp_path, capsys):
     stale.write_text("// old\n")
     committed = library_ptx.PATH.read_bytes()
     monkeypatch.setattr(library_ptx, "PATH", stale)
-    monkeypatch.setattr(library_ptx, "make_ptx", lambda nvrtc: committed)
+    monkeypatch.setattr(library_ptx, "make_ptx", lambda _: committed)
     assert library_ptx.main(["--check", "--nvrtc", compiler.path]) == 1
     assert "differs; make it again" in capsys.readouterr().out
     assert library_ptx.main(["--nvrtc", compiler.path]) == 0
