@@ -1,0 +1,203 @@
+"""Networks in the patterns of well-known architectures, small, as PyTorch's exporter writes them; and the real ones.
+
+Weights are random, nine in ten of them zero, so that a network's numbers are worth nothing and its graph everything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, helper, numpy_helper
+
+from tests.support.odd_models import model, pruned, tensor, value
+
+LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
+OPSET = 17
+
+
+class Network:
+    """Writes a network layer by layer; the last tensor is the input of the next layer."""
+
+    def __init__(self, channels: int, size: int, *, sparsity: float = 0.9) -> None:
+        self.input = value("X", ["N", channels, size, size])
+        self.channels, self.last = channels, "X"
+        self.nodes: list[NodeProto] = []
+        self.constants: dict[str, np.ndarray[Any, Any]] = {}
+        self._sparsity = sparsity
+        self._rng = np.random.default_rng(0)
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{op.lower()}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, list(inputs), [f"{name}_out"], name=name, **attributes))
+        self.last = f"{name}_out"
+        return self.last
+
+    def constant(self, values: Any) -> str:
+        name = f"constant{len(self.constants)}"
+        self.constants[name] = np.asarray(values)
+        return name
+
+    def conv(self, out_channels: int, kernel: int = 3, *, stride: int = 1, group: int = 1, bias: bool = False) -> str:
+        shape = (out_channels, self.channels // group, kernel, kernel)
+        depthwise = group == self.channels
+        weight = pruned(shape, 0 if depthwise else self._sparsity, seed=len(self.nodes))
+        weight *= np.float32(np.sqrt(2 / max(1, np.count_nonzero(weight[0]))))
+        inputs = [self.last, self.constant(weight)]
+        if bias:
+            inputs.append(self.constant(self._rng.standard_normal(out_channels).astype(np.float32) * np.float32(0.1)))
+        self.channels = out_channels
+        return self.add("Conv", *inputs, pads=[kernel // 2] * 4, strides=[stride] * 2, group=group)
+
+    def norm(self) -> str:
+        low, high = [0.8, -0.1, -0.1, 0.8], [1.2, 0.1, 0.1, 1.2]
+        draws = [self._rng.uniform(a, b, self.channels).astype(np.float32) for a, b in zip(low, high, strict=True)]
+        return self.add("BatchNormalization", self.last, *(self.constant(d) for d in draws), epsilon=1e-5)
+
+    def relu(self) -> str:
+        return self.add("Relu", self.last)
+
+    def relu6(self) -> str:
+        bounds = [self.constant(np.float32(0)), self.constant(np.float32(6))]
+        return self.add("Clip", self.last, *bounds)
+
+    def finish(self) -> ModelProto:
+        self.add("GlobalAveragePool", self.last)
+        self.add("Flatten", self.last)
+        constants = [tensor(v, n) for n, v in self.constants.items()]
+        return model(self.nodes, constants, [self.input], [value(self.last, ["N", None])], opset=OPSET)
+
+
+def vgg() -> ModelProto:
+    """Three stages of two Conv with bias and Relu, and MaxPool."""
+    network = Network(3, 32)
+    for channels in (32, 64, 64):
+        for _ in range(2):
+            network.conv(channels, bias=True)
+            network.relu()
+        network.add("MaxPool", network.last, kernel_shape=[2, 2], strides=[2, 2])
+    return network.finish()
+
+
+def resnet() -> ModelProto:
+    """A stem, and two stages of two bottlenecks whose BatchNormalization nobody has folded."""
+    network = Network(3, 32)
+    network.conv(32, 7, stride=2)
+    network.norm()
+    network.relu()
+    network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    for width, stride in ((32, 1), (32, 2)):
+        for block in range(2):
+            entry, channels = network.last, network.channels
+            for kernel, out_channels in ((1, width), (3, width)):
+                network.conv(out_channels, kernel, stride=stride if kernel == 3 and block == 0 else 1)
+                network.norm()
+                network.relu()
+            network.conv(2 * width, 1)
+            main = network.norm()
+            if block == 0:
+                network.last, network.channels = entry, channels
+                network.conv(2 * width, 1, stride=stride)
+                entry = network.norm()
+            network.add("Add", main, entry)
+            network.relu()
+    return network.finish()
+
+
+def densenet() -> ModelProto:
+    """A stem, and two blocks of three layers with a transition between: BatchNormalization stands before the Conv."""
+    network = Network(3, 32)
+    network.conv(32, 7, stride=2)
+    network.norm()
+    network.relu()
+    for block in range(2):
+        for _ in range(3):
+            entry, channels = network.last, network.channels
+            for kernel, out_channels in ((1, 32), (3, 16)):
+                network.norm()
+                network.relu()
+                network.conv(out_channels, kernel)
+            network.add("Concat", entry, network.last, axis=1)
+            network.channels = channels + 16
+        network.norm()
+        network.relu()
+        if block == 0:
+            network.conv(32, 1)
+            network.add("AveragePool", network.last, kernel_shape=[2, 2], strides=[2, 2])
+    return network.finish()
+
+
+def mobilenet_v2() -> ModelProto:
+    """A stem and inverted residuals: sparse 1x1 Conv around dense depthwise ones, Clip as Relu6."""
+    network = Network(3, 32)
+    network.conv(32, 3, stride=2)
+    network.norm()
+    network.relu6()
+    for channels, stride in ((32, 1), (48, 2), (48, 1)):
+        entry, before = network.last, network.channels
+        network.conv(96, 1)
+        network.norm()
+        network.relu6()
+        network.conv(96, 3, stride=stride, group=96)
+        network.norm()
+        network.relu6()
+        network.conv(channels, 1)
+        main = network.norm()
+        if stride == 1 and before == channels:
+            network.add("Add", entry, main)
+    return network.finish()
+
+
+def light_model(name: str, *, thinner: int = 4) -> ModelProto:
+    """One of onnx's light models: the real graph, with random weights instead of constant ones.
+
+    Args:
+        name: as in its file's name.
+        thinner: what the numbers of channels are divided by.
+    """
+    proto = onnx.load(str(LIGHT / f"light_{name}.onnx"))
+    stored = {t.name: numpy_helper.to_array(t) for t in proto.graph.initializer}
+    shapes = {n: a.shape for n, a in stored.items() if a.dtype == np.float32}
+    filled = [node for node in proto.graph.node if node.op_type == "ConstantOfShape"]
+    shapes |= {node.output[0]: tuple(stored[node.input[0]].tolist()) for node in filled}
+    kept = [node for node in proto.graph.node if node.op_type != "ConstantOfShape"]
+    arrays = {n: a for n, a in stored.items() if n not in shapes and n not in {node.input[0] for node in filled}}
+    arrays = {n: _thinner(a, thinner) for n, a in arrays.items()}
+    scales = _names_of_scales(kept)
+    rng = np.random.default_rng(0)
+    for weight_name, full_shape in shapes.items():
+        shape = tuple(_thinner(np.array(full_shape, np.int64), thinner).tolist())
+        if len(shape) == 4:
+            values = pruned(shape, 0.9, seed=len(arrays)) * np.sqrt(20 / np.prod(shape[1:]))
+        elif weight_name in scales:
+            values = rng.uniform(0.7, 1.1, shape)
+        else:
+            values = rng.standard_normal(shape) * 0.1
+        arrays[weight_name] = values.astype(np.float32)
+    del proto.graph.node[:], proto.graph.value_info[:], proto.graph.initializer[:]
+    proto.graph.node.extend(kept)
+    proto.graph.initializer.extend(tensor(a, n) for n, a in arrays.items())
+    if kept[-1].op_type == "Softmax":  # it would hide differences
+        proto.graph.output[0].name = kept[-1].input[0]
+        del proto.graph.node[-1]
+    image = next(i for i in proto.graph.input if len(i.type.tensor_type.shape.dim) == 4 and i.name not in arrays)
+    del proto.graph.input[:]
+    proto.graph.input.append(image)
+    proto.graph.input.extend(
+        value(n, list(a.shape), helper.np_dtype_to_tensor_dtype(a.dtype)) for n, a in arrays.items()
+    )
+    return proto
+
+
+def _thinner(shape: np.ndarray[Any, Any], by: int) -> np.ndarray[Any, Any]:
+    """A shape with fewer channels; classes stay, and so do kernels and colours."""
+    return np.where((shape >= 32) & (shape != 1000), shape // by, shape)
+
+
+def _names_of_scales(nodes: list[NodeProto]) -> set[str]:
+    """Constants that multiply or divide: they should be about 1."""
+    names = {node.input[i] for node in nodes if node.op_type == "BatchNormalization" for i in (1, 4)}
+    factors = {name for node in nodes if node.op_type == "Mul" for name in node.input}
+    return names | {node.input[0] for node in nodes if node.op_type == "Unsqueeze" and node.output[0] in factors}
