@@ -12,6 +12,7 @@ from onnx import helper
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels import nvrtc
 from onnx_sparseconv.kernels.image_container import CONTAINER_HEADER_BYTES, IMAGE_FIELDS, PLAN_FIELDS, pack
 from tests.native.cuda.reference import make_image, model_with
 from tests.support.sparse_models import (
@@ -264,6 +265,34 @@ def test_an_image_for_a_newer_driver_is_left_out(driver, make_session, capfd):
     assert "that for sm_86 needs a newer driver" in capfd.readouterr().err
     with pytest.raises(Exception, match=r"node 'conv1': .*asks for the generated kernel, and none of its images fits"):
         make_session(model_with(CASE, pack([newest])), cuda_kernel="generated")
+
+
+@pytest.mark.parametrize("code", [200, 209])
+def test_an_image_that_the_driver_does_not_take_is_left_out(driver, make_session, capfd, code):
+    model = model_with(CASE, container())
+    driver.fail("cuLibraryLoadData", 1, code)
+    assert kernel_of(make_session(model, severity=2)) == "cuda.csr"
+    (warning,) = [line for line in capfd.readouterr().err.splitlines() if "conv1" in line]
+    assert "runs the CSR kernel: its image for sm_90 does not fit, the CUDA driver's cuLibraryLoadData" in warning
+    driver.fail("cuLibraryLoadData", 1, code)
+    with pytest.raises(Exception, match="node 'conv1': the CUDA driver's cuLibraryLoadData failed"):
+        make_session(model, cuda_kernel="generated")
+
+
+@pytest.mark.parametrize("architecture", [75, 90, 120])
+def test_what_nvrtc_makes_is_a_whole_binary(driver, make_session, architecture):
+    """Such an image reaches the driver, which is where it is found to be for another machine than this."""
+    compilers = nvrtc.installed()
+    if not compilers:
+        pytest.skip("needs NVRTC (the extra 'compile')")
+    options = (f"--gpu-architecture=sm_{architecture}",)
+    source = 'extern "C" __global__ void sparseconv_generated(float* y) { __shared__ float s[9]; *y = s[*(int*)y]; }'
+    driver.set_device(architecture)
+    for compiler in compilers:
+        code = compiler.compile(nvrtc.Program(source, options=options)).cubin
+        image = dataclasses.replace(make_image(CASE, architecture), code=code)
+        with pytest.raises(Exception, match="the CUDA driver's cuLibraryLoadData failed with CUDA_ERROR_INVALID_IMAGE"):
+            make_session(model_with(CASE, pack([image])), cuda_kernel="generated")
 
 
 def test_the_csr_kernel_can_be_forced(make_session, capfd):

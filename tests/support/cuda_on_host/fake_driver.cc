@@ -176,6 +176,8 @@ const char* ErrorName(int code) {
       return "CUDA_ERROR_INVALID_IMAGE";
     case kInvalidContext:
       return "CUDA_ERROR_INVALID_CONTEXT";
+    case 209:
+      return "CUDA_ERROR_NO_BINARY_FOR_GPU";
     case kInvalidHandle:
       return "CUDA_ERROR_INVALID_HANDLE";
     case kNotFound:

@@ -102,6 +102,7 @@ class CudaKernel final : public Kernel {
   };
 
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
+  void WarnOfCsr(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
   void WarnOnce(const ort::Context& context, const std::string& reason) const;
   void Launch(const Call& call) const;
@@ -158,16 +159,27 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
   const Image* image = ChooseImage(images, op_.element_type, device_.architecture, GetDriver().version, &reason);
   if (image == nullptr) {
     if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and ", reason);
-    has_warned_.store(true);
-    node.Warn(Concat(op_.name(), " node '", node_name_, "' runs the CSR kernel: ", reason));
+    WarnOfCsr(node, reason);
     return;
   }
   // The driver wants its images aligned.
   const std::vector<uint8_t> code(image->code, image->code + image->size);
   Image aligned = *image;
   aligned.code = code.data();
-  image_.emplace(aligned, device_);
+  try {
+    image_.emplace(aligned, device_);
+  } catch (const DriverError& error) {
+    // The driver knows best what it can load.
+    if (must_run || (error.result() != kInvalidImage && error.result() != kNoBinaryForGpu)) throw;
+    WarnOfCsr(node, Concat("its image for sm_", image->architecture, " does not fit, ", error.what()));
+    return;
+  }
   runs_image_.store(true);
+}
+
+void CudaKernel::WarnOfCsr(const ort::NodeInfo& node, const std::string& reason) {
+  has_warned_.store(true);
+  node.Warn(Concat(op_.name(), " node '", node_name_, "' runs the CSR kernel: ", reason));
 }
 
 std::string CudaKernel::name() const {

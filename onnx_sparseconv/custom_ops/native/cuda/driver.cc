@@ -1,9 +1,5 @@
 #include "driver.h"
 
-#include <string>
-
-#include "../error.h"
-
 #if defined(_WIN32)
 #include <windows.h>
 #else
@@ -106,8 +102,8 @@ const char* Advice(Result result) {
     case 100:  // CUDA_ERROR_NO_DEVICE
     case 101:  // CUDA_ERROR_INVALID_DEVICE
       return "no such GPU: compare nvidia-smi, CUDA_VISIBLE_DEVICES and the provider's device_id";
-    case 200:  // CUDA_ERROR_INVALID_IMAGE
-    case 209:  // CUDA_ERROR_NO_BINARY_FOR_GPU
+    case kInvalidImage:
+    case kNoBinaryForGpu:
     case 218:  // CUDA_ERROR_INVALID_PTX
     case 222:  // CUDA_ERROR_UNSUPPORTED_PTX_VERSION
       return "install a newer NVIDIA driver, or convert the model again for this GPU";
@@ -130,8 +126,9 @@ void Check(Result result, const char* function) {
   const char* description = nullptr;
   if (error_texts.name != nullptr) error_texts.name(result, &name);
   if (error_texts.description != nullptr) error_texts.description(result, &description);
-  Fail("the CUDA driver's ", function, " failed with ", name == nullptr ? "an unknown error" : name, " (", result,
-       description == nullptr ? "" : Concat(", ", description), "); ", Advice(result));
+  throw DriverError(
+      result, Concat("the CUDA driver's ", function, " failed with ", name == nullptr ? "an unknown error" : name, " (",
+                     result, description == nullptr ? "" : Concat(", ", description), "); ", Advice(result)));
 }
 
 const Driver& GetDriver() {

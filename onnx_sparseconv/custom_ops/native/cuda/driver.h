@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <utility>
+
+#include "../error.h"
 
 namespace sparseconv::cuda {
 
@@ -18,6 +21,8 @@ using FunctionHandle = struct CUfunc_st*;
 using StreamHandle = struct CUstream_st*;
 
 constexpr Result kSuccess = 0;
+constexpr Result kInvalidImage = 200;
+constexpr Result kNoBinaryForGpu = 209;
 
 enum DeviceAttribute : int {
   kMultiprocessorCount = 16,
@@ -31,7 +36,17 @@ enum FunctionAttribute : int {
   kMaxDynamicSharedBytes = 8,
 };
 
-// Throws `Error` with the driver's name of the error, the function and what to do, unless `result` is kSuccess.
+// What `Check` throws.
+class DriverError : public Error {
+ public:
+  DriverError(Result result, const std::string& message) : Error(message), result_(result) {}
+  Result result() const { return result_; }
+
+ private:
+  Result result_;
+};
+
+// Throws `DriverError` with the driver's name of the error, the function and what to do, unless `result` is kSuccess.
 void Check(Result result, const char* function);
 
 template <typename Signature>
