@@ -93,6 +93,38 @@ VOTES = """
     y[t] = __builtin_popcount(votes) + 100 * __all_sync(0xFFFFFFFFu, t < 32) + 1000 * __any_sync(0xFFFFFFFFu, t == 40) +
            10000 * (__shfl_xor_sync(0xFFFFFFFFu, t, 1) == (t ^ 1));
 """
+REFILL = """
+    const Shared barrier = SharedAddress(shared + 64);
+    if (t == 0) {
+      InitBarrier(barrier, 1);
+      FenceBarrierInit();
+    }
+    __syncthreads();
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) {
+      if (t == 0) {
+        ArriveExpecting(barrier, 256);
+        CopyBulk(SharedAddress(shared), x + 64 * i, 256, barrier);
+      }
+      WaitForBarrier(barrier, i % 2);
+      sum += shared[63 - t];
+      __syncthreads();  // refill
+    }
+    y[t] = sum;
+"""
+REFILL_ASYNC = """
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) {
+      CopyAsync4(SharedAddress(shared + t), x + 64 * i + t);
+      CommitCopies();
+      WaitForCopies<0>();
+      __syncthreads();
+      sum += shared[63 - t];
+      __syncthreads();  // refill
+    }
+    y[t] = sum;
+"""
+RACING = [body.replace("__syncthreads();  // refill", "") for body in (REFILL, REFILL_ASYNC)]
 FRESH = """
     __shared__ float fixed[64];
     y[blockIdx.x * 64 + t] = fixed[t] == fixed[t] || shared[t] == shared[t];
@@ -150,7 +182,20 @@ WRONG = {
     "a division by zero": ("y[t] = 7 / static_cast<int>(x[t]);", "divides by zero"),
 }
 BACKWARDS = np.arange(THREADS, dtype=np.float32)[::-1]
-BODIES = [STORE, ASYNC, ASYNC_16, BULK, PIPELINED, PHASES, VOTES, FRESH, *(body for body, _ in WRONG.values())]
+BODIES = [
+    STORE,
+    ASYNC,
+    ASYNC_16,
+    BULK,
+    PIPELINED,
+    PHASES,
+    VOTES,
+    FRESH,
+    REFILL,
+    REFILL_ASYNC,
+    *RACING,
+    *(body for body, _ in WRONG.values()),
+]
 
 
 @functools.cache
@@ -194,6 +239,14 @@ def test_copies_arrive_group_by_group():
 def test_a_barrier_serves_phase_after_phase():
     x = np.arange(5 * THREADS, dtype=np.float32)
     np.testing.assert_array_equal(run(PHASES, x=x), x.reshape(5, THREADS).sum(axis=0))
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["bulk", "async"])
+def test_copies_over_data_that_others_still_read_are_seen(kind):
+    x = np.arange(4 * THREADS, dtype=np.float32)
+    wanted = x.reshape(4, THREADS)[:, ::-1].sum(axis=0)
+    np.testing.assert_array_equal(run([REFILL, REFILL_ASYNC][kind], x=x), wanted)
+    assert (run(RACING[kind], x=x) != wanted).any()
 
 
 def test_warps_vote_and_exchange():

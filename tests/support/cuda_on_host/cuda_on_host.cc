@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -84,6 +85,7 @@ struct Fiber {
   const char* site = nullptr;  // of the __syncthreads
   unsigned barrier = 0;        // of WaitForBarrier
   unsigned parity = 0;
+  unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
   std::deque<std::vector<Copy>> groups;  // committed, not arrived
 };
@@ -115,6 +117,7 @@ struct State {
   std::vector<Warp> warps;
   std::map<unsigned, Barrier> barriers;
   unsigned epoch = 0;
+  pthread_t thread = {};  // that launched
   void (*kernel)(void**) = nullptr;
   const char* kernel_name = "";
   void** params = nullptr;
@@ -227,7 +230,13 @@ void Deliver(std::vector<Copy>& copies) {
 
 void CopyAsync(unsigned to, const void* from, unsigned bytes) {
   CheckSource(from, bytes);
-  state.current->copies.push_back({SharedPointer(to, bytes, bytes), from, bytes});
+  const Copy copy = {SharedPointer(to, bytes, bytes), from, bytes};
+  // Every second one, also among the threads, arrives at once.
+  if ((state.current->number + state.current->num_copies++) % 2 != 0) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+  } else {
+    state.current->copies.push_back(copy);
+  }
 }
 
 void CommitCopies() {
@@ -286,7 +295,9 @@ void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
   if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);
   if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
   CheckSource(from, 16);
-  barrier.copies.push_back({SharedPointer(to, bytes, 16), from, bytes});
+  unsigned char* pointer = SharedPointer(to, bytes, 16);
+  std::memcpy(pointer, from, bytes / 2);  // the rest arrives when it is waited for
+  barrier.copies.push_back({pointer, from, bytes});
 }
 
 void WaitForBarrier(unsigned number, unsigned parity) {
@@ -323,6 +334,7 @@ void StartFiber(Fiber& fiber, unsigned number) {
   fiber.number = number;
   fiber.index = {number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
   fiber.wait = Wait::kNothing;
+  fiber.num_copies = 0;
   fiber.copies.clear();
   fiber.groups.clear();
 }
@@ -342,7 +354,8 @@ bool CompleteBarriers() {
     if (fiber.wait != Wait::kBarrier) continue;
     Barrier& barrier = state.barriers[fiber.barrier];
     for (const Copy& copy : barrier.copies) {
-      std::memcpy(copy.to, copy.from, copy.bytes);
+      const unsigned early = copy.bytes / 2;
+      std::memcpy(copy.to + early, static_cast<const unsigned char*>(copy.from) + early, copy.bytes - early);
       barrier.bytes -= copy.bytes;
       EndPhaseIfComplete(barrier);
     }
@@ -447,7 +460,7 @@ bool IsLaunchable(const unsigned grid[3], const unsigned block[3], unsigned shar
 
 // A fault of a thread ends the launch, not the process. The handler runs on a stack of its own and does not return.
 void HandleFault(int signal, siginfo_t* info, void* context) {
-  if (state.current == nullptr) {
+  if (state.current == nullptr || !pthread_equal(state.thread, pthread_self())) {
     ::signal(signal, SIG_DFL);  // not a kernel's: it happens again
     return;
   }
@@ -487,6 +500,7 @@ class FaultHandler {
 int LaunchLocked(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
   state.has_failed = false;
   state.current = nullptr;
+  state.thread = pthread_self();
   if (!IsLaunchable(grid, block, shared_bytes)) {
     SetError("grid (%u, %u, %u), block (%u, %u, %u), %u bytes of shared memory", grid[0], grid[1], grid[2], block[0],
              block[1], block[2], shared_bytes);

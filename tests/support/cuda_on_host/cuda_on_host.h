@@ -9,16 +9,20 @@
 //
 // The shared object exports
 //
-//   int cuda_on_host_launch(name, grid, block, shared_bytes, params)   0: done, 1: no such kernel, 2: the kernel is
-//   wrong int cuda_on_host_has_kernel(name) const char* cuda_on_host_error()                                   of the
-//   last launch that returned 2
+//   int cuda_on_host_launch(name, grid, block, shared_bytes, params)
+//       0: done, 1: no such kernel, 2: the kernel is wrong
+//   int cuda_on_host_has_kernel(name)
+//   const char* cuda_on_host_error()
+//       of the last launch that returned 2
 //
 // The threads of a block are fibers: each runs until it waits for others. Blocks run one after the other, every second
 // one with its threads in falling order. Launches of one shared object wait for each other.
 //
-// What is wrong on a GPU goes wrong here: shared memory holds NaNs (all bits set) when a block begins; copies arrive as
-// late as they may, when they are waited for; barriers that not all threads reach, misaligned copies, shared memory
-// behind its end, and waits that never end are errors. Races are only found where the order of the threads shows them.
+// What is wrong on a GPU goes wrong here. Shared memory holds NaNs (all bits set) when a block begins. Half of every
+// asynchronous copy arrives at once, the other half when it is waited for and no thread can go on otherwise: so neither
+// a missing wait nor a copy over data that others still read goes unseen. Errors are: barriers that not all threads
+// reach, misaligned copies, shared memory behind its end, waits that never end, and global addresses that the process
+// may not read or write. Races are only found where the order of the threads shows them.
 #pragma once
 
 #include <cstddef>
