@@ -14,6 +14,7 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,42 +134,64 @@ def prepare(
     directory: Path,
     cells: Iterable[tuple[Layer, int, str, float]],
     targets: Sequence[str],
+    jobs: int,
     say: Callable[[str], None],
 ) -> int:
     """Convert every layer, with images for the targets; needs no GPU. What fails stands in the manifest.
 
+    Images are cached by content, so a second call only compiles what has changed.
+
+    Args:
+        directory: where to.
+        cells: as `grid` gives them; the batch size makes no difference.
+        targets: architectures, such as ``sm_90``; none: no images.
+        jobs: layers at a time.
+        say: called with a line for every layer.
+
     Returns:
         The number of layers that failed.
     """
+    directory.mkdir(parents=True, exist_ok=True)
+    wanted = {prepared_name(layer, sparsity, dtype): (layer, sparsity, dtype) for layer, _, dtype, sparsity in cells}
+    entries: dict[str, dict[str, Any]] = {}
+    # Threads are enough: the compilers are processes of their own.
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(_prepare_one, directory / name, *what, targets): name for name, what in wanted.items()}
+        for future in as_completed(waiting):
+            name = waiting[future]
+            entries[name] = entry = future.result()
+            manifest = {"commit": git_commit(), "targets": list(targets), "models": entries}
+            write_text(directory / MANIFEST, to_json_text(manifest))
+            result = entry["problem"] or f"{entry['bytes'] / 1e6:.2f} MB"
+            say(f"{name}: {result} ({entry['seconds']:.1f} s)")
+    return sum(bool(entry["problem"]) for entry in entries.values())
+
+
+def _prepare_one(path: Path, layer: Layer, sparsity: float, dtype: str, targets: Sequence[str]) -> dict[str, Any]:
     import onnx_sparseconv as sc  # noqa: PLC0415
 
-    directory.mkdir(parents=True, exist_ok=True)
-    entries: dict[str, dict[str, Any]] = {}
-    for layer, _, dtype, sparsity in cells:
-        name = prepared_name(layer, sparsity, dtype)
-        if name in entries:
-            continue
-        started = time.perf_counter()
-        model = make_model(layer, Setting(sparsity, 1, 1, dtype), relu=True, batch="N")
-        weights = make_weights(layer, sparsity, dtype)
-        entry: dict[str, Any] = {"layer": layer.name, "sparsity": sparsity, "dtype": dtype, "problem": ""}
-        try:
-            _, report = sc.convert(model, directory / name, sc.ConvertOptions(force=True, targets=tuple(targets)))
-            entry["notes"] = to_plain(report.notes)
-            entry["images"] = [to_plain(layer.images) for layer in report.model.layers]
-        except SparseConvError as error:
-            entry["problem"] = str(error)
-        entry["seconds"] = time.perf_counter() - started
-        if not entry["problem"]:
-            entry["bytes"] = (directory / name).stat().st_size
-        entry["weights"] = checksum(weights)
-        entry["dense_weight_bytes"] = weights["w"].nbytes
-        entries[name] = entry
-        manifest = {"commit": git_commit(), "targets": list(targets), "models": entries}
-        write_text(directory / MANIFEST, to_json_text(manifest))
-        result = entry["problem"] or f"{entry['bytes'] / 1e6:.2f} MB"
-        say(f"{name}: {result} ({entry['seconds']:.1f} s)")
-    return sum(bool(entry["problem"]) for entry in entries.values())
+    started = time.perf_counter()
+    weights = make_weights(layer, sparsity, dtype)
+    entry: dict[str, Any] = {
+        "layer": layer.name,
+        "sparsity": sparsity,
+        "dtype": dtype,
+        "problem": "",
+        "weights": checksum(weights),
+        "dense_weight_bytes": weights["w"].nbytes,
+    }
+    model = make_model(layer, Setting(sparsity, 1, 1, dtype), relu=True, batch="N")
+    options = sc.ConvertOptions(force=True, targets=tuple(targets), jobs=1)
+    try:
+        _, report = sc.convert(model, path, options)
+    except SparseConvError as error:
+        return {**entry, "problem": str(error), "seconds": time.perf_counter() - started}
+    return {
+        **entry,
+        "bytes": path.stat().st_size,
+        "images": [to_plain(image) for converted in report.model.layers for image in converted.images],
+        "seconds": time.perf_counter() - started,
+    }
 
 
 def read_prepared(directory: Path) -> dict[str, dict[str, Any]]:

@@ -39,7 +39,7 @@ def run_gpu(options: argparse.Namespace, head: dict[str, Any]) -> int:
     rows = selected_rows(options)
     cells = grid(rows, options.dtype, options.sparsity, options.batch)
     if options.prepare is not None:
-        return int(prepare(options.prepare, cells, options.target, _say) > 0)
+        return int(prepare(options.prepare, cells, options.target, options.jobs, _say) > 0)
     environment = read_environment()
     gpu_name = environment.cuda.gpus[0].name if environment.cuda.gpus else ""
     bandwidth, source = memory_bandwidth(options.bandwidth, gpu_name)

@@ -144,10 +144,11 @@ def test_prepared_layers_are_what_is_measured(small, tmp_path):
 
     cells = grid([small], ["float32"], [], [])
     said = []
-    assert prepare(tmp_path / "p", cells, [], said.append) == 0
+    assert prepare(tmp_path / "p", cells, [], 2, said.append) == 0
     entries = read_prepared(tmp_path / "p")
     assert sorted(entries) == [prepared_name(small.layer, s, "float32") for s in (0.8, 0.9)]
     assert len(said) == 2
+    assert all(entry["bytes"] == (tmp_path / "p" / name).stat().st_size for name, entry in entries.items())
     jobs = make_jobs(_options(tmp_path, prepared=tmp_path / "p", config=["a=b"]), cells, 0.0)
     assert [job.key for job in jobs] == [("small", s, b, "float32") for b in (2, 1) for s in (0.8, 0.9)]
     assert all(job.converted and job.weights and job.config == {"a": "b"} for job in jobs)
