@@ -205,7 +205,8 @@ def _state_ranks(scopes: Sequence[Scope]) -> None:
         graph = scope.proto
         if not isinstance(graph, GraphProto) or scope.parent is None:
             continue
-        ranks = {n.outputs[0].name: len(n.attrs["kernel_shape"]) + 2 for n in scope.graph.nodes if is_sparse(n)}
+        sparse = [n for n in scope.graph.nodes if is_sparse(n) and "kernel_shape" in n.attrs]
+        ranks = {n.outputs[0].name: len(n.attrs["kernel_shape"]) + 2 for n in sparse}
         for output in graph.output:
             tensor = output.type.tensor_type
             if output.name in ranks and tensor.elem_type and not tensor.HasField("shape"):

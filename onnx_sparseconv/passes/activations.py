@@ -54,7 +54,7 @@ def match_activation(tensor: gs.Tensor, dtype: FloatType, constant: ConstantLook
         RefusedError: it is one that the op cannot express.
     """
     for multiply in tensor.outputs:
-        found = _gated(multiply, tensor, constant)
+        found = match_gate(multiply, tensor, constant)
         if found is not None:
             return found
     return next((m for node in tensor.outputs if (m := match_node(node, dtype, constant)) is not None), None)
@@ -130,8 +130,8 @@ _SINGLE: dict[str, Callable[[gs.Node, FloatType, ConstantLookup], _Parameters]] 
 SINGLE_OPS = tuple(_SINGLE)
 
 
-def _gated(multiply: gs.Node, x: gs.Tensor, constant: ConstantLookup) -> Match | None:
-    """``x * gate(x)``, with the gate in one or more nodes."""
+def match_gate(multiply: gs.Node, x: gs.Tensor, constant: ConstantLookup) -> Match | None:
+    """``x * gate(x)``, with the gate in one or more nodes, of which ``multiply`` multiplies; None where it is not."""
     if not is_standard(multiply, "Mul") or len(multiply.inputs) != 2:
         return None
     first, second = multiply.inputs

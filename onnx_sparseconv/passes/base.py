@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, Activation
@@ -92,14 +93,16 @@ def is_standard(node: gs.Node, *ops: str) -> bool:
 
 
 def is_sparse(node: gs.Node) -> bool:
-    """Whether a node is one of our ops."""
-    return node.domain == DOMAIN and node.op in OP_TYPES
+    """Whether a node is one of our ops, with an input and an output."""
+    return node.domain == DOMAIN and node.op in OP_TYPES and bool(node.inputs) and bool(node.outputs)
 
 
 def has_no_activation(node: gs.Node) -> bool:
     """Whether a node is one of our ops and applies no activation yet."""
     activation = node.attrs.get("activation")
-    return is_sparse(node) and isinstance(activation, gs.Constant) and int(activation.values) == Activation.NONE
+    if not is_sparse(node) or not isinstance(activation, gs.Constant):
+        return False
+    return bool(np.array_equal(activation.values, np.asarray(int(Activation.NONE))))
 
 
 def sole_producer(tensor: gs.Tensor, pinned: AbstractSet[str]) -> gs.Node | None:

@@ -7,6 +7,7 @@ from collections.abc import Set as AbstractSet
 
 import onnx_graphsurgeon as gs
 
+from onnx_sparseconv.passes.activations import match_gate
 from onnx_sparseconv.passes.base import (
     ConstantLookup,
     Edit,
@@ -38,8 +39,8 @@ class FoldScaleBefore:
     6. The convolution is the only reader of the node's output, which is not pinned.
     7. Scale and shift are finite, and what is folded keeps the precision of the weight's type (`ConvLayer`).
     8. What stands behind another Conv that alone feeds it is left: a dense Conv takes it in at session creation.
-    9. What ends an activation that is spelled out (``x * Clip(x + 3, 0, 6) / 6``) behind a chosen Conv is left to
-       `FuseActivation`.
+    9. What ends an activation that is spelled out (``x * Clip(x + 3, 0, 6) / 6``) behind a chosen Conv, or behind its
+       residual, is left to `FuseActivation`.
 
     Args:
         layers: of the chosen nodes, by ``id`` of the gs.Node; brought up to date.
@@ -88,21 +89,31 @@ class FoldScaleBefore:
             return None
         layer = self._layers[id(convolution)]
         affine = read_affine(node, layer.rank, self._constant)
-        if affine is None or self._belongs_to_another(affine.data):
+        if affine is None or self._is_for_dense_conv(affine.data) or self._ends_activation(node, affine.data):
             return None
         require_sole_reader(node.outputs[0], self._pinned)
         if affine.may_broadcast:
             self._require_shape(affine, layer)
         return layer.with_scaled_input(affine.scale, affine.shift), affine.data
 
-    def _belongs_to_another(self, data: gs.Tensor) -> bool:
+    def _is_for_dense_conv(self, data: gs.Tensor) -> bool:
         producer = sole_producer(data, self._pinned)
+        return producer is not None and is_standard(producer, "Conv") and id(producer) not in self._layers
+
+    def _ends_activation(self, node: gs.Node, data: gs.Tensor) -> bool:
+        """Whether ``node`` is the last of an activation behind a chosen convolution, or behind its residual."""
+        multiply = _producer(data)
+        if multiply is None:
+            return False
+        matches = ((x, match_gate(multiply, x, self._constant)) for x in multiply.inputs)
+        return any(self._comes_from_chosen(x) for x, match in matches if match is not None and match.nodes[-1] is node)
+
+    def _comes_from_chosen(self, tensor: gs.Tensor) -> bool:
+        producer = _producer(tensor)
         if producer is None:
             return False
-        if is_standard(producer, "Conv"):
-            return id(producer) not in self._layers
-        sources = [_producer(operand) for operand in producer.inputs]
-        return is_standard(producer, "Mul") and any(id(source) in self._layers for source in sources if source)
+        sources = map(_producer, producer.inputs) if is_standard(producer, "Add", "Sum") else iter(())
+        return id(producer) in self._layers or any(id(source) in self._layers for source in sources if source)
 
     def _require_shape(self, affine: ChannelAffine, layer: ConvLayer) -> None:
         shape = self._shape_of(affine.data.name)

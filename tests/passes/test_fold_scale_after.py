@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -178,6 +178,16 @@ def test_a_chain_is_rounded_once():
     weight = decode(attributes_from_proto(converted.graph.node[0]).weight)
     np.testing.assert_array_equal(weight, WEIGHT)
     assert len(edits(report, PASS)) == 3
+
+
+def test_weights_and_bias_are_those_of_float64_rounded_once():
+    converted, _ = checked(after("BatchNormalization", "a", *BN_INPUTS, bias=True))
+    gamma, beta, mean, var = (BN[n].astype(np.float64) for n in BN_INPUTS)
+    scale = gamma / np.sqrt(var + float(np.float32(1e-5)))
+    weight = decode(attributes_from_proto(converted.graph.node[0]).weight)
+    np.testing.assert_array_equal(weight, (WEIGHT * scale.reshape(-1, 1, 1, 1)).astype(np.float32))
+    (bias,) = (numpy_helper.to_array(t) for t in converted.graph.initializer)
+    np.testing.assert_array_equal(bias, (numbers(6) * scale + (beta - mean * scale)).astype(np.float32))
 
 
 def test_only_adding_leaves_the_bits_of_the_weight():

@@ -200,9 +200,10 @@ def test_what_a_dense_convolution_before_takes_in_is_left_to_it():
     assert list(converted.graph.node)[:2] == list(proto.graph.node)[:2]
 
 
-def test_the_end_of_an_activation_is_left_to_the_convolution_before():
+@pytest.mark.parametrize("residual", [False, True])
+def test_the_end_of_an_activation_is_left_to_the_convolution_before(residual):
     nodes = [
-        conv(),
+        *([conv(out="r"), node("Add", ["X", "r"], "a")] if residual else [conv()]),
         node("Add", ["a", "three"], "b"),
         node("Clip", ["b", "zero", "six"], "g"),
         node("Mul", ["a", "g"], "m"),
@@ -211,8 +212,24 @@ def test_the_end_of_an_activation_is_left_to_the_convolution_before():
     ]
     constants = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)}
     converted, report = checked(build(nodes, constants))
-    assert ops(converted) == ["SparseConv", "SparseConv"]
-    assert edits(report, "FuseActivation") == ["conv_a: x * Clip(x + 3, 0, 6) / 6 'Div_h'"]
+    assert ops(converted) == ["SparseConvAdd" if residual else "SparseConv", "SparseConv"]
+    name = "conv_r" if residual else "conv_a"
+    assert edits(report, "FuseActivation") == [f"{name}: x * Clip(x + 3, 0, 6) / 6 'Div_h'"]
+    assert not edits(report, PASS)
+
+
+def test_the_end_of_an_activation_of_something_else_is_folded():
+    nodes = [
+        node("Neg", ["X"], "a"),
+        node("Add", ["a", "three"], "b"),
+        node("Clip", ["b", "zero", "six"], "g"),
+        node("Mul", ["a", "g"], "m"),
+        node("Div", ["m", "six"], "h"),
+        conv("h", "Y"),
+    ]
+    constants = {"three": np.float32(3), "zero": np.float32(0), "six": np.float32(6)}
+    converted, _ = checked(build(nodes, constants))
+    assert ops(converted) == ["Neg", "Add", "Clip", "Mul", "SparseConv"]
 
 
 def test_what_stands_outside_of_the_branch_is_left():
