@@ -63,9 +63,9 @@ constexpr unsigned kMaxThreads = 1024;
 constexpr unsigned kSharedBegin = 1024;  // address of the first byte of shared memory, so that 0 is an error
 constexpr unsigned kMaxPendingBytes = (1u << 20) - 1;  // that an mbarrier can count
 constexpr size_t kStack = 128 * 1024;
-constexpr size_t kPage = 4096;
-constexpr unsigned char kUnset = 0xFF;      // NaN in both types, and a bad index
-constexpr unsigned char kGuardByte = 0xFD;  // the same, but another one
+constexpr uint64_t kStackMark = 0x57AC4E4D57AC4E4Dull;  // at its end: a thread that overwrites it needs more stack
+constexpr unsigned char kUnset = 0xFF;                  // NaN in both types, and a bad index
+constexpr unsigned char kGuardByte = 0xFD;              // the same, but another one
 constexpr uint64_t kBarrierMark = 0xBA441E4BA441E4BAull;
 
 enum class Wait { kNothing, kBlock, kWarp, kBarrier, kDone };
@@ -111,6 +111,7 @@ struct Barrier {
 struct State {
   std::mutex mutex;
   std::vector<Fiber> fibers;
+  unsigned char* stacks = nullptr;  // kStack bytes for each fiber
   unsigned num_threads = 0;
   Fiber* current = nullptr;
   void* scheduler = nullptr;
@@ -319,11 +320,8 @@ void RunFiber() {
 }
 
 void StartFiber(Fiber& fiber, unsigned number) {
-  if (fiber.stack == nullptr) {
-    void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED || mprotect(memory, kPage, PROT_NONE) != 0) __builtin_trap();
-    fiber.stack = static_cast<unsigned char*>(memory);
-  }
+  fiber.stack = state.stacks + number * kStack;
+  std::memcpy(fiber.stack, &kStackMark, sizeof(kStackMark));
   // What cuda_on_host_switch takes from the stack: six registers, then where to go. A function expects the stack
   // pointer 8 bytes off a multiple of 16.
   auto** top = reinterpret_cast<void**>(fiber.stack + kStack - 64);
@@ -390,6 +388,14 @@ void CompleteBlockBarrier() {
   for (unsigned i = 0; i < state.num_threads; ++i) state.fibers[i].wait = Wait::kNothing;
 }
 
+void CheckStacks() {
+  for (unsigned i = 0; i < state.num_threads; ++i) {
+    if (std::memcmp(state.fibers[i].stack, &kStackMark, sizeof(kStackMark)) != 0) {
+      return SetError("a thread has used more than %zu bytes of stack", kStack);
+    }
+  }
+}
+
 void CheckGuard() {
   const unsigned char* guard = state.dynamic + state.dynamic_size;
   for (unsigned i = 0; i < kGuard; ++i) {
@@ -431,6 +437,7 @@ void RunBlock(bool is_falling) {
   for (const auto& [number, barrier] : state.barriers) {
     if (!barrier.copies.empty()) return SetError("bulk copies are under way when the block ends");
   }
+  CheckStacks();
   CheckGuard();
 }
 
@@ -457,6 +464,20 @@ bool IsLaunchable(const unsigned grid[3], const unsigned block[3], unsigned shar
   return threads >= 1 && threads <= kMaxThreads && block[2] <= 64 && grid[0] >= 1 && grid[0] <= 0x7FFFFFFFu &&
          grid[1] >= 1 && grid[1] <= 65535 && grid[2] >= 1 && grid[2] <= 65535 && shared_bytes <= kMaxShared;
 }
+
+// The stacks of a launch. They are given back: a process may load hundreds of images, each with a State of its own.
+class Stacks {
+ public:
+  explicit Stacks(unsigned count) : size_(count * kStack) {
+    void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) __builtin_trap();
+    state.stacks = static_cast<unsigned char*>(memory);
+  }
+  ~Stacks() { munmap(state.stacks, size_); }
+
+ private:
+  const size_t size_;
+};
 
 // A fault of a thread ends the launch, not the process. The handler runs on a stack of its own and does not return.
 void HandleFault(int signal, siginfo_t* info, void* context) {
@@ -514,6 +535,7 @@ int LaunchLocked(const unsigned grid[3], const unsigned block[3], unsigned share
   state.dynamic_size = shared_bytes;
   dl_iterate_phdr(&FindShared, reinterpret_cast<void*>(&RunFiber));
   const FaultHandler handler;
+  const Stacks stacks(state.num_threads);
   bool is_falling = false;
   for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z) {
     for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y) {
