@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the native library with AddressSanitizer and UndefinedBehaviorSanitizer, and runs the fuzz test and a sample of the
-# other tests with it. PYTHON names the interpreter (default: python3).
+# other tests with it, then those of its CUDA side. PYTHON names the interpreter (default: python3).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
@@ -15,6 +15,12 @@ export ONNX_SPARSECONV_LIBRARY="$PWD/$build/libonnx_sparseconv.so" PYTHONPATH="$
 preload="$(g++ -print-file-name=libasan.so) $(g++ -print-file-name=libstdc++.so)"
 export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1
 
+# With the sanitizers, as ASAN_OPTIONS is set; their runtime is only loaded for what is tested.
+"$python" -c "
+from tests.native.cuda import reference
+from tests.support import cuda_emulation
+cuda_emulation.build_emulated_library(), cuda_emulation.build_driver(), cuda_emulation.library_image(), reference.compiled()"
+
 echo "fuzz"
 LD_PRELOAD="$preload" "$python" tests/native/fuzz_attributes.py --count 1000 2>"$build/fuzz.log" ||
   { tail -60 "$build/fuzz.log"; exit 1; }
@@ -22,3 +28,7 @@ echo "tests"
 LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
   tests/native/test_correctness.py tests/native/test_refusals.py tests/native/test_concurrency.py \
   -k "not steady_runs and not portable_form"
+echo "tests of the CUDA side"
+LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
+  tests/native/cuda/test_images.py tests/native/cuda/test_csr.py tests/native/cuda/test_generated.py \
+  tests/native/cuda/test_driver_errors.py

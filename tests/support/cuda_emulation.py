@@ -23,19 +23,24 @@ _SOURCE = Path(__file__).parent / "cuda_on_host" / "fake_driver.cc"
 _KERNELS_VARIABLE = "CUDA_ON_HOST_LIBRARY_KERNELS"
 
 
+# As run_sanitized.sh sets it up.
+_SANITIZE = "ASAN_OPTIONS" in os.environ
+
+
 def _build_folder() -> Path:
-    return ROOT / "build" / f"emulated-cuda-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+    kind = "sanitized" if _SANITIZE else os.environ.get("PYTEST_XDIST_WORKER", "main")
+    return ROOT / "build" / f"emulated-cuda-{kind}"
 
 
 @functools.cache
-def build_emulated_library(*options: str) -> Path:
+def build_emulated_library() -> Path:
     """The native library with its CUDA kernels under the CPU provider's name."""
     return build_library(
         _build_folder(),
         "-DCMAKE_BUILD_TYPE=Debug",
         "-DSPARSECONV_WARNINGS_AS_ERRORS=ON",
         f"-DSPARSECONV_EMULATED_CUDA={_DRIVER_NAME}",
-        *options,
+        f"-DSPARSECONV_SANITIZE={'ON' if _SANITIZE else 'OFF'}",
     )
 
 

@@ -22,7 +22,8 @@ _MAX_WEIGHTS = 1 << 14
 
 
 @functools.cache
-def _compiled() -> bytes:
+def compiled() -> bytes:
+    """The shared object, with room for a plan and a weight."""
     folder = ROOT / "build" / f"emulated-cuda-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / "reference_image.so"
@@ -39,10 +40,10 @@ def code_for(plan: GeneratedPlan, weight: np.ndarray) -> bytes:
     values = [getattr(plan, name) for name, _ in PLAN_FIELDS]
     flat = [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
     data = struct.pack(f"<{len(flat)}i", *flat) + weight.astype(np.float32).tobytes()
-    compiled = bytearray(_compiled())
-    begin = compiled.index(_MAGIC) + len(_MAGIC)
-    compiled[begin : begin + len(data)] = data
-    return bytes(compiled)
+    code = bytearray(compiled())
+    begin = code.index(_MAGIC) + len(_MAGIC)
+    code[begin : begin + len(data)] = data
+    return bytes(code)
 
 
 def make_plan(case, **changes) -> GeneratedPlan:
