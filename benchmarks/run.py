@@ -16,14 +16,16 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from gpu_session import run_gpu
 from layers import Setting, geometric_means, read_suite, time_layer
 
+from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.files import write_text
-from onnx_sparseconv.runtime.bench import bench
+from onnx_sparseconv.runtime.bench import CudaBench, bench
 from onnx_sparseconv.runtime.environment import read_environment
 from onnx_sparseconv.runtime.plain import to_json_text, to_plain
 from onnx_sparseconv.runtime.timing import TimingPlan
@@ -86,18 +88,40 @@ def run_suites(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, 
     return records
 
 
-def run_models(options: argparse.Namespace, plan: TimingPlan) -> list[dict[str, Any]]:
-    """Every pair of models with every number of threads."""
-    records = []
+def run_models(options: argparse.Namespace, plan: TimingPlan, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Every pair of models with every number of threads, on CUDA with a CUDA graph and without.
+
+    Args:
+        options: the command line.
+        plan: how to time.
+        keep: called with each record.
+    """
+    modes = [None] if options.provider == "cpu" else [CudaBench(), CudaBench(cuda_graph=True)]
     for pair, threads, batch in itertools.product(options.models, options.threads, options.batch or [1]):
         original, _, converted = pair.partition(":")
-        report = bench(original, converted, provider=options.provider, threads=threads, batch=batch, plan=plan)
-        record = to_plain(report)
-        del record["environment"]
-        record["original"]["path"], record["converted"]["path"] = Path(original).name, Path(converted).name
-        records.append(record)
-        print(f"{Path(original).name} threads {threads}: {report.speedup.of_medians:.2f}x", file=sys.stderr)
-    return records
+        for cuda in modes:
+            try:
+                report = bench(
+                    original,
+                    converted,
+                    provider=options.provider,
+                    threads=threads,
+                    batch=batch,
+                    cuda=cuda,
+                    plan=plan,
+                )
+            except ModelError as error:
+                if cuda is None:
+                    raise
+                # A model with nodes on the CPU does not run as a CUDA graph; its other record stands.
+                keep({"original": {"path": Path(original).name}, "batch": batch, "problem": str(error)})
+                print(f"{Path(original).name}: {error}", file=sys.stderr)
+                continue
+            record = to_plain(report)
+            del record["environment"]
+            record["original"]["path"], record["converted"]["path"] = Path(original).name, Path(converted).name
+            keep(record)
+            print(f"{Path(original).name} threads {threads}: {report.speedup.of_medians:.2f}x", file=sys.stderr)
 
 
 def _without_directories(argument: str) -> str:
@@ -117,16 +141,22 @@ def main() -> int:
     }
     if options.provider == "cuda" and not options.models:
         return run_gpu(options, head)
-    records = run_suites(options, plan)
-    results = {
+    records = run_suites(options, plan) if options.provider == "cpu" else []
+    results: dict[str, Any] = {
         **head,
         "environment": read_environment(),
         "layers": records,
         "geometric_means": list(geometric_means(records)),
-        "models": run_models(options, plan),
+        "models": [],
     }
     for mean in results["geometric_means"]:
         print(json.dumps(mean), file=sys.stderr)
+
+    def keep(record: dict[str, Any]) -> None:
+        results["models"].append(record)
+        write_text(options.output, to_json_text(results))
+
+    run_models(options, plan, keep)
     write_text(options.output, to_json_text(results))
     return 0
 

@@ -179,6 +179,8 @@ class BoundRuns:
             self._values.append((name, value))
             binding.bind_ortvalue_input(name, value)
         for name in self._output_names:
+            if name not in outputs:
+                raise ModelError(f"{self._name}: output {name} is none of {', '.join(outputs) or 'no outputs'}")
             spec = outputs[name]
             self._require_no_text(f"output {name}", spec.dtype)
             value = ort_value.ortvalue_from_shape_and_type(list(spec.shape), spec.dtype.type, *device)

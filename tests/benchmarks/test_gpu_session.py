@@ -291,3 +291,32 @@ def test_the_command_line_knows_what_it_needs(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run.parse_arguments()
     assert "--output" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
+def test_models_run_with_a_graph_and_without_and_a_refusal_is_a_record(tmp_path, monkeypatch):
+    import run
+
+    from onnx_sparseconv.runtime import bench as bench_module
+    from tests.runtime import networks
+
+    weights = networks.weights()
+    pair = (
+        networks.save(networks.dense(weights), tmp_path / "d.onnx"),
+        networks.save(networks.sparse(weights), tmp_path / "s.onnx"),
+    )
+    load = bench_module._load
+
+    def refuse(side, mode, clock):
+        if mode is not None and mode.cuda_graph:
+            raise ModelError("no graphs here")
+        return load(side, mode, clock)
+
+    output = tmp_path / "out.json"
+    arguments = ["--provider", "cuda", "--models", ":".join(map(str, pair)), "--seconds", "0", "-o", str(output)]
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    monkeypatch.setattr(bench_module, "_load", refuse)
+    assert run.main() == 0
+    plain, refused = json.loads(output.read_text())["models"]
+    assert (plain["original"]["path"], plain["speedup"]["of_medians"] > 0) == ("d.onnx", True)
+    assert refused["problem"] == "no graphs here"

@@ -111,6 +111,11 @@ def test_a_run_that_fails_names_the_model(pair):
         BoundRuns(make_session(pair[1]), "the model", {"x": X}, _spec(X), "cpu", copies=0)
 
 
+def test_an_output_that_nobody_described_is_an_error(pair):
+    with pytest.raises(ModelError, match="m: output y is none of z"):
+        BoundRuns(make_session(pair[1]), "m", {"x": X}, {"z": TensorSpec(X.shape, X.dtype)}, "cpu")
+
+
 def test_enough_copies_to_leave_a_cache():
     assert copies_beyond_cache(1 << 30, 60 << 20) == 2
     assert copies_beyond_cache(30 << 20, 60 << 20) == 4
