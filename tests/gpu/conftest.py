@@ -39,12 +39,8 @@ def pytest_collection_modifyitems(items):
         if item.path.parent.name != "gpu" or item.path.name == _ON_CPU:
             continue
         item.add_marker(pytest.mark.gpu)
-
-
-@pytest.fixture(autouse=True)
-def _gpu_is_there(request):
-    if request.node.get_closest_marker("gpu") and missing():
-        pytest.skip(f"needs a GPU: {missing()}")
+        if missing():
+            item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {missing()}"))
 
 
 @pytest.fixture
