@@ -116,7 +116,7 @@ def tile_items(layer: SparseLayer, plan: GeneratedPlan, tile: int) -> Iterator[l
         values = part[outs, channels, taps].tolist()
         keys = channels * part.shape[2] + taps
         starts = np.flatnonzero(np.diff(keys, prepend=-1)).tolist()
-        ends = [*starts[1:], len(values)]
+        ends = [*starts[1:], len(values)] if starts else []
         channel_list, tap_list, out_list = channels.tolist(), taps.tolist(), outs.tolist()
         yield [
             Item(channel_list[a], tap_list[a], tuple(out_list[a:b]), tuple(values[a:b]))
