@@ -23,6 +23,8 @@ from onnx_sparseconv.passes.fuse_residual import FuseResidual
 from onnx_sparseconv.passes.skip_identity import SkipIdentity
 
 _ORDER: tuple[type[Pass], ...] = (SkipIdentity, FoldPad, FoldScaleAfter, FoldScaleBefore, FuseResidual, FuseActivation)
+# Kinds of numpy types that passes compute with: floating, integers, booleans.
+_NUMBERS = "fiub"
 # Names in a note; the report has them all.
 _MAX_NAMES = 3
 
@@ -125,7 +127,7 @@ class Pipeline:
             found = self._resolver.resolve(tensor, scope)
             if found is not None and found.overridable:
                 raise RefusedError(f"{tensor.name!r} is also an input, which callers may set")
-            return None if found is None else found.values
+            return found.values if found is not None and found.values.dtype.kind in _NUMBERS else None
 
         return constant
 

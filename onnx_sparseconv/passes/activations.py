@@ -16,7 +16,7 @@ import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import Activation
 from onnx_sparseconv.kernels.unified_csr import Array
-from onnx_sparseconv.passes.base import ConstantLookup, RefusedError, is_standard, require_plain_attributes
+from onnx_sparseconv.passes.base import ConstantLookup, RefusedError, is_standard, number_attribute
 
 FloatType = np.dtype[np.floating[Any]]
 
@@ -69,7 +69,6 @@ def match_node(node: gs.Node, dtype: FloatType, constant: ConstantLookup) -> Mat
     reader = _SINGLE.get(node.op)
     if reader is None or not is_standard(node, node.op) or not node.outputs:
         return None
-    require_plain_attributes(node)
     activation, alpha, beta = reader(node, dtype, constant)
     if math.isnan(alpha) or math.isnan(beta):
         raise RefusedError("a parameter of it is not a number")
@@ -84,16 +83,17 @@ def _plain(activation: Activation) -> Callable[[gs.Node, FloatType, ConstantLook
 
 
 def _leaky_relu(node: gs.Node, _dtype: FloatType, _constant: ConstantLookup) -> _Parameters:
-    return Activation.LEAKY_RELU, float(node.attrs.get("alpha", 0.01)), 0.0
+    return Activation.LEAKY_RELU, number_attribute(node, "alpha", 0.01), 0.0
 
 
 def _hard_sigmoid(node: gs.Node, _dtype: FloatType, _constant: ConstantLookup) -> _Parameters:
-    return Activation.HARD_SIGMOID, float(node.attrs.get("alpha", 0.2)), float(node.attrs.get("beta", 0.5))
+    return Activation.HARD_SIGMOID, number_attribute(node, "alpha", 0.2), number_attribute(node, "beta", 0.5)
 
 
 def _swish(node: gs.Node, _dtype: FloatType, _constant: ConstantLookup) -> _Parameters:
-    if float(node.attrs.get("alpha", 1.0)) != 1:
-        raise RefusedError(f"its alpha is {node.attrs['alpha']:g}; the op knows only 1")
+    alpha = number_attribute(node, "alpha", 1.0)
+    if alpha != 1:
+        raise RefusedError(f"its alpha is {alpha:g}; the op knows only 1")
     return Activation.SILU, 0.0, 0.0
 
 
@@ -111,7 +111,7 @@ def _clip(node: gs.Node, dtype: FloatType, constant: ConstantLookup) -> _Paramet
 
 def _bound(node: gs.Node, index: int, name: str, absent: float, constant: ConstantLookup) -> float:
     if len(node.inputs) <= index or node.inputs[index].is_empty():
-        return float(node.attrs.get(name, absent))
+        return number_attribute(node, name, absent)
     value = constant(node.inputs[index])
     if value is None or value.size != 1:
         raise RefusedError("its bounds are only known at run time")
@@ -144,10 +144,13 @@ def match_gate(multiply: gs.Node, x: gs.Tensor, constant: ConstantLookup) -> Mat
         unscaled = _times_one(gate.inputs[0], x, constant)
         return None if unscaled is None else Match((*unscaled, gate, multiply), Activation.SILU, label="x * Sigmoid(x)")
     if is_standard(gate, "HardSigmoid") and gate.inputs[0] is x:
-        alpha, beta = gate.attrs.get("alpha", 0.2), gate.attrs.get("beta", 0.5)
-        if isinstance(alpha, float) and isinstance(beta, float) and _is(alpha, 1 / 6) and _is(beta, 0.5):
-            return Match((gate, multiply), Activation.HARD_SWISH, label="x * HardSigmoid(x)")
-        return None
+        try:
+            _, alpha, beta = _hard_sigmoid(gate, np.dtype(np.float32), constant)
+        except RefusedError:
+            return None
+        if not (_is(alpha, 1 / 6) and _is(beta, 0.5)):
+            return None
+        return Match((gate, multiply), Activation.HARD_SWISH, label="x * HardSigmoid(x)")
     sixth, inner = _sixth_of(gate, constant)
     clip = _clip_of_shifted(_producer(inner) if inner is not None else gate, x, constant)
     if clip is None:
@@ -192,7 +195,7 @@ def _clip_of_shifted(clip: gs.Node | None, x: gs.Tensor, constant: ConstantLooku
         return None
     try:
         _, low, high = _clip(clip, np.dtype(np.float32), constant)
-    except (RefusedError, TypeError):
+    except RefusedError:
         return None
     add = _producer(clip.inputs[0])
     if (low, high) != (0, 6) or add is None or not is_standard(add, "Add") or len(add.inputs) != 2:

@@ -129,14 +129,18 @@ def require_sole_reader(tensor: gs.Tensor, pinned: AbstractSet[str]) -> None:
         raise RefusedError("other nodes read the tensor between them, too")
 
 
-def require_plain_attributes(node: gs.Node) -> None:
-    """Check that the attributes of a node are known.
+def number_attribute(node: gs.Node, name: str, default: float) -> float:
+    """An attribute that is a number.
 
     Raises:
-        RefusedError: one is an argument of a function.
+        RefusedError: it is an argument of a function, or no number.
     """
-    if any(isinstance(value, gs.Node.AttributeRef) for value in node.attrs.values()):
+    value = node.attrs.get(name, default)
+    if isinstance(value, gs.Node.AttributeRef):
         raise RefusedError("its attributes are arguments of a function")
+    if not isinstance(value, (int, float)):
+        raise RefusedError(f"its attribute {name} is no number")
+    return float(value)
 
 
 def has_no_further_output(node: gs.Node) -> bool:

@@ -13,7 +13,7 @@ from onnx_sparseconv.passes.base import (
     RefusedError,
     has_no_further_output,
     is_standard,
-    require_plain_attributes,
+    number_attribute,
 )
 
 BATCH_NORM = "BatchNormalization"
@@ -91,14 +91,16 @@ def _by_channel(values: Array, rank: int) -> Array:
 
 
 def _batch_norm(node: gs.Node, constant: ConstantLookup) -> ChannelAffine:
-    require_plain_attributes(node)
-    if node.attrs.get("training_mode", 0) or not has_no_further_output(node):
+    epsilon = number_attribute(node, "epsilon", _EPSILON)
+    if number_attribute(node, "training_mode", 0) or not has_no_further_output(node):
         raise RefusedError("it is in training form")
     values = [constant(tensor) for tensor in node.inputs[1:5]]
     found = [v.astype(np.float64).reshape(-1) for v in values if v is not None]
     if len(found) != 4:
         raise RefusedError("its parameters are only known at run time")
     gamma, beta, mean, variance = found
+    if {v.shape for v in found} != {gamma.shape}:
+        raise RefusedError("its parameters have different numbers of channels")
     with np.errstate(all="ignore"):
-        scale = gamma / np.sqrt(variance + float(node.attrs.get("epsilon", _EPSILON)))
+        scale = gamma / np.sqrt(variance + epsilon)
         return ChannelAffine(node.inputs[0], scale, beta - mean * scale, may_broadcast=False)

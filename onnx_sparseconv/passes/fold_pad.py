@@ -16,8 +16,8 @@ from onnx_sparseconv.passes.base import (
     RefusedError,
     is_standard,
     members,
+    number_attribute,
     remove,
-    require_plain_attributes,
     require_sole_reader,
 )
 from onnx_sparseconv.passes.conv_layer import ConvLayer
@@ -72,10 +72,9 @@ class FoldPad:
         return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
     def _folded(self, pad: gs.Node, layer: ConvLayer) -> ConvLayer:
-        require_plain_attributes(pad)
         require_sole_reader(pad.outputs[0], self._pinned)
-        if pad.attrs.get("mode", "constant") != "constant":
-            raise RefusedError(f"its mode is {pad.attrs['mode']}, not constant")
+        if _mode(pad) != "constant":
+            raise RefusedError(f"its mode is {_mode(pad)}, not constant")
         value = self._value(pad)
         if value is None or value != 0:
             raise RefusedError("it pads with something else than zero")
@@ -83,22 +82,30 @@ class FoldPad:
 
     def _value(self, pad: gs.Node) -> float | None:
         if len(pad.inputs) < 3 or pad.inputs[2].is_empty():
-            return float(pad.attrs.get("value", 0.0))
+            return number_attribute(pad, "value", 0.0)
         value = self._constant(pad.inputs[2])
         return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
-    def _spatial_amounts(self, pad: gs.Node, rank: int) -> tuple[int, ...]:
-        amounts = np.asarray(pad.attrs.get("pads", ())) if len(pad.inputs) < 2 else self._constant(pad.inputs[1])
-        axes: np.ndarray[tuple[int, ...], np.dtype[np.int64]] | None = np.arange(rank)
-        if len(pad.inputs) > 3 and not pad.inputs[3].is_empty():
-            axes = self._constant(pad.inputs[3])
-        if amounts is None or axes is None:
+    def _integers(self, pad: gs.Node, index: int, absent: object) -> list[int]:
+        """An input that holds integers; ``absent`` is the attribute that it was before opset 11."""
+        if len(pad.inputs) <= index:
+            values = absent
+        else:
+            found = self._constant(pad.inputs[index])
+            values = None if found is None else found.reshape(-1).tolist()
+        if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
             raise RefusedError("its amounts are only known at run time")
-        if amounts.size != 2 * axes.size or any(not -rank <= axis < rank for axis in axes.tolist()):
+        return values
+
+    def _spatial_amounts(self, pad: gs.Node, rank: int) -> tuple[int, ...]:
+        amounts, axes = self._integers(pad, 1, pad.attrs.get("pads", [])), list(range(rank))
+        if len(pad.inputs) > 3 and not pad.inputs[3].is_empty():
+            axes = self._integers(pad, 3, [])
+        places = {axis % rank for axis in axes if -rank <= axis < rank}
+        if len(amounts) != 2 * len(axes) or len(places) != len(axes):
             raise RefusedError("its amounts and axes do not fit the convolution's input")
         both = np.zeros((2, rank), np.int64)
-        for axis, begin, end in zip(axes.tolist(), *amounts.reshape(2, -1).tolist(), strict=True):
-            both[:, axis] += begin, end
+        both[:, axes] = np.reshape(amounts, (2, -1))
         if (both < 0).any():
             raise RefusedError("it crops: an amount is negative")
         if both[:, :2].any():
@@ -106,3 +113,8 @@ class FoldPad:
         if both.max() > MAX_PAD:
             raise RefusedError("its amounts are no padding that a convolution is made with")
         return tuple(int(amount) for amount in both[:, 2:].reshape(-1))
+
+
+def _mode(pad: gs.Node) -> str:
+    mode = pad.attrs.get("mode", "constant")
+    return mode if isinstance(mode, str) else "an argument of a function"
