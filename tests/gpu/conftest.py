@@ -13,11 +13,12 @@ import warnings
 import onnxruntime as ort
 import pytest
 
-from onnx_sparseconv.kernels import nvrtc
-from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
+from onnx_sparseconv.kernels import cuda_driver, nvrtc
 from tests.support.gpu_checks import Place
 
 _ON_CPU = "test_on_cpu.py"
+# The plugin that puts an emulated GPU in the place of a real one.
+_EMULATION = "tests.support.emulated_gpu"
 
 
 @functools.cache
@@ -25,7 +26,7 @@ def missing():
     """Why the tests cannot run here; empty where they can."""
     if "CUDAExecutionProvider" not in ort.get_available_providers():
         return f"this onnxruntime {ort.__version__} has no CUDA provider"
-    problem = read_cuda_driver().problem
+    problem = cuda_driver.read_cuda_driver().problem
     if not problem:
         # PyTorch brings the CUDA libraries on many machines and knows where they are.
         with warnings.catch_warnings(), contextlib.suppress(ImportError, OSError):
@@ -34,12 +35,13 @@ def missing():
     return problem
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    emulated = config.pluginmanager.has_plugin(_EMULATION)
     for item in items:
         if item.path.parent.name != "gpu" or item.path.name == _ON_CPU:
             continue
         item.add_marker(pytest.mark.gpu)
-        if missing():
+        if missing() and not emulated:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {missing()}"))
 
 
@@ -54,4 +56,4 @@ def target():
     """The architecture of the first GPU, for images; skips without a compiler."""
     if not nvrtc.installed():
         pytest.skip("NVRTC is not installed")
-    return f"sm_{read_cuda_driver().gpus[0].compute_capability.replace('.', '')}"
+    return f"sm_{cuda_driver.read_cuda_driver().gpus[0].compute_capability.replace('.', '')}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import platform
+import re
 import subprocess
 import sys
 
@@ -94,18 +96,35 @@ def test_images_are_counted():
     assert image_bytes(static_model(case, x_shape)) == 0
 
 
-def test_the_gpu_tests_are_found_and_marked():
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu"],
+def _pytest(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *arguments],
         cwd=ROOT,
         env=os.environ,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_the_gpu_tests_are_found_and_marked():
+    done = _pytest("--collect-only", "tests/gpu")
     assert done.returncode == 0, done.stdout + done.stderr
     found = [line for line in done.stdout.splitlines() if line.startswith("tests/gpu/")]
     assert len(found) > 150
     assert not any("test_on_cpu" in line for line in found)
     for file in ("test_kernels", "test_running", "test_accuracy", "test_models", "test_sanitizer"):
         assert any(file in line for line in found)
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="GPUs are emulated on Linux on x86-64"
+)
+def test_a_sample_of_them_passes_on_an_emulated_gpu():
+    chosen = "(captured and 3x3-) or (every_plan and 1x1) or (stage and 1-D) or (concurrent and float16)"
+    done = _pytest(
+        "-p", "tests.support.emulated_gpu", "-k", chosen, "tests/gpu/test_kernels.py", "tests/gpu/test_running.py"
+    )
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 20, done.stdout
+    assert "skipped" not in done.stdout
