@@ -23,7 +23,10 @@ MIN_ARCHITECTURE = 75
 # Static shared memory: barriers, and for every thread the values that it finishes at a time (cuda/sums.cuh).
 _BARRIER_BYTES = 64
 _BATCH_BYTES_A_THREAD = 32
-_REGISTERS = 65536
+# Each quarter of a multiprocessor has registers for its own warps: these, for a lane of all of them. They are given out
+# eight at a time.
+_QUARTERS = 4
+_LANE_REGISTERS = 512
 _TILE_CHANNELS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 2, 1)
 _MAX_WORDS = 64
 _MAX_THREADS = 1024
@@ -144,7 +147,7 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
 def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_words: int) -> GeneratedPlan | None:
     group_out, group_in = layer.group_out_channels, layer.group_in_channels
     registers = tile_channels * registers_a_channel(layer) + num_words + LOADS_AHEAD + _OTHER_REGISTERS
-    max_threads = min(_MAX_THREADS, _REGISTERS // (-(-registers // 8) * 8)) // _WARP * _WARP
+    max_threads = min(_MAX_THREADS, _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS * _WARP)
     if registers > 255 or max_threads < _MIN_THREADS:
         return None
     tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))

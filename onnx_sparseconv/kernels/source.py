@@ -47,7 +47,6 @@ def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
         "TileChannels": plan.tile_channels,
         "NumTiles": plan.num_tiles,
         "ChunkChannels": plan.chunk_channels,
-        "NumChunks": plan.num_chunks,
         "Threads": plan.threads,
         "NumStages": plan.num_stages,
         "ChannelPitch": plan.channel_pitch,
@@ -187,7 +186,8 @@ class _Ptx:
         scratch = ".reg .b32 c;\n.reg .b16 h0, h1;\n.reg .f32 f0, f1;\n" if self._is_half else ""
         text = f"{{\n.reg .{kind} w<{num_loads}>;\n.reg .{kind} v<{num_values}>;\n{scratch}{body}\n}}"
         words = ", ".join(f'"r"(words[{i}])' for i in range(self._num_words))
-        return f'        asm volatile(R"({text})"\n            : {self._sum_operands()}\n            : {words});'
+        indent = "\n            : "
+        return indent.join((f'        asm volatile(R"({text})"', self._sum_operands(), words, '"memory");'))
 
     def _sum_operands(self) -> str:
         if not self._is_half:

@@ -62,18 +62,19 @@ class Generated {
       const Group group = Locate(index);
       const Place place = PlaceOf(group);
       Shared words[Code::kNumWords];
-      FindWords(group, place, words);
+      FindWords(group, place, stage, words);
       typename Code::Sums sums;
       sums.Clear();
       for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
         AwaitStage(stage, parity);
-        Shared staged[Code::kNumWords];
-#pragma unroll
-        for (int i = 0; i < Code::kNumWords; ++i) staged[i] = words[i] + static_cast<Shared>(stage * kStageBytes);
-        Code::RunChunk(chunk, sums, staged);
+        Code::RunChunk(chunk, sums, words);
         __syncthreads();
         StageNext(stage);
-        if (++stage == Code::kNumStages) {
+        const bool is_last = ++stage == Code::kNumStages;
+        const int step = is_last ? -(Code::kNumStages - 1) * kStageBytes : kStageBytes;
+#pragma unroll
+        for (int i = 0; i < Code::kNumWords; ++i) words[i] += static_cast<Shared>(step);
+        if (is_last) {
           stage = 0;
           parity ^= 1;
         }
@@ -180,11 +181,12 @@ class Generated {
                                     : static_cast<int>(static_cast<unsigned>(channel * Code::kPlaneResidue) % kVector);
   }
 
-  // Addresses of the words of chunk channel 0 in stage 0. Words outside of the input become the zeros before it.
-  __device__ __forceinline__ void FindWords(const Group& group, const Place& place,
+  // Addresses of the words of chunk channel 0 in a stage. Words outside of the input become the zeros before it.
+  __device__ __forceinline__ void FindWords(const Group& group, const Place& place, int stage,
                                             Shared (&words)[Code::kNumWords]) const {
+    const Shared zeros = stages_ + static_cast<Shared>(stage * kStageBytes);
     const Shared image =
-        stages_ + static_cast<Shared>(kZeroBytes + place.image * p_.image_pitch + Misalignment(group) * kSize);
+        zeros + static_cast<Shared>(kZeroBytes + place.image * p_.image_pitch + Misalignment(group) * kSize);
     const int top = place.out_row * Code::kStrideH - Code::kPadTop;
     const int left = place.slot_column * (Code::kStrideW * kColumnsPerSlot);
 #pragma unroll
@@ -193,7 +195,7 @@ class Generated {
       const bool is_inside = place.is_active && static_cast<unsigned>(row) < static_cast<unsigned>(p_.in_h) &&
                              static_cast<unsigned>(column) < static_cast<unsigned>(p_.in_w);
       const int offset = ((row - group.first_row) * p_.row_pitch + column - group.first_column) * kSize;
-      words[i] = is_inside ? image + static_cast<Shared>(offset) : stages_;
+      words[i] = is_inside ? image + static_cast<Shared>(offset) : zeros;
     }
   }
 

@@ -108,3 +108,33 @@ def test_every_form(driver, make_session, form, dtype):
     for size in sizes:
         for batch, settings in ((1, {}), (3, {"cuda_staging": "element"}), (2, {"cuda_passes": 2, "cuda_splits": 1})):
             run_and_check(make_session, driver, case, container, (batch, case.in_channels, *size), **settings)
+
+
+@pytest.mark.parametrize("architecture", [75, 80, 90])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_plans_as_they_are_chosen(driver, make_session, dtype, architecture):
+    case = SparseConvCase(random_weight((40, 48, 3, 3), 0.1), conv_2d((3, 3)), Activation.RELU, dtype=dtype)
+    driver.set_device(architecture, max_shared_bytes={75: 64, 80: 163, 90: 227}[architecture] << 10)
+    container = pack([image_of(case, (28, 28), architecture)])
+    for size in ((28, 28), (14, 14), (7, 7)):
+        run_and_check(make_session, driver, case, container, (2, 48, *size))
+
+
+@pytest.mark.parametrize("channels", [64, 512])
+def test_half_sums_are_accurate(make_session, channels):
+    """The error is at most 4 times that of sums in float that are rounded once, as in ONNX Runtime's Conv."""
+    rng = np.random.default_rng(0)
+    weight = (rng.standard_normal((8, channels, 3, 3)) * (rng.random((8, channels, 3, 3)) < 0.1)).astype(np.float16)
+    case = SparseConvCase(weight, conv_2d((3, 3)), dtype=HALF, has_bias=False)
+    inputs = {"X": rng.standard_normal((2, channels, 14, 14)).astype(np.float16)}
+    session = make_session(model_with(case, pack([image_of(case, (14, 14))])), cuda_kernel="generated", cuda_splits=1)
+    (actual,) = session.run(None, inputs)
+    exact = convolve(case, weight, inputs["X"])
+    best = exact.astype(np.float32).astype(np.float16)
+
+    def rms(values):
+        return np.sqrt(np.mean((values.astype(np.float64) - exact) ** 2))
+
+    assert rms(actual) <= 4 * rms(best)
+    # Sums in half all the way would be far off, so the test can fail.
+    assert rms(actual) > 1.2 * rms(best)

@@ -1,0 +1,59 @@
+"""Generated kernels compile for every architecture, and sums stay in registers. No GPU is needed."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS
+from onnx_sparseconv.kernels.layer import make_layer
+from onnx_sparseconv.kernels.plan import choose_plan
+from onnx_sparseconv.kernels.source import KERNEL_NAME, make_source
+from tests.support.sparse_models import random_weight
+
+COMPILERS = [pytest.param(compiler, id=f"NVRTC {compiler.version[0]}") for compiler in nvrtc.installed()]
+ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
+# Two or three values of what is done once a group; sums would be many more.
+MAX_SPILL_BYTES = 16
+FORMS = {
+    "3x3": ((64, 64, 3, 3), 1),
+    "1x1": ((64, 128, 1, 1), 1),
+    "5x5, stride 2": ((24, 16, 5, 5), 2),
+    "7x7, stride 2": ((32, 3, 7, 7), 2),
+}
+
+
+def compile_layer(compiler, architecture, shape, stride, dtype):
+    pad = shape[2] // 2
+    layer = make_layer(
+        random_weight(shape, 0.1),
+        strides=(stride, stride),
+        dilations=(1, 1),
+        pads=(pad,) * 4,
+        group=1,
+        element_type=np.dtype(dtype),
+        activation=1,
+        in_size=(56, 56),
+    )
+    source = make_source(layer, choose_plan(layer, architecture))
+    options = (f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v", *LANGUAGE_OPTIONS)
+    return compiler.compile(nvrtc.Program(source.text, "layer.cu", source.headers, options))
+
+
+@pytest.mark.skipif(not COMPILERS, reason="NVRTC is not installed")
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_spills(compiler, architecture, dtype):
+    if architecture not in compiler.supported_architectures():
+        pytest.skip(f"NVRTC {compiler.version} does not know sm_{architecture}")
+    forms = FORMS if architecture in (75, 90) else {"3x3": FORMS["3x3"]}
+    for name, (shape, stride) in forms.items():
+        compiled = compile_layer(compiler, architecture, shape, stride, dtype)
+        assert KERNEL_NAME.encode() in compiled.cubin, name
+        spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
+        assert spills, compiled.log
+        assert max(spills) <= MAX_SPILL_BYTES, f"{name}: {compiled.log}"
