@@ -159,8 +159,8 @@ def match_gate(multiply: gs.Node, x: gs.Tensor, constant: ConstantLookup) -> Mat
     if sixth is not None:
         return Match((*clip, sixth, multiply), Activation.HARD_SWISH, label=label)
     readers = multiply.outputs[0].outputs
-    last, inner = _sixth_of(readers[0], constant) if len(readers) == 1 else (None, None)
-    if last is None or inner is not multiply.outputs[0]:
+    last, _ = _sixth_of(readers[0], constant) if len(readers) == 1 else (None, None)
+    if last is None:
         return None
     return Match((*clip, multiply, last), Activation.HARD_SWISH, label=label)
 

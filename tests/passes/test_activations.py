@@ -165,6 +165,7 @@ UNKNOWN = {
         None,
     ),
     "another shift": (lambda: hard_swish(("Div", ["m", "six"], "Y", {}), shift=("a", "one")), None),
+    "another lower bound": (lambda: hard_swish(("Div", ["m", "six"], "Y", {}), clip=("lo", "six")), None),
     "another bound": (lambda: hard_swish(("Div", ["m", "six"], "Y", {}), clip=("zero", "three")), None),
     "another divisor": (lambda: hard_swish(("Div", ["m", "three"], "Y", {})), None),
     "divided the wrong way": (

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from onnx import helper
 
+from onnx_sparseconv.converter import convert
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
-from tests.support.pass_models import CHANNELS, build, checked, conv, edits, node, numbers, ops, refusals
+from tests.support.pass_models import CHANNELS, FORCE, build, checked, conv, edits, node, numbers, ops, refusals
 from tests.support.plain_ort import newest_opset
 
 PASS = "FoldPad"
@@ -113,6 +114,14 @@ def test_refused(name):
     (text,) = refusals(report, PASS)
     assert why in text
     assert ops(converted)[:2] == ["Pad", "SparseConv"]
+
+
+@pytest.mark.parametrize("axes", [[2, 2], [2, -2], [2, 4], [-5, 3], [2]])
+def test_axes_that_are_not_there_or_are_there_twice(axes):
+    """No runtime takes such a model, so nothing is compared."""
+    proto = padded([1, 1, 1, 1], inputs=["X", "p", "", "axes"], constants={"axes": np.array(axes)}, opset=18)
+    _, report = convert(proto, options=FORCE)
+    assert refusals(report, PASS) == ["Pad: its amounts and axes do not fit the convolution's input"]
 
 
 def test_amounts_are_added_axis_by_axis():

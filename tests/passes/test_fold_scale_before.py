@@ -100,6 +100,10 @@ REFUSED = {
         lambda: build([node("Mul", ["X", "c"], "a"), conv("a", "Y")], {"c": C}, shape=(2, 1, 6, 6)),
         "may broadcast",
     ),
+    "a broadcast to more channels, constant first": (
+        lambda: build([node("Sub", ["c", "X"], "a"), conv("a", "Y")], {"c": C}, shape=(2, 1, 6, 6)),
+        "may broadcast",
+    ),
     "a broadcast to more axes": (
         lambda: build(
             [node("Mul", ["X", "c"], "a"), conv("a", "Y")],
@@ -165,6 +169,16 @@ def test_refused(name):
     assert all(why in text for text in texts)
     assert not edits(report, PASS)
     assert report.nodes_after == report.nodes_before - len(edits(report, "FuseResidual"))
+
+
+def test_a_constant_that_is_divided_stays():
+    nodes = [node("Exp", ["X"], "x"), node("Div", ["c", "x"], "a"), conv("a", "b", pads=[0] * 4)]
+    proto = build([*nodes, node("Exp", ["b"], "e"), node("Div", ["c", "e"], "Y")], {"c": C})
+    _, report = checked(proto)
+    assert not edits(report, PASS)
+    proto = build([conv("X", "a", bias="bias"), node("Div", ["c", "a"], "Y")], {"c": C, "bias": numbers(7) * 100})
+    _, report = checked(proto)
+    assert not edits(report, "FoldScaleAfter")
 
 
 @pytest.mark.parametrize("group", [1, 2, 4])

@@ -6,7 +6,8 @@ from onnx import helper
 
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import Activation
-from tests.support.pass_models import CHANNELS, build, checked, conv, edits, node, numbers, ops
+from tests.support.odd_models import branch
+from tests.support.pass_models import CHANNELS, INPUT, WEIGHT, build, checked, conv, edits, node, numbers, ops
 from tests.support.plain_ort import newest_opset
 
 PASS = "SkipIdentity"
@@ -80,6 +81,24 @@ def test_left(name):
     converted, report = checked(proto)
     assert not edits(report, PASS)
     assert sorted(ops(converted)) == sorted(o.replace("Conv", "SparseConv") for o in ops(proto))
+
+
+def test_in_a_branch_what_reads_a_convolution_outside_stays():
+    choice = helper.make_node(
+        "If",
+        ["cond"],
+        ["Y"],
+        then_branch=branch([node("Identity", ["a"], "t")], "t"),
+        else_branch=branch([node("Identity", ["X"], "e0"), conv("e0", "e1"), node("Identity", ["e1"], "e")], "e"),
+    )
+    proto = build([conv(), choice], {"W": WEIGHT}, more={"cond": []})
+    proto.graph.input[1].type.tensor_type.elem_type = 9
+    for flag in (True, False):
+        inputs = {"X": np.random.default_rng(0).standard_normal(INPUT).astype(np.float32), "cond": np.array(flag)}
+        converted, report = checked(proto, inputs=inputs)
+    assert len(edits(report, PASS)) == 2
+    branches = {a.name: [n.op_type for n in a.g.node] for a in converted.graph.node[1].attribute}
+    assert branches == {"then_branch": ["Identity"], "else_branch": ["SparseConv"]}
 
 
 def test_between_a_residual_and_its_activation():
