@@ -28,7 +28,7 @@ def test_any_convolution_in_csr(gpu, drawn, sub_batch):
     assert check(gpu, case, x_shape, cuda_kernel="csr", cuda_sub_batch=sub_batch).startswith("cuda.csr")
 
 
-@settings(max_examples=40, **PROPERTY)
+@settings(max_examples=150, **PROPERTY)
 @given(drawn=cases())
 def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     case, x_shape = drawn
