@@ -55,9 +55,10 @@ class Generated {
     Prepare();
     next_group_ = lane_;
     next_chunk_ = chunk_begin_;
-    for (int stage = 0; stage < Code::kNumStages; ++stage) StageNext(stage);
+    // The first turns only fill the stages: what stages a chunk is a good part of the code, so it stands in one place.
+    int num_empty = Code::kNumStages;
     int stage = 0;
-    unsigned parity = 0;
+    unsigned parity = 1;
     for (int index = lane_; index < p_.num_groups; index += p_.num_lanes) {
       const Group group = Locate(index);
       const Place place = PlaceOf(group);
@@ -65,10 +66,15 @@ class Generated {
       FindWords(group, place, stage, words);
       typename Code::Sums sums;
       sums.Clear();
-      for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
-        AwaitStage(stage, parity);
-        Code::RunChunk(chunk, sums, words);
-        __syncthreads();
+      for (int chunk = chunk_begin_; chunk < chunk_end_;) {
+        if (num_empty > 0) {
+          --num_empty;
+        } else {
+          AwaitStage(stage, parity);
+          Code::RunChunk(chunk, sums, words);
+          __syncthreads();
+          ++chunk;
+        }
         StageNext(stage);
         const bool is_last = ++stage == Code::kNumStages;
         const int step = is_last ? -(Code::kNumStages - 1) * kStageBytes : kStageBytes;
@@ -199,7 +205,8 @@ class Generated {
     }
   }
 
-  // Stages the chunk that is next in the order in which this block computes them. Every thread takes part.
+  // Stages the chunk that is next in the order in which this block computes them. Every thread takes part. Loops of
+  // asynchronous copies are not unrolled: nothing waits for one copy before the next, and code is dear.
   __device__ __forceinline__ void StageNext(int stage) {
     if (next_group_ < p_.num_groups) {
       const Group group = Locate(next_group_);
@@ -264,10 +271,12 @@ class Generated {
     const int channels = ChannelsOf(chunk);
     const int num_copies = StagedElements(group) == 0 ? 0 : channels * group.num_images;
     int total = 0;
+#pragma unroll 1
     for (int i = thread; i < num_copies; i += kWarp) {
       total += VectorBytes(group, Misalignment(group) + Skew(i % channels));
     }
     ArriveExpecting(barrier, static_cast<unsigned>(total));
+#pragma unroll 1
     for (int i = thread; i < num_copies; i += kWarp) {
       const int channel = i % channels, image = i / channels;
       const int lead = Misalignment(group) + Skew(channel);
@@ -288,6 +297,7 @@ class Generated {
       const auto* from =
           reinterpret_cast<const char*>(Source(group, chunk * Code::kChunkChannels + channel, image) - lead);
       const Shared rows = to + static_cast<Shared>(channel * Code::kChannelPitch + image * p_.image_pitch);
+#pragma unroll 1
       for (int b = lane * 16; b < VectorBytes(group, lead); b += kWarp * 16) {
         CopyAsync16(rows + static_cast<Shared>(b), from + b);
       }
@@ -308,6 +318,7 @@ class Generated {
 
   // Copies rows element by element; those of halves are filled up to the pitch with zeros.
   __device__ __forceinline__ void CopyRows(Shared to, const float* from, const Group& group, int lane) const {
+#pragma unroll 1
     for (int i = lane; i < StagedElements(group); i += kWarp) CopyAsync4(to + static_cast<Shared>(i * 4), from + i);
   }
 
