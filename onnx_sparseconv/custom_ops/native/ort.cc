@@ -121,7 +121,11 @@ Scratch::~Scratch() {
 
 DeviceScratch::DeviceScratch(const Context& context, const OrtMemoryInfo* memory_info, size_t bytes)
     : allocator_(context, memory_info) {
-  Check(context.api(), KernelContextGetScratchBuffer::Call(context.api(), context.get(), memory_info, bytes, &data_));
+  const OrtApi* api = context.api();
+  // Up to 1.20 at least, ONNX Runtime asks a stream here that may be null.
+  Check(api, context.GetStream() == nullptr
+                 ? AllocatorAlloc::Call(api, allocator_.allocator_, bytes, &data_)
+                 : KernelContextGetScratchBuffer::Call(api, context.get(), memory_info, bytes, &data_));
   if (data_ == nullptr) Fail("could not allocate ", bytes, " bytes of scratch memory");
 }
 
