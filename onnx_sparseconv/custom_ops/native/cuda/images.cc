@@ -43,8 +43,7 @@ uint32_t Crc32(const uint8_t* data, size_t size) {
   return ~crc;
 }
 
-// The driver is given an image's address and not its size, so what the image says of its own size must be true. A
-// 64-bit little-endian ELF: of its header, the program and section tables and what they point to.
+// A 64-bit little-endian ELF: of its header, the program and section tables and what they point to.
 bool IsWholeElf(const uint8_t* image, size_t size) {
   constexpr std::array<uint8_t, 6> kStart{0x7F, 'E', 'L', 'F', 2, 1};
   constexpr size_t kHeaderBytes = 64, kProgramBytes = 56, kSectionBytes = 64;
@@ -71,6 +70,29 @@ bool IsWholeElf(const uint8_t* image, size_t size) {
     if (!is_inside(Read<uint64_t>(section + 24), Read<uint64_t>(section + 32))) return false;
   }
   return true;
+}
+
+// A fat binary, in which the code may be compressed: a header, then entries, each with a header of its own.
+bool IsWholeFatBinary(const uint8_t* image, size_t size) {
+  constexpr uint32_t kMagic = 0xBA55ED50;
+  constexpr size_t kHeaderBytes = 16;  // and at least as many of each entry
+  if (size <= kHeaderBytes || Read<uint32_t>(image) != kMagic || Read<uint16_t>(image + 6) != kHeaderBytes ||
+      Read<uint64_t>(image + 8) != size - kHeaderBytes) {
+    return false;
+  }
+  for (size_t at = kHeaderBytes; at < size;) {
+    if (size - at < kHeaderBytes) return false;
+    const auto header = Read<uint32_t>(image + at + 4);
+    const auto code = Read<uint64_t>(image + at + 8);
+    if (header < kHeaderBytes || header > size - at || code > size - at - header) return false;
+    at += header + static_cast<size_t>(code);
+  }
+  return true;
+}
+
+// The driver is given an image's address and not its size, so what the image says of its own size must be true.
+bool IsWholeBinary(const uint8_t* image, size_t size) {
+  return IsWholeElf(image, size) || IsWholeFatBinary(image, size);
 }
 
 bool IsPrintable(const char* text, size_t capacity) {
@@ -169,7 +191,7 @@ Image ParseImage(const uint8_t* container, size_t size, unsigned index, size_t b
   Image image{header.architecture, header.min_driver, header.plan, container + header.offset,
               static_cast<size_t>(header.size)};
   if (Crc32(image.code, image.size) != header.checksum) FailContainer(which, " whose checksum is wrong");
-  if (!IsWholeElf(image.code, image.size)) FailContainer(which, " that is no whole GPU binary");
+  if (!IsWholeBinary(image.code, image.size)) FailContainer(which, " that is no whole GPU binary");
   PlanCheck(image.plan, image.architecture).Run(attributes);
   return image;
 }
