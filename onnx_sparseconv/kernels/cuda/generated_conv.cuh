@@ -55,10 +55,9 @@ class Generated {
     Prepare();
     next_group_ = lane_;
     next_chunk_ = chunk_begin_;
-    // The first turns only fill the stages: what stages a chunk is a good part of the code, so it stands in one place.
-    int num_empty = Code::kNumStages;
+    // The first round only fills the stages: what stages a chunk is a good part of the code, so it stands in one place.
     int stage = 0;
-    unsigned parity = 1;
+    unsigned round = 0;
     for (int index = lane_; index < p_.num_groups; index += p_.num_lanes) {
       const Group group = Locate(index);
       const Place place = PlaceOf(group);
@@ -67,10 +66,8 @@ class Generated {
       typename Code::Sums sums;
       sums.Clear();
       for (int chunk = chunk_begin_; chunk < chunk_end_;) {
-        if (num_empty > 0) {
-          --num_empty;
-        } else {
-          AwaitStage(stage, parity);
+        if (round > 0) {
+          AwaitStage(stage, (round - 1) % 2);
           Code::RunChunk(chunk, sums, words);
           __syncthreads();
           ++chunk;
@@ -82,7 +79,7 @@ class Generated {
         for (int i = 0; i < Code::kNumWords; ++i) words[i] += static_cast<Shared>(step);
         if (is_last) {
           stage = 0;
-          parity ^= 1;
+          ++round;
         }
       }
       Finish(place, sums);
