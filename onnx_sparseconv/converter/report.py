@@ -191,7 +191,7 @@ class PassReport:
 
     Attributes:
         name: class of the pass.
-        changed: nodes that it took away.
+        changed: how often it took something in; an activation that is spelled in several nodes counts once.
         done: by the convolution that took something in: what that was.
         refused: by the node that stays, where one would expect that it goes: why.
     """

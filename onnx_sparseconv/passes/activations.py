@@ -7,7 +7,7 @@ the pass's business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,8 @@ class Match:
     label: str = ""
 
 
-def match_activation(tensor: gs.Tensor, dtype: FloatType, constant: ConstantLookup) -> Match | None:
-    """The activation that is applied to ``tensor``, one spelled in several nodes before one of a single node.
+def matches(tensor: gs.Tensor, dtype: FloatType, constant: ConstantLookup) -> Iterator[Match]:
+    """The activations that are applied to ``tensor``, those spelled in several nodes before those of a single one.
 
     Args:
         tensor: result of a convolution.
@@ -51,13 +51,31 @@ def match_activation(tensor: gs.Tensor, dtype: FloatType, constant: ConstantLook
         constant: finds values.
 
     Raises:
-        RefusedError: it is one that the op cannot express.
+        RefusedError: one is of a form that the op cannot express.
     """
-    for multiply in tensor.outputs:
-        found = match_gate(multiply, tensor, constant)
+    for node in tensor.outputs:
+        found = match_gate(node, tensor, constant)
         if found is not None:
-            return found
-    return next((m for node in tensor.outputs if (m := match_node(node, dtype, constant)) is not None), None)
+            yield found
+    for node in tensor.outputs:
+        found = match_node(node, dtype, constant)
+        if found is not None:
+            yield from _relu_and_clip(found, dtype, constant)
+            yield found
+
+
+def _relu_and_clip(relu: Match, dtype: FloatType, constant: ConstantLookup) -> Iterator[Match]:
+    """``Clip(Relu(x), low, high)``, as Relu6 comes out of some exporters, is one Clip."""
+    (node,) = relu.nodes
+    for clip in node.outputs[0].outputs if relu.activation is Activation.RELU else ():
+        if not is_standard(clip, "Clip"):
+            continue
+        try:
+            _, low, high = _clip(clip, dtype, constant)
+        except RefusedError:
+            continue
+        if max(low, 0.0) <= high:
+            yield Match((node, clip), Activation.CLIP, max(low, 0.0), high, "Relu and Clip")
 
 
 def match_node(node: gs.Node, dtype: FloatType, constant: ConstantLookup) -> Match | None:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, ELEMENT_TYPES
-from onnx_sparseconv.passes.activations import SINGLE_OPS, FloatType, Match, match_activation
+from onnx_sparseconv.passes.activations import SINGLE_OPS, FloatType, Match, matches
 from onnx_sparseconv.passes.base import (
     ConstantLookup,
     Edit,
@@ -26,7 +26,8 @@ class FuseActivation:
 
     1. The activation is Relu, Clip, LeakyRelu, HardSigmoid, HardSwish, Sigmoid or Swish, or one of the two spelled
        out: ``x * Sigmoid(x)``, also with ``1 * x`` inside; ``x * HardSigmoid(x)`` with alpha 1/6 and beta 0.5;
-       ``x * Clip(x + 3, 0, 6) / 6`` with the division, or a multiplication by 1/6, at either place.
+       ``x * Clip(x + 3, 0, 6) / 6`` with the division, or a multiplication by 1/6, at either place. A Clip behind a
+       Relu goes with it.
     2. Its parameters are numbers that the op can hold: constants that callers cannot set, not NaN; the bounds of Clip
        in order (an absent one is the end of the type); the alpha of Swish 1.
     3. Only the nodes of the activation read the convolution's output and what lies between, in this graph and in its
@@ -71,11 +72,19 @@ class FuseActivation:
 
     def _fusible(self, convolution: gs.Node, own: AbstractSet[int]) -> Match | None:
         result = convolution.outputs[0]
-        match = match_activation(result, _dtype(convolution), self._constant)
-        if match is None or any(id(node) not in own for node in match.nodes):
-            return None
-        self._require_closed(result, match)
-        return match
+        refused: RefusedError | None = None
+        for match in matches(result, _dtype(convolution), self._constant):
+            if any(id(node) not in own for node in match.nodes):
+                continue
+            try:
+                self._require_closed(result, match)
+            except RefusedError as error:
+                refused = refused or error
+                continue
+            return match
+        if refused is not None:
+            raise refused
+        return None
 
     def _require_closed(self, result: gs.Tensor, match: Match) -> None:
         nodes = {id(node) for node in match.nodes}

@@ -91,6 +91,16 @@ KNOWN = {
     "HardSigmoid": (lambda: single("HardSigmoid", alpha=0.3, beta=0.4), Activation.HARD_SIGMOID, (0.3, 0.4)),
     "HardSigmoid's defaults": (lambda: single("HardSigmoid", opset=9), Activation.HARD_SIGMOID, (0.2, 0.5)),
     "Sigmoid": (lambda: single("Sigmoid"), Activation.SIGMOID, (0, 0)),
+    "Clip(Relu(x), 0, 6)": (
+        lambda: spelled(("Relu", ["a"], "r", {}), ("Clip", ["r", "zero", "six"], "Y", {})),
+        Activation.CLIP,
+        (0, 6),
+    ),
+    "Clip(Relu(x), -0.5, 0.75)": (
+        lambda: spelled(("Relu", ["a"], "r", {}), ("Clip", ["r"], "Y", {"min": -0.5, "max": 0.75}), opset=9),
+        Activation.CLIP,
+        (0, 0.75),
+    ),
     "HardSwish": (lambda: single("HardSwish", opset=14), Activation.HARD_SWISH, (0, 0)),
     "x * Sigmoid(x)": (lambda: spelled(*SILU), Activation.SILU, (0, 0)),
     "Sigmoid(x) * x, opset 9": (
@@ -238,6 +248,23 @@ def test_what_the_op_cannot_express_stays(name):
     assert attributes_from_proto(converted.graph.node[0]).activation is Activation.NONE
     texts = refusals(report, PASS)
     assert (not texts) if why is None else (len(texts) == 1 and why in texts[0])
+
+
+@pytest.mark.parametrize(
+    ("second", "more"),
+    [
+        (("Clip", ["r", "lo", "minus"], "Y", {}), {}),
+        (("Clip", ["r", "zero", "six"], "Y", {}), {"outputs": ["Y", "r"]}),
+        (("Clip", ["r", "b"], "Y", {}), {"more": {"b": []}}),
+        (("LeakyRelu", ["r"], "Y", {}), {}),
+    ],
+    ids=["bounds below zero", "Relu is an output", "bounds at run time", "no Clip"],
+)
+def test_relu_alone_is_taken_in_where_what_follows_cannot_be(second, more):
+    proto = spelled(("Relu", ["a"], "r", {}), second, constants={"minus": np.float32(-0.25)}, **more)
+    converted, _ = checked(proto, inputs=large(proto))
+    assert ops(converted) == ["SparseConv", second[0]]
+    assert attributes_from_proto(converted.graph.node[0]).activation is Activation.RELU
 
 
 @pytest.mark.parametrize(("bounds", "why"), [(("hi", "lo"), "wrong order"), (("nan", "hi"), "not a number")])

@@ -102,9 +102,10 @@ def optimised(proto: ModelProto, path: Path, level: ort.GraphOptimizationLevel) 
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_small_networks(name: str) -> None:
+@pytest.mark.parametrize("make", [lambda proto: proto, architectures.half], ids=["float", "float16"])
+def test_small_networks(name: str, make: Callable[[ModelProto], ModelProto]) -> None:
     network = SMALL[name]
-    converted, report = checked(network.make(), DECIDED)
+    converted, report = checked(make(network.make()), DECIDED)
     assert (report.nodes_before, report.nodes_after) == (network.nodes, sum(network.left.values()))
     assert Counter(ops(converted)) == network.left
 

@@ -150,6 +150,16 @@ def mobilenet_v2() -> ModelProto:
     return network.finish()
 
 
+def half(proto: ModelProto) -> ModelProto:
+    """The network in float16."""
+    for stored in proto.graph.initializer:
+        if stored.data_type == onnx.TensorProto.FLOAT:
+            stored.CopyFrom(tensor(numpy_helper.to_array(stored).astype(np.float16), stored.name))
+    for info in (*proto.graph.input, *proto.graph.output):
+        info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    return proto
+
+
 def light_model(name: str, *, thinner: int = 4) -> ModelProto:
     """One of onnx's light models: the real graph, with random weights instead of constant ones.
 
