@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.support.native_build import ROOT
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -181,6 +185,31 @@ def test_a_bad_setting_is_refused_at_registration(make_session, name, value):
 def test_passes_and_splits_exclude_each_other(make_session):
     with pytest.raises(Exception, match=r"cuda_passes' and 'sparseconv\.cuda_splits' cannot both be above 1"):
         make_session(make_model(CASE), cuda_passes=2, cuda_splits=2)
+
+
+FUZZ = """
+import os, sys
+from tests.support import cuda_emulation
+driver = cuda_emulation.fake_driver()
+os.environ["ONNX_SPARSECONV_LIBRARY"] = str(cuda_emulation.build_emulated_library())
+from tests.native import fuzz_attributes
+sys.argv = ["fuzz_attributes.py", "--count", "300", "--seed", "1"]
+fuzz_attributes.main()
+assert driver.live() == 0, driver.live()
+"""
+
+
+def test_mutated_attributes_do_not_crash():
+    done = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", FUZZ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "refused: " in done.stdout
+    assert "ran: " in done.stdout
 
 
 def test_the_generated_kernel_cannot_be_forced_without_an_image(make_session):
