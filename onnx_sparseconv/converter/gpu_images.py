@@ -23,6 +23,7 @@ from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SparseConvAttributes
 from onnx_sparseconv.errors import FormatError
+from onnx_sparseconv.kernels import fatbin
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers
 from onnx_sparseconv.kernels.image_container import Image, pack, parse
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
@@ -79,6 +80,7 @@ def add_images(
         stored[key] = _set_images(site.proto, [o.image for o in outcomes if o.image is not None])
         found[key] = tuple(_report(target, o) for target, o in zip(targets, outcomes, strict=True))
         problems.update(dict.fromkeys(o.cache_problem for o in outcomes if o.cache_problem))
+    problems.update(dict.fromkeys(_uncompressed(targets) if any(stored.values()) else ()))
     return AddedImages(found, stored, tuple(problems))
 
 
@@ -206,6 +208,16 @@ def _set_images(node: NodeProto, images: Sequence[Image]) -> int:
         if attribute.name == ATTRIBUTE:
             attribute.t.CopyFrom(tensor)
     return len(container)
+
+
+def _uncompressed(targets: Sequence[Target]) -> list[str]:
+    """A note for each compiler whose images stay as it made them."""
+    return [
+        f"the GPU images of {target.nvrtc.name} are not compressed, which would more than halve them: "
+        + fatbin.how_to_install(target.nvrtc.version[0])
+        for target in targets
+        if target.nvfatbin is None
+    ]
 
 
 def _report(target: Target, outcome: Outcome) -> ImageReport:

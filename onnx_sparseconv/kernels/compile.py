@@ -15,8 +15,10 @@ from typing import Protocol
 import numpy as np
 
 from onnx_sparseconv.errors import CompileError, UsageError
+from onnx_sparseconv.kernels import fatbin
 from onnx_sparseconv.kernels import plan as plans
 from onnx_sparseconv.kernels import source as sources
+from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS
 from onnx_sparseconv.kernels.image_cache import ImageCache, cache_folder, cache_key
 from onnx_sparseconv.kernels.image_container import Image
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
@@ -28,7 +30,6 @@ from onnx_sparseconv.kernels.worker import WorkerDiedError, run_in_workers, usab
 
 # Called with (done, to do, what was done last).
 Progress = Callable[[int, int, str], None]
-_OPTIONS = ("--std=c++17",)
 
 
 class Generator(Protocol):
@@ -167,16 +168,17 @@ def make_image(task: Task) -> Outcome:
     if isinstance(plan, Refusal):
         return Outcome(None, plan.reason, time.perf_counter() - started)
     source = task.generator.make_source(task.layer, plan)
-    options = (f"--gpu-architecture={task.target.name}", *_OPTIONS)
-    nvrtc, cache = task.target.nvrtc, ImageCache(task.cache_folder)
-    key = cache_key(source.text, source.headers, options, task.target.architecture, nvrtc.name)
+    target, cache = task.target, ImageCache(task.cache_folder)
+    options = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS)
+    packing = fatbin.OPTIONS if target.nvfatbin else ()
+    key = cache_key(source.text, source.headers, (*options, *packing), target.architecture, target.tools)
     code, problem = cache.get(key), ""
     cached = code is not None
     if code is None:
         try:
-            code = nvrtc.compile(Program(source.text, "sparseconv_generated.cu", source.headers, options)).cubin
+            code = target.make_image(Program(source.text, "sparseconv_generated.cu", source.headers, options))
         except CompileError as error:
             raise CompileError(f"{task}: {error}", error.log) from error
         problem = cache.put(key, code)
-    image = Image(task.target.architecture, task.target.min_driver, nvrtc.name, plan, code)
+    image = Image(target.architecture, target.min_driver, target.nvrtc.name, plan, code)
     return Outcome(image, "", time.perf_counter() - started, cached, problem)

@@ -57,7 +57,7 @@ class Image:
         min_driver: the oldest driver that loads it, as cuDriverGetVersion counts: 12090 is CUDA 12.9.
         compiler: what made it, ``NVRTC 12.9``; at most 31 printable ASCII characters.
         plan: what its code was made for, and how to launch it.
-        code: the cubin.
+        code: the cubin, or a fat binary that holds it compressed; the driver takes either.
     """
 
     architecture: int

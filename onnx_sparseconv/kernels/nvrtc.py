@@ -10,12 +10,12 @@ The functions are those of the NVRTC documentation, chapter "API": nvrtcCreatePr
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from onnx_sparseconv.errors import CompileError
+from onnx_sparseconv.kernels.nvidia_wheels import c_strings, wheel_files
 
 # pip wheels by CUDA's major version.
 WHEELS: Mapping[int, str] = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
@@ -114,8 +114,8 @@ class Nvrtc:
             program.source.encode(),
             program.name.encode(),
             len(names),
-            _strings(texts),
-            _strings(names),
+            c_strings(texts),
+            c_strings(names),
         )
         self._check(status, f"nvrtcCreateProgram for {program.name}")
         try:
@@ -125,7 +125,7 @@ class Nvrtc:
 
     def _compile(self, handle: ctypes.c_void_p, program: Program) -> Compiled:
         options = [option.encode() for option in program.options]
-        status = self._library.nvrtcCompileProgram(handle, len(options), _strings(options))
+        status = self._library.nvrtcCompileProgram(handle, len(options), c_strings(options))
         log = self._text(handle, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status:
             reason = self._library.nvrtcGetErrorString(status).decode()
@@ -194,19 +194,8 @@ def installed() -> tuple[Nvrtc, ...]:
 
 def _wheel_files(major: int) -> Iterator[Path]:
     """``libnvrtc.so.<major>`` of the installed wheel."""
-    if major not in WHEELS:
-        return
-    try:
-        distribution = importlib.metadata.distribution(WHEELS[major])
-    except importlib.metadata.PackageNotFoundError:
-        return
-    for file in distribution.files or ():
-        if file.name == _LOADER_NAME.format(major):
-            yield Path(str(distribution.locate_file(file)))
-
-
-def _strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p] | None:
-    return (ctypes.c_char_p * len(texts))(*texts) if texts else None
+    if major in WHEELS:
+        yield from wheel_files(WHEELS[major], _LOADER_NAME.format(major))
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onnx_sparseconv.errors import CompileError, UsageError
-from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels import fatbin, nvrtc
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from onnx_sparseconv.kernels.nvrtc import Nvrtc
+from onnx_sparseconv.kernels.fatbin import NvFatbin
+from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program
 from onnx_sparseconv.kernels.plan import MIN_ARCHITECTURE
 
 NvrtcChoice = Literal["auto", "12", "13"]
@@ -26,10 +27,12 @@ class Target:
     Attributes:
         architecture: 90 for ``sm_90``.
         nvrtc: the compiler.
+        nvfatbin: compresses what it makes; None leaves that as it is.
     """
 
     architecture: int
     nvrtc: Nvrtc
+    nvfatbin: NvFatbin | None = None
 
     @property
     def name(self) -> str:
@@ -40,9 +43,24 @@ class Target:
     def min_driver(self) -> int:
         """The oldest driver that its images load in, as cuDriverGetVersion counts.
 
-        Drivers load what any compiler of their own major version made.
+        Drivers load what any compiler of their own major version made, but not all of them unpack it.
         """
-        return 1000 * self.nvrtc.version[0]
+        oldest = 1000 * self.nvrtc.version[0]
+        return oldest if self.nvfatbin is None else max(oldest, fatbin.MIN_DRIVER)
+
+    @property
+    def tools(self) -> str:
+        """What makes its images: ``NVRTC 12.9, nvFatbin 12.9``."""
+        return self.nvrtc.name if self.nvfatbin is None else f"{self.nvrtc.name}, {self.nvfatbin.name}"
+
+    def make_image(self, program: Program) -> bytes:
+        """Compile, and compress where that can be done.
+
+        Raises:
+            CompileError: either failed.
+        """
+        cubin = self.nvrtc.compile(program).cubin
+        return cubin if self.nvfatbin is None else self.nvfatbin.compress(cubin, self.architecture)
 
 
 def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple[Target, ...]:
@@ -66,6 +84,8 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
     if not compilers:
         nvrtc.find()  # raises, and says how to get one
     known = {compiler: known_architectures(compiler) for compiler in compilers}
+    # Each with that of its own CUDA: it knows the same architectures, and the same drivers are to load what both make.
+    compressors = {compiler: fatbin.find(compiler.version[0]) for compiler in compilers}
     targets = []
     for architecture in dict.fromkeys(architectures):
         compiler = next((c for c, supported in known.items() if architecture in supported), None)
@@ -74,7 +94,7 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
                 f"no compiler here makes images for sm_{architecture}: "
                 + "; ".join(f"{c.name} knows {', '.join(f'sm_{a}' for a in known[c])}" for c in compilers)
             )
-        targets.append(Target(architecture, compiler))
+        targets.append(Target(architecture, compiler, compressors[compiler]))
     return tuple(targets)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_sparseconv.errors import SparseConvError
-from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels import fatbin, nvrtc
 from onnx_sparseconv.kernels.image_cache import ImageCache, cache_folder
 from onnx_sparseconv.kernels.targets import known_architectures
 from onnx_sparseconv.runtime.environment import Environment, distribution_version, read_environment
@@ -63,11 +63,13 @@ class CompilerCheck:
         name: with its version.
         path: the library.
         targets: what `convert --target` can be given with it.
+        compressor: the nvFatbin that compresses its images, with its version; empty where there is none.
     """
 
     name: str
     path: str
     targets: tuple[str, ...]
+    compressor: str
 
 
 @dataclass(frozen=True)
@@ -146,11 +148,13 @@ def diagnose() -> DoctorReport:
 
 
 def check_compilers() -> tuple[CompilerCheck, ...]:
-    """Find NVRTC."""
-    return tuple(
-        CompilerCheck(found.name, found.path, tuple(f"sm_{a}" for a in known_architectures(found)))
-        for found in nvrtc.installed()
-    )
+    """Find NVRTC, and what compresses its images."""
+    checks = []
+    for found in nvrtc.installed():
+        targets = tuple(f"sm_{a}" for a in known_architectures(found))
+        compressor = fatbin.find(found.version[0])
+        checks.append(CompilerCheck(found.name, found.path, targets, compressor.name if compressor else ""))
+    return tuple(checks)
 
 
 def check_image_cache() -> CacheCheck:

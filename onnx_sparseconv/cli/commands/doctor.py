@@ -70,7 +70,8 @@ def print_report(report: DoctorReport) -> None:
         kernel = f", kernel {provider.kernel}" if provider.kernel else ""
         say(f"provider {provider.name:<9} {mark}: {provider.text}{kernel}")
     for compiler in report.compilers:
-        say(f"compiler           {compiler.name}, for {', '.join(compiler.targets)}", hang=19)
+        images = f"images compressed by {compiler.compressor}" if compiler.compressor else "images not compressed"
+        say(f"compiler           {compiler.name}, for {', '.join(compiler.targets)}; {images}", hang=19)
     if not report.compilers:
         say("compiler           NVRTC not found: only needed for convert --target, which compiles GPU kernels")
     cache = report.image_cache
