@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.support.cuda_host_build import library_image
@@ -21,39 +22,53 @@ from tests.support.native_build import ROOT, build_library, find_tool
 _DRIVER_NAME = "libfake_cuda.so"
 _SOURCE = Path(__file__).parent / "cuda_on_host" / "fake_driver.cc"
 _KERNELS_VARIABLE = "CUDA_ON_HOST_LIBRARY_KERNELS"
-
-
 # As run_sanitized.sh sets it up.
 _SANITIZE = "ASAN_OPTIONS" in os.environ
+# Shared by all processes that run tests: each thing is built once.
+FOLDER = ROOT / "build" / ("emulated-cuda-sanitized" if _SANITIZE else "emulated-cuda")
+_NATIVE = ROOT / "onnx_sparseconv/custom_ops/native"
+_HEADERS = (ROOT / "onnx_sparseconv/kernels/cuda", _NATIVE, _NATIVE / "cuda")
 
 
-def _build_folder() -> Path:
-    kind = "sanitized" if _SANITIZE else os.environ.get("PYTEST_XDIST_WORKER", "main")
-    return ROOT / "build" / f"emulated-cuda-{kind}"
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @functools.cache
 def build_emulated_library() -> Path:
     """The native library with its CUDA kernels under the CPU provider's name."""
-    return build_library(
-        _build_folder(),
-        "-DCMAKE_BUILD_TYPE=Debug",
-        "-DSPARSECONV_WARNINGS_AS_ERRORS=ON",
-        f"-DSPARSECONV_EMULATED_CUDA={_DRIVER_NAME}",
-        f"-DSPARSECONV_SANITIZE={'ON' if _SANITIZE else 'OFF'}",
-    )
+    with _one_at_a_time():
+        return build_library(
+            FOLDER,
+            "-DCMAKE_BUILD_TYPE=Debug",
+            "-DSPARSECONV_WARNINGS_AS_ERRORS=ON",
+            f"-DSPARSECONV_EMULATED_CUDA={_DRIVER_NAME}",
+            f"-DSPARSECONV_SANITIZE={'ON' if _SANITIZE else 'OFF'}",
+        )
 
 
-@functools.cache
+def build_shared(name: str, sources: Sequence[Path], *flags: str) -> Path:
+    """A small shared object of C++ files that may include the native library's headers; kept until one changes."""
+    made = FOLDER / name
+    with _one_at_a_time():
+        used = [*sources, *(header for folder in _HEADERS for header in folder.glob("*.h"))]
+        if not made.is_file() or made.stat().st_mtime < max(file.stat().st_mtime for file in used):
+            options = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
+            includes = [f"-I{folder}" for folder in _HEADERS[:2]]
+            new = made.with_suffix(".new")
+            command = [find_tool("g++"), *options, *includes, *flags, *map(str, sources), "-o", str(new), "-ldl"]
+            subprocess.run(command, check=True, capture_output=True)
+            new.replace(made)
+    return made
+
+
 def build_driver() -> Path:
     """The stand-in for libcuda."""
-    driver = _build_folder() / _DRIVER_NAME
-    driver.parent.mkdir(parents=True, exist_ok=True)
-    if not driver.is_file() or driver.stat().st_mtime < _SOURCE.stat().st_mtime:
-        flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
-        command = [find_tool("g++"), *flags, f"-Wl,-soname,{_DRIVER_NAME}", _SOURCE, "-o", driver, "-ldl"]
-        subprocess.run(command, check=True, capture_output=True)
-    return driver
+    return build_shared(_DRIVER_NAME, [_SOURCE], "-O1", f"-Wl,-soname,{_DRIVER_NAME}")
 
 
 class FakeDriver:

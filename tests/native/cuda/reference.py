@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import struct
-import subprocess
 from pathlib import Path
 
 import numpy as np
 
 from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, GeneratedPlan, Image, pack
-from tests.support.native_build import ROOT, find_tool
+from tests.support.cuda_emulation import build_shared
 from tests.support.sparse_models import make_model
 
 _SOURCE = Path(__file__).with_name("reference_image.cc")
-_HEADERS = (ROOT / "onnx_sparseconv/kernels/cuda", ROOT / "onnx_sparseconv/custom_ops/native")
 _MAGIC = b"reference-image\0"
 _MAX_WEIGHTS = 1 << 14
 
@@ -24,14 +21,7 @@ _MAX_WEIGHTS = 1 << 14
 @functools.cache
 def compiled() -> bytes:
     """The shared object, with room for a plan and a weight."""
-    folder = ROOT / "build" / f"emulated-cuda-{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
-    folder.mkdir(parents=True, exist_ok=True)
-    made = folder / "reference_image.so"
-    flags = ["-std=c++17", "-O2", "-s", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
-    includes = [f"-I{folder}" for folder in _HEADERS]
-    command = [find_tool("g++"), *flags, "-fno-gnu-unique", *includes, _SOURCE, "-o", made]
-    subprocess.run(command, check=True, capture_output=True)
-    return made.read_bytes()
+    return build_shared("reference_image.so", [_SOURCE], "-O2", "-s", "-fno-gnu-unique").read_bytes()
 
 
 def code_for(plan: GeneratedPlan, weight: np.ndarray) -> bytes:

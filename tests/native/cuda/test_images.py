@@ -13,7 +13,7 @@ from onnx import helper
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels import nvrtc
+from onnx_sparseconv.kernels import fatbin, nvrtc
 from onnx_sparseconv.kernels.image_container import CONTAINER_HEADER_BYTES, IMAGE_FIELDS, PLAN_FIELDS, pack
 from tests.native.cuda.reference import make_image, model_with
 from tests.support.sparse_models import (
@@ -174,6 +174,17 @@ def elf(section_table, section_bytes, num_sections, *, following=0):
     return start + struct.pack("<HH", section_bytes, num_sections) + bytes(2 + following)
 
 
+def fat_binary(*entries, bytes_of_all=None, cut=0):
+    """A fat binary of zeros. Each entry: what it says of the bytes of its header, and of its code."""
+    data = b""
+    for header, code in entries:
+        entry = struct.pack("<HHIQ", 2, 257, header, code)
+        data += entry + bytes(max(0, min(header + code, 1000) - len(entry)))
+    if bytes_of_all is not None:
+        data = data.ljust(bytes_of_all, b"\0")[:bytes_of_all]
+    return (struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(data)) + data)[: 16 + len(data) - cut]
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -184,6 +195,14 @@ def elf(section_table, section_bytes, num_sections, *, following=0):
         elf(2**64 - 64, 64, 1),
         elf(64, 64, 65535, following=100),
         elf(64, 40, 1, following=100),
+        fat_binary(),
+        fat_binary((64, 100), cut=1),
+        fat_binary((64, 100)) + b"\0",
+        fat_binary((64, 2**63), bytes_of_all=164),
+        fat_binary((2**32 - 1, 0), bytes_of_all=100),
+        fat_binary((8, 92)),
+        fat_binary((64, 0), (0, 0)),
+        fat_binary((16, 0), bytes_of_all=23),
     ],
 )
 def test_what_is_no_whole_binary_is_refused(make_session, code):
@@ -290,10 +309,12 @@ def test_what_nvrtc_makes_is_a_whole_binary(driver, make_session, architecture):
     source = 'extern "C" __global__ void sparseconv_generated(float* y) { __shared__ float s[9]; *y = s[*(int*)y]; }'
     driver.set_device(architecture)
     for compiler in compilers:
-        code = compiler.compile(nvrtc.Program(source, options=options)).cubin
-        image = dataclasses.replace(make_image(CASE, architecture), code=code)
-        with pytest.raises(Exception, match="the CUDA driver's cuLibraryLoadData failed with CUDA_ERROR_INVALID_IMAGE"):
-            make_session(model_with(CASE, pack([image])), cuda_kernel="generated")
+        cubin = compiler.compile(nvrtc.Program(source, options=options)).cubin
+        packer = fatbin.find(compiler.version[0])
+        for code in [cubin] if packer is None else [cubin, packer.compress(cubin, architecture)]:
+            image = dataclasses.replace(make_image(CASE, architecture), code=code)
+            with pytest.raises(Exception, match=r"the CUDA driver's cuLibraryLoadData failed with \w+INVALID_IMAGE"):
+                make_session(model_with(CASE, pack([image])), cuda_kernel="generated")
 
 
 def test_the_csr_kernel_can_be_forced(make_session, capfd):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,8 @@ import pytest
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.kernels.image_container import PLAN_FIELDS
 from tests.native.cuda.reference import make_plan
-from tests.support.native_build import ROOT, find_tool
+from tests.support.cuda_emulation import build_shared
+from tests.support.native_build import ROOT
 from tests.support.sparse_models import SparseConvCase, geometry_2d
 
 NATIVE = ROOT / "onnx_sparseconv/custom_ops/native"
@@ -26,12 +25,8 @@ TEXT_BYTES = 1000
 
 
 @pytest.fixture(scope="session")
-def probe(tmp_path_factory):
-    made = tmp_path_factory.mktemp("probe") / "launch_probe.so"
-    flags = ["-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
-    sources = [str(path) for path in (*SOURCES, UNUSED)]
-    subprocess.run([find_tool("g++"), *flags, f"-I{NATIVE}", *sources, "-o", made, "-ldl"], check=True)
-    return ctypes.CDLL(os.fspath(made))
+def probe():
+    return ctypes.CDLL(str(build_shared("launch_probe.so", [*SOURCES, UNUSED], "-O0")))
 
 
 @dataclasses.dataclass(frozen=True)
