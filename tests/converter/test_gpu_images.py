@@ -16,10 +16,11 @@ from onnx_sparseconv.converter.gpu_images import drop_stale, makers
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.errors import CompileError, UsageError
+from onnx_sparseconv.kernels import fatbin
 from onnx_sparseconv.kernels.image_container import pack, parse
 from tests.kernels.compile_tasks import TinyGenerator
 from tests.support import plain_ort
-from tests.support.gpu_images import make_image, needs_nvrtc
+from tests.support.gpu_images import cubin_bytes, make_image, needs_nvfatbin, needs_nvrtc
 from tests.support.odd_models import FEEDS, branch, conv, dense_branch, if_node, model, pruned, tensor, x_and_condition
 
 pytestmark = needs_nvrtc
@@ -73,7 +74,7 @@ def test_a_real_model_carries_images_and_still_runs_everywhere(options, tmp_path
     assert report.targets == ("sm_90",)
     for layer, node in zip(rewritten, sparse_nodes(proto), strict=True):
         (image,), (carried,) = layer.images, images_in(node)
-        assert carried.code.startswith(b"\x7fELF")
+        assert cubin_bytes(carried.code) > layer.nonzeros * 16
         assert (image.architecture, image.size_bytes) == ("sm_90", len(carried.code))
         assert (image.refusal, image.cached, image.plan) == ("", False, str(carried.plan))
         assert image.compiler.startswith("NVRTC ")
@@ -165,12 +166,13 @@ def test_nodes_of_one_name_and_nodes_in_subgraphs_get_their_own_images(options):
     weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.5), "V"), tensor(pruned(sparsity=0.2), "U")]
     source = model(nodes, weights, x_and_condition())
     proto, report = convert(source, options=dataclasses.replace(options, force=True))
-    sizes = {attributes_from_proto(n).weight.nnz_stored: len(images_in(n)[0].code) for n in sparse_nodes(proto)}
-    assert len(sizes) == 3
+    codes = {attributes_from_proto(n).weight.nnz_stored: images_in(n)[0].code for n in sparse_nodes(proto)}
+    assert len(codes) == 3
     # The tiny kernel has a byte for each non-zero.
-    assert [size for _, size in sorted(sizes.items())] == sorted(set(sizes.values()))
+    sizes = [cubin_bytes(code) for _, code in sorted(codes.items())]
+    assert sizes == sorted(set(sizes))
     layers = sorted(report.model.layers, key=lambda layer: layer.nonzeros)
-    assert [layer.images[0].size_bytes for layer in layers] == sorted(sizes.values())
+    assert [layer.images[0].size_bytes for layer in layers] == [len(code) for _, code in sorted(codes.items())]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -270,3 +272,26 @@ def test_a_cache_that_cannot_be_written_is_noted_once(options, tmp_path):
     proto, report = convert(two_layers(), options=dataclasses.replace(options, cache_dir=tmp_path / "file" / "cache"))
     assert architectures(proto) == [[90], [90]]
     assert len([n for n in report.notes if "cannot be written" in n]) == 1
+
+
+@needs_nvfatbin
+@pytest.mark.usefixtures("tiny")
+def test_images_that_are_not_compressed_are_noted_once(options, monkeypatch):
+    proto, report = convert(two_layers(), options=options)
+    assert not any("compressed" in note for note in report.notes)
+    monkeypatch.setattr(fatbin, "find", lambda _major: None)
+    larger, report = convert(two_layers(), options=dataclasses.replace(options, targets=("sm_90", "sm_80")))
+    assert [len(images) for images in architectures(larger)] == [2, 2]
+    (note,) = (note for note in report.notes if "not compressed" in note)
+    assert "pip install 'nvidia-nvfatbin" in note
+    for small, large in zip(sparse_nodes(proto), sparse_nodes(larger), strict=True):
+        assert len(images_in(small)[0].code) < len(images_in(large)[0].code)
+        assert cubin_bytes(images_in(small)[0].code) == len(images_in(large)[0].code)
+
+
+def test_where_no_image_is_made_there_is_none_to_compress(options, monkeypatch):
+    monkeypatch.setattr(fatbin, "find", lambda _major: None)
+    same = helper.make_node("Conv", ["X", "W"], ["Y"], name="conv", auto_pad="SAME_UPPER", strides=[2, 2])
+    dynamic = [onnx.helper.make_tensor_value_info("X", 1, ["n", 16, "h", "w"])]
+    _, report = convert(model([same], [tensor(pruned(), "W")], dynamic), options=options)
+    assert not any("compressed" in note for note in report.notes)

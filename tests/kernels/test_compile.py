@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from onnx_sparseconv.errors import CompileError, UsageError
-from onnx_sparseconv.kernels import nvrtc, targets
+from onnx_sparseconv.kernels import fatbin, nvrtc, targets
 from onnx_sparseconv.kernels.compile import CompileOptions, compile_layers
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver, Gpu
 from onnx_sparseconv.kernels.image_container import pack, parse
 from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan
-from onnx_sparseconv.kernels.targets import resolve_targets
+from onnx_sparseconv.kernels.targets import Target, resolve_targets
 from tests.kernels.compile_tasks import TinyGenerator
-from tests.support.gpu_images import make_plan, needs_nvrtc
-
-ELF = b"\x7fELF"
+from tests.support.gpu_images import ELF, FAT_BINARY, cubin_bytes, make_plan, needs_nvfatbin, needs_nvrtc
 
 
 def layer(out_channels=8, density=0.3, seed=0):
@@ -44,9 +44,9 @@ def test_images_are_in_the_order_of_layers_and_targets(tmp_path):
         [90, 80],
     ]
     for outcome in (*found[0], *found[2]):
-        assert outcome.image.code.startswith(ELF)
+        assert cubin_bytes(outcome.image.code) > 0
         assert outcome.image.compiler.startswith("NVRTC ")
-        assert outcome.image.min_driver in (12000, 13000)
+        assert outcome.image.min_driver in (12000, 12040, 13000)
         assert outcome.image.plan == make_plan(outcome.image.architecture)
         assert outcome.time_s > 0
         assert not outcome.cached
@@ -121,9 +121,51 @@ def test_the_generator_of_the_package_makes_images(tmp_path):
             activation=1,
         )
         ((outcome,),) = compile_layers([("conv1", made)], resolve_targets(["sm_75"]), CompileOptions(1, tmp_path))
-        assert outcome.image.code.startswith(ELF)
+        assert cubin_bytes(outcome.image.code) > 16 * np.count_nonzero(made.weight)
         assert isinstance(outcome.image.plan, GeneratedPlan)
-        assert b"sparseconv_generated" in outcome.image.code
+
+
+@needs_nvfatbin
+def test_images_are_compressed_where_that_can_be_done(tmp_path, monkeypatch):
+    def compile_once():
+        ((outcome,),) = compile_layers([("a", layer())], resolve_targets(["sm_90"]), CompileOptions(1, tmp_path))
+        return outcome
+
+    small = compile_once()
+    monkeypatch.setattr(fatbin, "find", lambda _major: None)
+    plain = compile_once()
+    assert small.image.code.startswith(FAT_BINARY)
+    assert plain.image.code.startswith(ELF)
+    assert b"sparseconv_generated" in plain.image.code
+    assert len(small.image.code) < cubin_bytes(small.image.code) / 2 == len(plain.image.code) / 2
+    assert dataclasses.replace(small.image, code=b"", min_driver=0) == dataclasses.replace(
+        plain.image, code=b"", min_driver=0
+    )
+    # Neither takes the other's place in the cache.
+    assert (small.cached, plain.cached) == (False, False)
+    assert compile_once().image == plain.image
+    monkeypatch.undo()
+    again = compile_once()
+    assert (again.image, again.cached) == (small.image, True)
+    assert list(parse(pack([again.image]))) == [again.image]
+
+
+@needs_nvfatbin
+def test_what_compresses_decides_which_drivers_load_an_image(monkeypatch):
+    compilers = nvrtc.installed()
+    for compiler in compilers:
+        packed = Target(90, compiler, fatbin.find(compiler.version[0]))
+        plain = Target(90, compiler)
+        assert plain.min_driver == 1000 * compiler.version[0]
+        assert plain.tools == compiler.name
+        if packed.nvfatbin:
+            assert packed.min_driver == {12: 12040, 13: 13000}[compiler.version[0]]
+            assert packed.tools == f"{compiler.name}, {packed.nvfatbin.name}"
+            assert packed.nvfatbin.version[0] == compiler.version[0]
+    (target,) = resolve_targets(["sm_90"])
+    assert target.nvfatbin is not None
+    monkeypatch.setattr(fatbin, "find", lambda _major: None)
+    assert resolve_targets(["sm_90"])[0].nvfatbin is None
 
 
 def test_no_layers_start_nothing(tmp_path):
@@ -140,7 +182,7 @@ def test_targets_are_taken_once_and_in_order():
     oldest = nvrtc.installed()[0]
     (target,) = resolve_targets(["sm_80"])
     assert target.nvrtc.version == oldest.version
-    assert target.min_driver == 1000 * oldest.version[0]
+    assert target.min_driver in (1000 * oldest.version[0], fatbin.MIN_DRIVER)
     for major in (n.version[0] for n in nvrtc.installed()):
         assert resolve_targets(["sm_80"], str(major))[0].nvrtc.version[0] == major
 
