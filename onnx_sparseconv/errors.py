@@ -18,6 +18,10 @@ class FormatError(SparseConvError):
     """Unified-CSR arrays or node attributes contradict each other."""
 
 
+class DecisionsError(SparseConvError):
+    """A decisions file cannot be read, contradicts itself, or is for another model."""
+
+
 class CompileError(SparseConvError):
     """GPU code could not be compiled, or there is no compiler.
 

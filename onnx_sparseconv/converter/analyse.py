@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from onnx_sparseconv.converter import metadata
+from onnx_sparseconv.converter import decisions, metadata
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_sizes
 from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name, unsupported_opset
 from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
@@ -83,6 +83,8 @@ def make_plan(loaded: LoadedModel, options: DecisionOptions) -> Plan:
             notes = (*notes, f"the opset is raised from {opset} to {MIN_OPSET}, which the portable form needs")
     if not shapes.complete:
         notes = (*notes, "shape inference failed, so some FLOPs are unknown")
+    if options.decisions is not None:
+        notes = (*notes, f"decided by measurement on {options.decisions.measured_on}")
     return Plan(view, shapes, sites, _report_model(loaded, sites, verdicts, notes))
 
 
@@ -92,7 +94,10 @@ def _decide_all(
     view, shapes = ModelView(proto), ShapeMap(proto)
     sites = find_conv_sites(view, shapes)
     opset = default_opset(proto)
-    return shapes, view, sites, [_same_opset(site, opset, decide(site, options)) for site in sites]
+    verdicts = [decide(site, options) for site in sites]
+    if options.decisions is not None:
+        verdicts = decisions.apply(options.decisions, sites, verdicts)
+    return shapes, view, sites, [_same_opset(site, opset, v) for site, v in zip(sites, verdicts, strict=True)]
 
 
 def _same_opset(site: ConvSite, opset: int, verdict: Verdict) -> Verdict:

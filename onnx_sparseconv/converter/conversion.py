@@ -40,6 +40,7 @@ class ConvertOptions(DecisionOptions):
     Attributes:
         min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes the documented default.
         force: rewrite every layer that can be rewritten at all.
+        decisions: what measurement decided; it goes before the other two.
         dry_run: decide and report, write nothing.
         targets: GPU architectures to compile kernel images for, ``sm_90`` and its like; ``native`` asks this machine's
             GPUs.

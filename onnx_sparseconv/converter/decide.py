@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import TensorProto, helper
@@ -14,6 +15,9 @@ from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import MAX_SPATIAL_RANK
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.converter.decisions import Decisions
 
 # Without a measurement on the device: from this share of zeros on sparse beats ONNX Runtime's dense Conv on a CPU. The
 # classes and their break-even points are measured, with a margin (docs/cpu-kernel.md, "When it pays").
@@ -37,10 +41,12 @@ class DecisionOptions:
         min_sparsity: share of zeros, 0 to 1, from which a layer is rewritten; None takes the measured one of the
             layer's class (see `default_min_sparsity`).
         force: rewrite every layer that can be rewritten at all.
+        decisions: what measurement decided (`onnx_sparseconv.tune`, `read_decisions`); it goes before the other two.
     """
 
     min_sparsity: float | None = None
     force: bool = False
+    decisions: Decisions | None = None
 
     def __post_init__(self) -> None:
         if self.min_sparsity is not None and not 0 <= self.min_sparsity <= 1:

@@ -12,6 +12,8 @@ class Reason(enum.StrEnum):
 
     REWRITE = "rewrite"
     FORCED = "forced"
+    DECIDED_SPARSE = "decided-sparse"
+    DECIDED_DENSE = "decided-dense"
     ALREADY_SPARSE = "already-sparse"
     TOO_DENSE = "too-dense"
     DEPTHWISE = "depthwise"

@@ -11,6 +11,7 @@ from onnx_sparseconv.converter.decide import (
     MIN_WEIGHTS,
     MIN_WEIGHTS_A_CHANNEL,
 )
+from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason
 from onnx_sparseconv.errors import UsageError
 from tests.support.odd_models import FEEDS, LOCAL, call, conv, function, model, pruned, tensor, value
@@ -124,7 +125,28 @@ REASONS = {
     Reason.INVALID: lambda: one_conv(pruned(), strides=[1]),
     Reason.ALREADY_SPARSE: lambda: convert(FEEDS["initializer"].build())[0],
     Reason.FORCED: FEEDS["input-ir8"].build,
+    Reason.DECIDED_SPARSE: FEEDS["input-ir8"].build,
+    Reason.DECIDED_DENSE: FEEDS["initializer"].build,
 }
+SPARSE_REASONS = (Reason.REWRITE, Reason.FORCED, Reason.DECIDED_SPARSE)
+
+
+def decided(proto, choice):
+    """Decisions that give every layer of a model the same choice."""
+    layers = inspect(proto).layers
+    return Decisions(
+        model="",
+        setting={},
+        input_shapes=(),
+        layers=tuple(LayerDecision(la.name, la.graph, 0, choice, choice, Cause.MEASURED, "measured") for la in layers),
+    )
+
+
+def options_for(reason, proto):
+    """The options that lead to a reason."""
+    choices = {Reason.DECIDED_SPARSE: Choice.SPARSE, Reason.DECIDED_DENSE: Choice.DENSE}
+    decisions = decided(proto, choices[reason]) if reason in choices else None
+    return ConvertOptions(force=reason is Reason.FORCED, decisions=decisions)
 
 
 def test_every_reason_is_listed_here():
@@ -133,12 +155,12 @@ def test_every_reason_is_listed_here():
 
 @pytest.mark.parametrize("expected", Reason)
 def test_every_reason_can_be_reached_in_inspect_and_in_convert(expected):
-    options = ConvertOptions(force=expected is Reason.FORCED)
     proto = REASONS[expected]()
+    options = options_for(expected, proto)
     for report in (inspect(proto, options), convert(proto, options=options)[1].model):
         (verdict,) = {layer.verdict for layer in report.layers}
         assert verdict.reason is expected
-        assert verdict.rewrite == (expected in (Reason.REWRITE, Reason.FORCED))
+        assert verdict.rewrite == (expected in SPARSE_REASONS)
         assert verdict.text
         assert "\n" not in verdict.text
 
