@@ -24,10 +24,12 @@ from layers import SuiteRow, read_rows
 from worker import Worker, WorkFailedError
 
 from onnx_sparseconv.files import write_text
-from onnx_sparseconv.runtime.environment import read_environment
+from onnx_sparseconv.runtime.environment import git_commit, read_environment
 from onnx_sparseconv.runtime.plain import to_json_text
 
 FLOOR_SECONDS = 0.5
+# What is kept of a session that another one resumed.
+_OF_A_SESSION = ("command", "started", "environment", "gpu_before", "gpu_after", "floor", "libraries")
 
 
 def run_gpu(options: argparse.Namespace, head: dict[str, Any]) -> int:
@@ -44,13 +46,19 @@ def run_gpu(options: argparse.Namespace, head: dict[str, Any]) -> int:
     gpu_name = environment.cuda.gpus[0].name if environment.cuda.gpus else ""
     bandwidth, source = memory_bandwidth(options.bandwidth, gpu_name)
     jobs = make_jobs(options, cells, bandwidth)
+    earlier = earlier_results(options)
     results = {
         **head,
         "environment": environment,
         "gpu_before": read_gpu_state(),
         "memory_bandwidth": {"bytes_per_s": bandwidth, "source": source},
         "floor": None,
-        "layers": earlier_records(options),
+        "libraries": None,
+        "layers": [record for record in earlier.get("layers", ()) if not record.get("problem")],
+        "earlier_sessions": [
+            *earlier.get("earlier_sessions", ()),
+            *([{key: earlier.get(key) for key in _OF_A_SESSION}] if earlier else []),
+        ],
     }
     worker = Worker(work)
     try:
@@ -99,12 +107,12 @@ def make_jobs(options: argparse.Namespace, cells: list[Any], bandwidth: float) -
     return jobs
 
 
-def earlier_records(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """With ``--resume``, the records of the output file that hold a result."""
+def earlier_results(options: argparse.Namespace) -> dict[str, Any]:
+    """With ``--resume``, what the output file holds; else nothing."""
     if not options.resume or not options.output.is_file():
-        return []
-    records: list[dict[str, Any]] = json.loads(options.output.read_text())["layers"]
-    return [record for record in records if not record.get("problem")]
+        return {}
+    results: dict[str, Any] = json.loads(options.output.read_text())
+    return results
 
 
 def measure_all(jobs: list[GpuJob], results: dict[str, Any], worker: Worker, options: argparse.Namespace) -> int:
@@ -122,7 +130,7 @@ def measure_all(jobs: list[GpuJob], results: dict[str, Any], worker: Worker, opt
     except WorkFailedError as error:
         _say(f"error: nothing can be measured: {error}")
         return len(missing) or 1
-    failed = 0
+    failed, commit = 0, git_commit()
     for job in missing:
         if time.monotonic() >= deadline:
             break
@@ -131,7 +139,7 @@ def measure_all(jobs: list[GpuJob], results: dict[str, Any], worker: Worker, opt
         except WorkFailedError as error:
             record = {**job.describe(), "problem": str(error)}
         results["libraries"] = record.pop("libraries", results.get("libraries"))
-        results["layers"].append(record)
+        results["layers"].append({**record, "commit": commit})
         results["num_missing"] -= 1
         failed += not record.get("best")
         _say(describe(record))

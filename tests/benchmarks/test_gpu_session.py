@@ -163,7 +163,10 @@ class _Worker:
     """Fails on some layers, and notes what it was asked."""
 
     def __init__(self, failing=()):
-        self.failing, self.asked = failing, []
+        self.failing, self.asked, self.closed = failing, [], False
+
+    def close(self):
+        self.closed = True
 
     def ask(self, task, _timeout):
         from worker import WorkFailedError
@@ -180,19 +183,20 @@ class _Worker:
 
 
 def _measure(worker, small, tmp_path, **changes):
-    from gpu import grid
-    from gpu_session import earlier_records, make_jobs, measure_all
+    import gpu_session
 
     options = _options(tmp_path, **changes)
-    results = {"layers": earlier_records(options)}
-    failed = measure_all(make_jobs(options, grid([small], ["float32"], [], []), 0.0), results, worker, options)
-    return failed, json.loads(options.output.read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gpu_session, "selected_rows", lambda _: [small])
+        patch.setattr(gpu_session, "Worker", lambda _: worker)
+        code = gpu_session.run_gpu(options, {"command": f"number {options.resume}"})
+    return code, json.loads(options.output.read_text())
 
 
 def test_a_failed_layer_is_a_record_and_the_others_are_measured_and_resumed(small, tmp_path):
     worker = _Worker(failing=(2,))
     failed, results = _measure(worker, small, tmp_path)
-    assert failed == 2
+    assert (failed, worker.closed) == (1, True)
     assert [record.get("problem", "") for record in results["layers"]] == ["its process ended with code -11"] * 2 + [
         ""
     ] * 2
@@ -203,6 +207,9 @@ def test_a_failed_layer_is_a_record_and_the_others_are_measured_and_resumed(smal
     assert second.asked == [("small", 0.8, 2, "float32"), ("small", 0.9, 2, "float32")]
     assert len(results["layers"]) == 4
     assert not any("problem" in record for record in results["layers"])
+    assert all("commit" in record for record in results["layers"])
+    assert [session["command"] for session in results["earlier_sessions"]] == ["number False"]
+    assert results["command"] == "number True"
 
 
 def test_without_cuda_nothing_is_measured(small, tmp_path, capsys):
