@@ -26,7 +26,7 @@ from tests.support.gpu_checks import (
     image_bytes,
     static_model,
 )
-from tests.support.native_build import ROOT
+from tests.support.native_build import ROOT, find_tool
 from tests.support.sparse_models import make_model, oracle, random_inputs
 
 CPU = Place("cpu")
@@ -121,6 +121,8 @@ def test_the_gpu_tests_are_found_and_marked():
     sys.platform != "linux" or platform.machine() != "x86_64", reason="GPUs are emulated on Linux on x86-64"
 )
 def test_a_sample_of_them_passes_on_an_emulated_gpu():
+    find_tool("cmake")
+    find_tool("g++")
     chosen = "(captured and 3x3-) or (every_plan and 1x1) or (stage and 1-D) or (concurrent and float16)"
     done = _pytest(
         "-p", "tests.support.emulated_gpu", "-k", chosen, "tests/gpu/test_kernels.py", "tests/gpu/test_running.py"
