@@ -340,6 +340,14 @@ def test_a_float16_node_that_runs_in_float(make_session, capfd):
     assert "that for sm_90 is for the other element type" in capfd.readouterr().err
 
 
+def test_an_image_of_a_flat_kernel_for_a_deep_one_is_refused(make_session):
+    case = SparseConvCase(
+        random_weight((8, 6, 2, 3, 3), 0.4), ConvGeometry((2, 3, 3), (1,) * 3, (0, 1, 1) * 2, (1,) * 3)
+    )
+    flat = SparseConvCase(case.weight[:, :, 0], geometry_2d())
+    check_refused(make_session, container(flat), "the number of taps along the depth is 1", case)
+
+
 def test_dilations_mean_nothing_where_there_is_one_tap(make_session):
     geometry = ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (7, 1))
     case = SparseConvCase(random_weight((4, 6, 1, 3), 0.5), geometry)

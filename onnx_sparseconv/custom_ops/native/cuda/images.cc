@@ -122,6 +122,7 @@ class PlanCheck {
         FailImage("is_pointwise", plan_.is_pointwise);
       }
     }
+    if (geometry.kernel_shape[0] != 1) FailImage("the number of taps along the depth", 1);
     Axis("kernel_shape", plan_.kernel_shape, geometry.kernel_shape);
     Axis("strides", plan_.strides, geometry.strides);
     // The step between taps means nothing where there is one.
