@@ -156,6 +156,33 @@ def _gpu_row(record: Record) -> list[str]:
     ]
 
 
+def gpu_bytes_table() -> str:
+    """Bytes of GPU images beside dense and unified-CSR weights, and what the compiler says, by layer and type."""
+    if not (RESULTS / "gpu-image-bytes.json").is_file():
+        return NOT_MEASURED
+    head = ["layer", "type", "zeros", "dense", "unified CSR", "machine code", "compressed", "CSR and image, of dense"]
+    head += ["registers", "spilled", "NVRTC"]
+    return table(head, [_bytes_row(record) for record in load("gpu-image-bytes")["layers"]])
+
+
+def _bytes_row(record: Record) -> list[str]:
+    setting = record["setting"]
+    name = [record["layer"]["name"], setting["dtype"], f"{setting['sparsity']:.3g}"]
+    sizes = [f"{record[key] / 1000:.0f} kB" for key in ("dense_bytes", "csr_bytes")]
+    if "refusal" in record:
+        return [*name, *sizes, *["-"] * 6]
+    return [
+        *name,
+        *sizes,
+        f"{record['cubin_bytes'] / 1000:.0f} kB",
+        f"{record['image_bytes'] / 1000:.0f} kB",
+        f"{(record['csr_bytes'] + record['container_bytes']) / record['dense_bytes']:.0%}",
+        str(record["registers"]),
+        f"{record['spill_bytes']} B",
+        f"{record['nvrtc_cpu_s']:.1f} s",
+    ]
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": layers_table,
     "cpu-models": lambda: models_table("cpu-models"),
@@ -163,6 +190,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-break-even": break_even_table,
     "cpu-history": history_table,
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
+    "gpu-image-bytes": gpu_bytes_table,
 }
 
 
