@@ -71,6 +71,31 @@ def build_driver() -> Path:
     return build_shared(_DRIVER_NAME, [_SOURCE], "-O1", f"-Wl,-soname,{_DRIVER_NAME}")
 
 
+class Epilogue(ctypes.Structure):
+    """The struct of that name in params.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("bias", "residual")),
+        ("activation", ctypes.c_int),
+        *((name, ctypes.c_float) for name in ("alpha", "beta")),
+    )
+
+
+class GeneratedParams(ctypes.Structure):
+    """The struct of that name in params.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "y")),
+        ("epilogue", Epilogue),
+        *((name, ctypes.c_void_p) for name in ("partial_in", "partial_out")),
+        ("partial_stride", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("chunk_begin", "chunk_end", "num_splits", "num_lanes", "staging")),
+        *((name, ctypes.c_int) for name in ("batch", "in_h", "in_w", "out_h", "out_w", "num_groups")),
+        *((name, ctypes.c_int) for name in ("images_per_group", "groups_per_image", "group_slots", "row_pitch")),
+        ("image_pitch", ctypes.c_int),
+    )
+
+
 class FakeDriver:
     """The stand-in, loaded into this process; it stays loaded."""
 
@@ -129,6 +154,12 @@ class FakeDriver:
     def live(self) -> int:
         """Memory blocks, libraries and contexts that have not been given back."""
         return int(self._library.fake_cuda_live())
+
+    def last_generated(self) -> GeneratedParams:
+        """Parameters of the last launch of a generated kernel; its pointers may be stale."""
+        params = GeneratedParams()
+        self._library.fake_cuda_last_generated(ctypes.byref(params))
+        return params
 
     def take_launches(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """Launches since the last call: kernel, grid, threads, bytes of dynamic shared memory."""

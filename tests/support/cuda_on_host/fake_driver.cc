@@ -21,6 +21,8 @@
 #include <string>
 #include <vector>
 
+#include "../../../onnx_sparseconv/kernels/cuda/params.h"
+
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -89,6 +91,7 @@ struct State {
   std::map<std::string, long> calls;
   std::map<std::string, Fault> faults;
   std::string launches;
+  sparseconv::cuda::GeneratedParams last_generated{};
   int pushed = 0;
   // What fake_cuda_set_device sets.
   int architecture = 90;
@@ -257,6 +260,13 @@ EXPORT void fake_cuda_take_launches(char* buffer, size_t capacity) {
   const std::lock_guard<std::mutex> lock(s.mutex);
   std::snprintf(buffer, capacity, "%s", s.launches.c_str());
   s.launches.clear();
+}
+
+// The parameters of the last launch of a generated kernel.
+EXPORT void fake_cuda_last_generated(sparseconv::cuda::GeneratedParams* params) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  *params = s.last_generated;
 }
 
 // What the library calls.
@@ -508,6 +518,9 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
     std::snprintf(line, sizeof(line), "%s %ux%ux%u %u %u\n", function->name.c_str(), grid_x, grid_y, grid_z, block_x,
                   shared_bytes);
     s.launches += line;
+    if (function->name == "sparseconv_generated") {
+      s.last_generated = *static_cast<const sparseconv::cuda::GeneratedParams*>(params[0]);
+    }
   }
   switch (function->library->launch(function->name.c_str(), grid, block, shared_bytes, params)) {
     case 0:
