@@ -19,7 +19,7 @@ from onnx_sparseconv.kernels.nvidia_wheels import c_strings, wheel_files
 WHEELS: Mapping[int, str] = {12: "nvidia-nvfatbin-cu12", 13: "nvidia-nvfatbin"}
 # The first that knows the compression mode below.
 OLDEST_VERSION = (12, 6)
-# "size" is Zstandard at its highest level: 10 to 30% smaller than what the LZ4 of older fat binaries can do.
+# "size" is Zstandard at a high level; LZ4, the mode of older fat binaries, leaves clearly more bytes.
 OPTIONS = ("-64", "-cuda", "-host=linux", "-compress-all", "-compress-mode=size")
 # The first driver that unpacks Zstandard is 550.54.14, of CUDA 12.4; to older ones such an image is invalid.
 MIN_DRIVER = 12040

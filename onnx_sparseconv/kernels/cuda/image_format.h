@@ -23,10 +23,10 @@ struct ImageHeader {
   unsigned architecture;  // 75, 80, 86, 90, ..: runs on GPUs of the same major number and at least the same minor one
   unsigned min_driver;    // as cuDriverGetVersion counts: 12090 is CUDA 12.9
   unsigned long long offset;  // of the image from the container's begin
-  unsigned long long size;
-  unsigned checksum;  // CRC-32 (zlib's) of the image
-  unsigned reserved;  // 0
-  char compiler[32];  // "NVRTC 12.9", NUL-terminated
+  unsigned long long size;    // a cubin, or a fat binary with one
+  unsigned checksum;          // CRC-32 (zlib's) of the image
+  unsigned reserved;          // 0
+  char compiler[32];          // "NVRTC 12.9", NUL-terminated
   GeneratedPlan plan;
 };
 
