@@ -108,6 +108,35 @@ def test_any_plan_for_any_convolution(driver, make_session):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("width", [*range(5, 17), 20, 24])
+def test_rows_that_begin_anywhere(driver, make_session, width, dtype):
+    """Small groups, so that they begin at many rows; plane sizes of every remainder, told to the plan or not."""
+    case = dataclasses.replace(CASE, dtype=np.dtype(dtype))
+    vector = 8 if dtype == np.float16 else 4
+    for height in (7, 8, 9, 12, 14):
+        for residue in {0, height * width % vector}:
+            for threads in (32, 64, 96):
+                model = model_with_image(case, threads=threads, plane_residue=residue, channel_pitch=2048)
+                run_and_check(make_session(model), case, (1, 12, height, width))
+    assert kernels(driver).count(GENERATED) >= 15
+
+
+def test_an_input_that_does_not_begin_at_16_bytes(driver, make_session):
+    inputs = random_inputs(CASE, SHAPE)
+    x = inputs["X"]
+    room = np.empty(x.size + 64, np.float32)
+    start = (-room.ctypes.data % 64) // x.itemsize
+    for shift, staged in ((0, True), (1, False), (2, False), (4, True)):
+        placed = room[start + shift :][: x.size].reshape(x.shape)
+        placed[:] = x
+        for settings_of_session in ({}, {"cuda_staging": "vector"}):
+            session = make_session(model_with_image(CASE), **settings_of_session)
+            (actual,) = session.run(None, inputs | {"X": placed})
+            assert_within(actual, *oracle(CASE, inputs))
+            assert (GENERATED in kernels(driver)) == (staged or not settings_of_session)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(
     "asked", [{"cuda_passes": 1, "cuda_splits": 1}, {"cuda_passes": 3}, {"cuda_splits": 3}, {"cuda_splits": 2}]
 )
