@@ -94,7 +94,7 @@ class Launch {
 
  private:
   struct Group {
-    int first_image, num_images, first_slot, num_slots, first_row, num_rows;
+    int first_image, num_images, first_slot, num_slots, first_row, num_rows, first_column, num_columns;
   };
 
   Group Locate(int index) const {
@@ -115,11 +115,22 @@ class Launch {
     const int reach = (plan_.kernel_shape[0] - 1) * plan_.dilations[0] + 1;
     group.num_rows =
         std::max(std::min(last * plan_.strides[0] - plan_.pads_begin[0] + reach, p_.in_h) - group.first_row, 0);
+    group.num_columns = p_.in_w;
+    if (reach == 1 && first == last) {
+      // Only the columns that its taps read, from an even one for halves.
+      const int step = plan_.strides[1] * plan_.columns_per_slot;
+      const int begin = group.first_slot % row_slots_, end = (group.first_slot + group.num_slots - 1) % row_slots_ + 1;
+      const int reach_w = (plan_.kernel_shape[1] - 1) * plan_.dilations[1] + 1;
+      group.first_column = std::clamp(begin * step - plan_.pads_begin[1], 0, p_.in_w);
+      group.first_column -= group.first_column % plan_.columns_per_slot;
+      const int last_column = end * step - plan_.strides[1] - plan_.pads_begin[1] + reach_w;
+      group.num_columns = std::max(std::min(last_column, p_.in_w) - group.first_column, 0);
+    }
     return group;
   }
 
   int Misalignment(const Group& group) const {
-    return p_.staging == kElementStaging ? 0 : group.first_row * p_.in_w % vector_;
+    return p_.staging == kElementStaging ? 0 : (group.first_row * p_.in_w + group.first_column) % vector_;
   }
   int Skew(int channel) const { return channel * plan_.plane_residue % vector_; }
   int GroupOut() const { return plan_.out_channels / plan_.group; }
@@ -167,15 +178,15 @@ class Launch {
   }
 
   void StageRows(const Group& group, int c, int channel, int image) {
-    if (group.num_rows == 0) return;
+    if (group.num_rows == 0 || group.num_columns == 0) return;
     const long long plane = static_cast<long long>(group.first_image + image) * plan_.in_channels + channel;
-    const long long first = plane * p_.in_h * p_.in_w + group.first_row * p_.in_w;
+    const long long first = plane * p_.in_h * p_.in_w + group.first_row * p_.in_w + group.first_column;
     const long long total = static_cast<long long>(p_.batch) * plan_.in_channels * p_.in_h * p_.in_w;
     const auto* x = static_cast<const char*>(p_.x);
     const int place = 16 + image * p_.image_pitch;
     if (p_.staging != kElementStaging) {
       const int lead = Misalignment(group) + Skew(c);
-      const int bytes = ((lead + group.num_rows * p_.in_w) * size_ + 15) / 16 * 16;
+      const int bytes = ((lead + group.num_rows * group.num_columns) * size_ + 15) / 16 * 16;
       const long long begin = (first - lead) * size_;
       Require(begin % 16 == 0 && begin >= 0 && begin + bytes <= total * size_, "a copy from %lld, %d bytes", begin,
               bytes);
@@ -184,12 +195,16 @@ class Launch {
       std::memcpy(&stage_[static_cast<size_t>(c) * plan_.channel_pitch + place], x + begin, bytes);
       return;
     }
-    const int last = place + Skew(c) * size_ + group.num_rows * p_.row_pitch * size_;
+    const int columns = plan_.columns_per_slot;
+    const int pitch =
+        group.num_columns < p_.in_w ? (group.num_columns + columns - 1) / columns * columns : p_.row_pitch;
+    const int last = place + Skew(c) * size_ + group.num_rows * pitch * size_;
     Require(last <= plan_.channel_pitch, "byte %d of a channel", last);
+    Require(group.num_rows * pitch * size_ <= p_.image_pitch, "%d rows in %d bytes", group.num_rows, p_.image_pitch);
     for (int row = 0; row < group.num_rows; ++row) {
-      char* to = &stage_[static_cast<size_t>(c) * plan_.channel_pitch + place + (Skew(c) + row * p_.row_pitch) * size_];
-      std::memset(to, 0, static_cast<size_t>(p_.row_pitch * size_));
-      std::memcpy(to, x + (first + row * p_.in_w) * size_, static_cast<size_t>(p_.in_w * size_));
+      char* to = &stage_[static_cast<size_t>(c) * plan_.channel_pitch + place + (Skew(c) + row * pitch) * size_];
+      std::memset(to, 0, static_cast<size_t>(pitch * size_));
+      std::memcpy(to, x + (first + row * p_.in_w) * size_, static_cast<size_t>(group.num_columns * size_));
     }
   }
 
@@ -229,8 +244,10 @@ class Launch {
 
   float Staged(const Group& group, int c, int image, int row, int column) const {
     Require(row >= group.first_row && row < group.first_row + group.num_rows, "row %d is not staged", row);
+    Require(column >= group.first_column && column < group.first_column + group.num_columns, "column %d is not staged",
+            column);
     const int at = c * plan_.channel_pitch + Skew(c) * size_ + 16 + image * p_.image_pitch +
-                   (Misalignment(group) + (row - group.first_row) * p_.row_pitch + column) * size_;
+                   (Misalignment(group) + (row - group.first_row) * p_.row_pitch + column - group.first_column) * size_;
     if (is_half_) {
       Require((at - column % 2 * 2) % 4 == 0, "a pair of halves at byte %d", at);
       uint16_t value;

@@ -48,14 +48,14 @@ class GroupSearch {
         row_pitch_(staging == kElementStaging ? CeilDivide(sizes.in_w, plan.columns_per_slot) * plan.columns_per_slot
                                               : sizes.in_w) {}
 
-  // Whether copies of 16 bytes can move rows of these sizes. `whole_planes`: groups that all begin with row 0.
-  bool CanStage(bool whole_planes) const {
+  // Whether copies of 16 bytes can move channels of these sizes: each must begin where the code expects it.
+  bool CanStage() const {
     if (staging_ == kElementStaging) return true;
     const int64_t plane = sizes_.in_h * sizes_.in_w;
     if (element_bytes_ == 2 && (sizes_.in_w % 2 != 0 || plane % 2 != 0)) return false;
     if (plan_.plane_residue == 0 && plane % vector_ == 0) return true;
     const int64_t group_in_channels = plan_.in_channels / plan_.group;
-    return whole_planes && plane % vector_ == plan_.plane_residue && plan_.in_channels * plane % vector_ == 0 &&
+    return plane % vector_ == plan_.plane_residue && plan_.in_channels * plane % vector_ == 0 &&
            plan_.chunk_channels * plane % vector_ == 0 &&
            (plan_.group == 1 || group_in_channels * plane % vector_ == 0);
   }
@@ -78,8 +78,8 @@ class GroupSearch {
 
  private:
   std::optional<Grouping> FindWholeImages() const {
-    if (plane_slots_ > plan_.threads || !CanStage(true)) return std::nullopt;
-    const int64_t image_pitch = ImagePitch(StagedRows(0, plane_slots_));
+    if (plane_slots_ > plan_.threads || !CanStage()) return std::nullopt;
+    const int64_t image_pitch = ImagePitch(StagedElements(0, plane_slots_), 0);
     const int64_t images =
         std::min({sizes_.batch, plan_.threads / plane_slots_, Room() / std::max<int64_t>(image_pitch, 1)});
     if (images < 1) return std::nullopt;
@@ -96,28 +96,24 @@ class GroupSearch {
     const int64_t groups = CeilDivide(plane_slots_, slots);
     if (groups < 2) return std::nullopt;
     int64_t most = 0, sum = 0;
-    bool whole_planes = true;
     if (groups <= kMaxCountedGroups) {
-      for (int64_t group = 0; group < groups; ++group) {
-        const int64_t begin = group * slots;
-        const int64_t rows = StagedRows(begin, std::min(begin + slots, plane_slots_));
-        most = std::max(most, rows);
-        sum += rows;
-        whole_planes = whole_planes && FirstRow(begin) == 0;
+      for (int64_t begin = 0; begin < plane_slots_; begin += slots) {
+        const int64_t elements = StagedElements(begin, std::min(begin + slots, plane_slots_));
+        most = std::max(most, elements);
+        sum += elements;
       }
     } else {
       // The worst place to begin is the last slot of a row.
       const int64_t out_rows = std::min(sizes_.out_h, CeilDivide(row_slots_ - 1 + slots, row_slots_));
-      most = std::min(sizes_.in_h, (out_rows - 1) * plan_.strides[0] + Reach());
+      most = std::min(sizes_.in_h, (out_rows - 1) * plan_.strides[0] + ReachH()) * row_pitch_;
       sum = most * groups;
-      whole_planes = false;
     }
-    const int64_t image_pitch = ImagePitch(most);
-    if (image_pitch > Room() || !CanStage(whole_planes)) return std::nullopt;
+    const int64_t image_pitch = ImagePitch(most, vector_ - 1);
+    if (image_pitch > Room() || !CanStage()) return std::nullopt;
     Grouping grouping = Make(slots, image_pitch);
     grouping.groups_per_image = groups;
     grouping.num_groups = CheckedMultiply(sizes_.batch, groups, "the number of groups");
-    grouping.staged_elements = CheckedMultiply(sizes_.batch, sum * row_pitch_, "the size of the staged input");
+    grouping.staged_elements = CheckedMultiply(sizes_.batch, sum, "the size of the staged input");
     return grouping;
   }
 
@@ -134,22 +130,33 @@ class GroupSearch {
     return grouping;
   }
 
-  int64_t Reach() const { return (plan_.kernel_shape[0] - 1) * static_cast<int64_t>(plan_.dilations[0]) + 1; }
+  int64_t ReachH() const { return (plan_.kernel_shape[0] - 1) * static_cast<int64_t>(plan_.dilations[0]) + 1; }
+  int64_t ReachW() const { return (plan_.kernel_shape[1] - 1) * static_cast<int64_t>(plan_.dilations[1]) + 1; }
 
-  int64_t FirstRow(int64_t slot) const {
-    return std::clamp<int64_t>(slot / row_slots_ * plan_.strides[0] - plan_.pads_begin[0], 0, sizes_.in_h);
+  // Input elements that the slots [begin, end) of an image read of a channel: whole rows, or part of a single one.
+  int64_t StagedElements(int64_t begin, int64_t end) const {
+    const int64_t first_out_row = begin / row_slots_, last_out_row = (end - 1) / row_slots_;
+    const int64_t first_row =
+        std::clamp<int64_t>(first_out_row * plan_.strides[0] - plan_.pads_begin[0], 0, sizes_.in_h);
+    const int64_t end_row =
+        std::min<int64_t>(last_out_row * plan_.strides[0] - plan_.pads_begin[0] + ReachH(), sizes_.in_h);
+    const int64_t rows = std::max<int64_t>(0, end_row - first_row);
+    if (ReachH() > 1 || first_out_row != last_out_row) return rows * row_pitch_;
+    const int64_t step = int64_t{plan_.strides[1]} * plan_.columns_per_slot;
+    const int64_t first = std::clamp<int64_t>(begin % row_slots_ * step - plan_.pads_begin[1], 0, sizes_.in_w) /
+                          plan_.columns_per_slot * plan_.columns_per_slot;
+    const int64_t end_column = std::min<int64_t>(
+        ((end - 1) % row_slots_ + 1) * step - plan_.strides[1] - plan_.pads_begin[1] + ReachW(), sizes_.in_w);
+    const int64_t columns = std::max<int64_t>(0, end_column - first);
+    return rows * (CeilDivide(columns, plan_.columns_per_slot) * plan_.columns_per_slot);
   }
 
-  // Input rows that the slots [begin, end) of an image read.
-  int64_t StagedRows(int64_t begin, int64_t end) const {
-    const int64_t last = (end - 1) / row_slots_ * plan_.strides[0] - plan_.pads_begin[0] + Reach();
-    return std::max<int64_t>(0, std::min(last, sizes_.in_h) - FirstRow(begin));
-  }
-
-  // Copies of 16 bytes also bring what lies before the first element.
-  int64_t ImagePitch(int64_t rows) const {
-    const int64_t lead = staging_ == kElementStaging ? 0 : vector_ - 1;
-    return Round16((lead + rows * row_pitch_) * element_bytes_);
+  // Copies of 16 bytes also bring what lies before the first element: up to `misalignment` elements, and those by
+  // which a channel is skewed.
+  int64_t ImagePitch(int64_t elements, int64_t misalignment) const {
+    const int64_t skew = plan_.plane_residue == 0 ? 0 : vector_ - 1;
+    const int64_t lead = staging_ == kElementStaging ? 0 : misalignment + skew;
+    return Round16((lead + elements) * element_bytes_);
   }
 
   // Bytes of a channel that images may take.
