@@ -121,6 +121,18 @@ def test_rows_that_begin_anywhere(driver, make_session, width, dtype):
     assert kernels(driver).count(GENERATED) >= 15
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("x_shape", [(3, 12, 5, 7), (3, 12, 6, 6), (1, 12, 9, 10)])
+def test_every_size_of_a_stage(driver, make_session, x_shape, dtype):
+    """What fits just so: images and rows fill the channel to its last bytes, skewed ones too."""
+    case = dataclasses.replace(CASE, dtype=np.dtype(dtype))
+    for channel_pitch in range(64, 600, 16):
+        for residue in (0, 2):
+            model = model_with_image(case, threads=128, plane_residue=residue, channel_pitch=channel_pitch)
+            run_and_check(make_session(model), case, x_shape)
+    assert 40 < kernels(driver).count(GENERATED) < 68
+
+
 def test_an_input_that_does_not_begin_at_16_bytes(driver, make_session):
     inputs = random_inputs(CASE, SHAPE)
     x = inputs["X"]
