@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -13,16 +14,21 @@ from onnx import GraphProto, ModelProto, TensorShapeProto, helper
 from onnx_sparseconv import version
 from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import Plan, default_opset, make_plan
-from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
+from onnx_sparseconv.converter.half_weights import Lost, through_half
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
-from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
-from onnx_sparseconv.converter.opset import raise_ir_version
+from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
+from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
 from onnx_sparseconv.converter.pipeline import Pipeline
+from onnx_sparseconv.converter.precision import PrecisionOptions, convert_to_half, inline_functions
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, PassReport
-from onnx_sparseconv.custom_ops.function_body import make_functions
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_functions
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
+from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.kernels.compile import CompileOptions
 from onnx_sparseconv.kernels.targets import NvrtcChoice, resolve_targets
 from onnx_sparseconv.kernels.unified_csr import encode
@@ -31,6 +37,7 @@ from onnx_sparseconv.passes.conv_layer import ConvLayer
 from onnx_sparseconv.passes.sparsify_conv import SparsifyConv
 
 Progress = Callable[[int, int, str], None]
+Precision = Literal["keep", "fp16"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,9 @@ class ConvertOptions(DecisionOptions):
         nvrtc: major version of the compiler; ``auto`` takes the oldest that knows the architecture.
         jobs: compilers at a time; None: as many as there are cores to use.
         cache_dir: folder for compiled images; None takes ``$ONNX_SPARSECONV_CACHE`` or the user's cache folder.
+        precision: ``fp16`` turns the whole model into float16, as far as it can be; ``keep`` leaves types alone.
+        fp16_io: turn its float inputs and outputs into float16, too; otherwise they are cast.
+        keep_float: names of nodes, or of operators, that stay float.
     """
 
     dry_run: bool = False
@@ -54,6 +64,16 @@ class ConvertOptions(DecisionOptions):
     nvrtc: NvrtcChoice = "auto"
     jobs: int | None = None
     cache_dir: Path | None = None
+    precision: Precision = "keep"
+    fp16_io: bool = False
+    keep_float: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision not in ("keep", "fp16"):
+            raise UsageError(f"precision must be keep or fp16, got {self.precision!r}")
+        if self.precision == "keep" and (self.fp16_io or self.keep_float):
+            raise UsageError("fp16 inputs and outputs, and nodes to keep float, need the precision fp16")
 
 
 def convert(
@@ -75,7 +95,8 @@ def convert(
 
     Returns:
         The converted model and the report. The model is None when nothing qualified (then nothing is written) and on
-        a dry run. A model that is converted already qualifies when GPU images were asked for.
+        a dry run. A model that is converted already qualifies when GPU images were asked for, and every model of which
+        something becomes float16 does when that was.
 
     Raises:
         ModelError: the model cannot be read, is not valid ONNX, or the result cannot be written.
@@ -88,6 +109,12 @@ def convert(
     loaded = load(model)
     images_before = makers(loaded.proto)
     nodes_before = _count_nodes(loaded.proto)
+    to_half = options.precision == "fp16"
+    notes: tuple[str, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    if to_half:
+        inlined, notes = inline_functions(loaded.proto)
+        loaded = replace(loaded, proto=inlined)
     plan = make_plan(loaded, options)
     report = ConversionReport(
         source=loaded.path,
@@ -101,14 +128,14 @@ def convert(
         conv_bytes_after=sum(layer.sparse_bytes or 0 for layer in _rewritten(plan.report)),
         nodes_before=nodes_before,
         nodes_after=nodes_before,
-        notes=plan.report.notes,
+        notes=(*notes, *plan.report.notes),
         targets=tuple(target.name for target in targets),
     )
-    if not report.converted and not (targets and report.already_converted):
+    if not report.converted and not to_half and not (targets and report.already_converted):
         return None, report
-    notes: tuple[str, ...] = ()
+    notes = ()
     if report.converted:
-        layers, passes, notes = _rewrite(plan, progress)
+        layers, passes, notes, lost = _rewrite(plan, progress, to_half=to_half)
         report = replace(
             report,
             model=replace(plan.report, layers=layers),
@@ -116,6 +143,9 @@ def convert(
             passes=passes,
         )
     proto = plan.view.proto
+    if to_half:
+        proto = _with_half_opset(proto)
+        report = _to_half(proto, plan, options, report, lost)
     notes = (*notes, *drop_stale(proto, images_before))
     if targets and options.dry_run:
         notes = (*notes, "a dry run compiles no GPU images")
@@ -139,13 +169,47 @@ def convert(
     return (None if options.dry_run else proto), report
 
 
+def _with_half_opset(proto: ModelProto) -> ModelProto:
+    """The model at an opset that float16 needs."""
+    opset = default_opset(proto)
+    try:
+        return proto if opset >= MIN_OPSET else raise_opset(proto)
+    except ModelError as error:
+        raise ModelError(
+            f"float16 needs opset {MIN_OPSET}, the model has {opset}, which cannot be raised: {error}"
+        ) from error
+
+
+def _to_half(
+    proto: ModelProto, plan: Plan, options: ConvertOptions, report: ConversionReport, lost: tuple[Lost, ...]
+) -> ConversionReport:
+    """Turn a model into float16; give the report with what that did, and with the weights' sizes as they are then."""
+    wanted = PrecisionOptions(options.fp16_io, options.force, options.keep_float)
+    precision = convert_to_half(proto, default_opset(proto), wanted, lost)
+    report = replace(report, precision=precision)
+    if not precision.changed or not report.converted:
+        return report
+    sites = find_conv_sites(ModelView(proto), ShapeMap(proto))
+    now = {key: site for key, site in zip(node_keys(sites), sites, strict=True) if site.is_sparse}
+    layers = []
+    for key, layer in zip(node_keys(plan.sites), report.model.layers, strict=True):
+        if layer.verdict.rewrite and key in now:
+            weight = attributes_from_proto(now[key].proto).weight
+            padding = weight.nnz_stored / max(1, int(np.count_nonzero(weight.values)))
+            layer = replace(layer, sparse_bytes=weight.size_bytes, padding=padding)  # noqa: PLW2901
+        layers.append(layer)
+    size = sum(layer.sparse_bytes or 0 for layer in layers if layer.verdict.rewrite)
+    return replace(report, model=replace(report.model, layers=tuple(layers)), conv_bytes_after=size)
+
+
 def _rewrite(
-    plan: Plan, progress: Progress | None
-) -> tuple[tuple[LayerReport, ...], tuple[PassReport, ...], tuple[str, ...]]:
+    plan: Plan, progress: Progress | None, *, to_half: bool
+) -> tuple[tuple[LayerReport, ...], tuple[PassReport, ...], tuple[str, ...], tuple[Lost, ...]]:
     """Fold, replace the nodes, fuse, then make the model able to carry them.
 
     Returns:
-        The layers' reports with what folding changed in them, what the passes did, and notes.
+        The layers' reports with what folding changed in them, what the passes did, notes, and what rounding folded
+        weights to float16 took from them.
     """
     view, proto = plan.view, plan.view.proto
     opset = default_opset(proto)
@@ -153,10 +217,15 @@ def _rewrite(
     pipeline = Pipeline(view, plan.shapes, chosen)
     pipeline.fold()
     attributes, biases = {}, {}
+    lost: list[Lost] = []
     for index, site in enumerate(chosen):
         if progress:
             progress(index, len(chosen), site.name)
-        layer = pipeline.layers[id(site.node)].rounded()
+        layer = pipeline.layers[id(site.node)]
+        if to_half:
+            layer, loss = through_half(layer, site.name)
+            lost += [loss] if loss is not None else []
+        layer = layer.rounded()
         attributes[id(site.node)] = _encode(layer)
         if layer.new_bias:
             biases[id(site.node)] = gs.Constant(view.unique_name(f"{site.name}_bias"), layer.bias)
@@ -174,7 +243,8 @@ def _rewrite(
     raise_ir_version(proto)
     _add_functions(proto, opset)
     metadata.record(proto, version.__version__, layers)
-    return layers, pipeline.reports(), (*pipeline.notes(), *_notes_on_weights(chosen, removed))
+    notes = (*pipeline.notes(), *_notes_on_weights(chosen, removed))
+    return layers, pipeline.reports(), notes, tuple(lost)
 
 
 def _encode(layer: ConvLayer) -> SparseConvAttributes:

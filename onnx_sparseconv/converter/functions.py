@@ -29,7 +29,7 @@ def inline_functions_that_take_weights(proto: ModelProto) -> tuple[ModelProto, t
         if not functions:
             break
         names = list(dict.fromkeys((f.domain, f.name) for f in functions))
-        _write_defaults_at_calls(proto, functions)
+        write_defaults_at_calls(proto, functions)
         try:
             inlined = onnx.inliner.inline_selected_functions(proto, names)
         except Exception as error:  # the inliner is C++ and raises what pybind makes of it
@@ -51,7 +51,7 @@ def _functions_that_take_weights(proto: ModelProto) -> list[FunctionProto]:
     return [f for f in functions.values() if f is not None]
 
 
-def _write_defaults_at_calls(proto: ModelProto, functions: list[FunctionProto]) -> None:
+def write_defaults_at_calls(proto: ModelProto, functions: list[FunctionProto]) -> None:
     """Write the defaults of the functions' attributes at calls that leave them out; onnx's inliner forgets them."""
     defaults = {(f.domain, f.name, getattr(f, "overload", "")): f.attribute_proto for f in functions}
     for owner in (proto.graph, *proto.functions):

@@ -17,6 +17,7 @@ class Reason(enum.StrEnum):
     ALREADY_SPARSE = "already-sparse"
     TOO_DENSE = "too-dense"
     DEPTHWISE = "depthwise"
+    BESIDE_DEPTHWISE = "beside-depthwise"
     TOO_SMALL = "too-small"
     RUNTIME_WEIGHT = "runtime-weight"
     OVERRIDABLE_WEIGHT = "overridable-weight"
@@ -205,6 +206,29 @@ class PassReport:
 
 
 @dataclass(frozen=True)
+class PrecisionReport:
+    """What became of a model that was to become float16.
+
+    Attributes:
+        precision: ``fp16``.
+        half_io: whether its float inputs and outputs became float16, too.
+        changed: whether anything became float16.
+        half_nodes: nodes that compute in float16 now and did not before.
+        kept: nodes that stay float, and why.
+        casts: Cast nodes that were added.
+        notes: weights that vanished, and nodes of other floating-point types.
+    """
+
+    precision: str
+    half_io: bool
+    changed: bool
+    half_nodes: int
+    kept: tuple[NodeNote, ...]
+    casts: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ConversionReport:
     """What `convert` did.
 
@@ -224,6 +248,7 @@ class ConversionReport:
         targets: GPU architectures that images were asked for, such as ``sm_90``.
         imaged_bytes_before: dense bytes of the weights of layers that carry GPU images.
         imaged_bytes_after: what these layers take now: unified CSR and images.
+        precision: what became float16, None where that was not asked for.
     """
 
     source: Path | None
@@ -242,11 +267,17 @@ class ConversionReport:
     targets: tuple[str, ...] = ()
     imaged_bytes_before: int = 0
     imaged_bytes_after: int = 0
+    precision: PrecisionReport | None = None
 
     @property
     def changed(self) -> bool:
-        """Whether the result differs from the source: layers were rewritten, or images added to sparse ones."""
-        return self.converted or self.imaged_bytes_after > 0
+        """Whether the result differs from the source: layers were rewritten, made float16, or given images."""
+        return self.converted or self.is_half or self.imaged_bytes_after > 0
+
+    @property
+    def is_half(self) -> bool:
+        """Whether something became float16."""
+        return self.precision is not None and self.precision.changed
 
 
 @dataclass(frozen=True)
