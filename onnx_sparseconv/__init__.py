@@ -20,29 +20,45 @@ from onnx_sparseconv.errors import SparseConvError
 from onnx_sparseconv.version import __version__
 
 if TYPE_CHECKING:
-    from onnx_sparseconv.converter import ConvertOptions, convert, inspect, prune, restore
+    from onnx_sparseconv.converter import (
+        ConvertOptions,
+        convert,
+        inspect,
+        prune,
+        read_decisions,
+        restore,
+        write_decisions,
+    )
     from onnx_sparseconv.custom_ops.library import library_path, register
     from onnx_sparseconv.runtime.session import make_session
     from onnx_sparseconv.runtime.verify import verify
+    from onnx_sparseconv.tuner import Case, TuneOptions, tune
 
 __all__ = [
+    "Case",
     "ConvertOptions",
     "SparseConvError",
+    "TuneOptions",
     "__version__",
     "convert",
     "inspect",
     "library_path",
     "make_session",
     "prune",
+    "read_decisions",
     "register",
     "restore",
+    "tune",
     "verify",
+    "write_decisions",
 ]
 
+_CONVERTER = ("ConvertOptions", "convert", "inspect", "prune", "read_decisions", "restore", "write_decisions")
 _HOME = {
-    **dict.fromkeys(("ConvertOptions", "convert", "inspect", "prune", "restore"), "onnx_sparseconv.converter"),
+    **dict.fromkeys(_CONVERTER, "onnx_sparseconv.converter"),
     **dict.fromkeys(("library_path", "register"), "onnx_sparseconv.custom_ops.library"),
     "make_session": "onnx_sparseconv.runtime.session",
+    **dict.fromkeys(("Case", "TuneOptions", "tune"), "onnx_sparseconv.tuner"),
     "verify": "onnx_sparseconv.runtime.verify",
 }
 

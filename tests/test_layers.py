@@ -10,9 +10,10 @@ import onnx_sparseconv
 PACKAGE = Path(onnx_sparseconv.__file__).parent
 # A module may import its own layer and those below. The package itself is the public API, above all but the CLI.
 LAYERS = {
-    "__main__": 7,
-    "cli": 6,
-    "": 5,
+    "__main__": 8,
+    "cli": 7,
+    "": 6,
+    "tuner": 5,
     "converter": 4,
     "runtime": 4,
     "passes": 3,

@@ -1,0 +1,176 @@
+"""Timing in real ONNX Runtime sessions: single layers, and whole models."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from onnx import ModelProto
+
+from onnx_sparseconv.errors import ModelError, SparseConvError
+from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
+from onnx_sparseconv.runtime.depth import numerical_depth
+from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
+from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on, sparse_nodes
+from onnx_sparseconv.runtime.metrics import compare_outputs, derive_tolerance
+from onnx_sparseconv.runtime.profiling import ProfileJob, profile
+from onnx_sparseconv.runtime.run import run_session
+from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
+from onnx_sparseconv.runtime.timing import Clock, Samples, measure
+from onnx_sparseconv.tuner.candidates import Candidate, Prepared
+from onnx_sparseconv.tuner.database import LayerTimes
+from onnx_sparseconv.tuner.options import Case, Preset
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+
+@dataclass(frozen=True)
+class WholeModel:
+    """A whole model to time: its file, and whether the native library takes part."""
+
+    path: Path
+    use_library: bool
+
+
+class Bench(Protocol):
+    """What tuning asks of a stopwatch; tests have one that needs no time."""
+
+    def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
+        """Time one layer in every way, in turn."""
+
+    def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
+        """Time whole models, in turn; the first is the dense one."""
+
+
+class OrtBench:
+    """The real stopwatch.
+
+    Args:
+        provider, threads: as in `make_session`.
+        preset: how often to run.
+        clock: nanoseconds.
+    """
+
+    def __init__(
+        self, provider: Provider, threads: int | None, preset: Preset, clock: Clock = time.perf_counter_ns
+    ) -> None:
+        self._provider: Provider = provider
+        self._threads = threads
+        self._preset = preset
+        self._clock = clock
+
+    def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
+        """Median times of all candidates, measured in turn in this process.
+
+        A candidate that cannot run, or whose output is not that of the first, gets an infinite time and the reason.
+        """
+        runs: dict[str, BoundRuns] = {}
+        problems: dict[str, str] = {}
+        dense: _Opened | None = None
+        for candidate in candidates:
+            try:
+                opened = self._open(candidate.prepare(piece), dense, piece)
+            except SparseConvError as error:
+                problems[candidate.name] = str(error)
+                continue
+            dense = dense or opened
+            runs[candidate.name] = opened.runs
+        samples = measure(list(runs.values()), self._preset.layer, clock=self._clock) if runs else ()
+        times = {candidate.name: math.inf for candidate in candidates}
+        times |= {name: found.stats().median_us for name, found in zip(runs, samples, strict=True)}
+        return LayerTimes(times, problems, *self._reorders(piece, dense))
+
+    def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
+        """Times of whole models on the same inputs, measured in turn.
+
+        Raises:
+            ProviderError: the provider is not used.
+            SparseConvError: a model cannot be loaded or run.
+        """
+        sessions = [
+            make_session(
+                model.path,
+                provider=self._provider,
+                threads=self._threads,
+                use_library=model.use_library,
+                session_options=measuring_options(),
+            )
+            for model in models
+        ]
+        wanted = model_inputs(sessions[0])
+        inputs = make_random_inputs(wanted, resolve_shapes(wanted, case.shapes, case.batch))
+        runs = [
+            self._whole_run(session, str(model.path), inputs) for session, model in zip(sessions, models, strict=True)
+        ]
+        return measure(runs, self._preset.whole, clock=self._clock)
+
+    def _whole_run(self, session: ort.InferenceSession, name: str, inputs: Mapping[str, Array]) -> Callable[[], object]:
+        outputs = run_session(session, inputs, name)
+        if self._provider == "cpu":
+            # As callers run it; memory need not be bound where it is the host's anyway.
+            feed = {key: value.astype(object) if value.dtype.kind == "U" else value for key, value in inputs.items()}
+            return lambda: session.run(None, feed)
+        return BoundRuns(session, name, inputs, specs_of(outputs), self._provider)
+
+    def _open(self, prepared: Prepared, dense: _Opened | None, piece: ModelProto) -> _Opened:
+        """A session that is ready to be timed and right.
+
+        Raises:
+            SparseConvError: it cannot run, or gives other results than the dense one.
+        """
+        session = make_session(
+            prepared.model,
+            provider=self._provider,
+            threads=self._threads,
+            use_library=prepared.use_library,
+            session_options=measuring_options(prepared.config),
+            provider_options=prepared.provider_options,
+        )
+        inputs = dense.inputs if dense is not None else _inputs_of(session)
+        outputs = run_session(session, inputs, "the layer")
+        if prepared.use_library:
+            kernels = kernels_of(sparse_nodes(prepared.model), use_library=True)
+            require_sparse_kernels_on(self._provider, kernels)
+        if dense is not None:
+            _require_equal(piece, dense.outputs, outputs)
+        runs = BoundRuns(session, "the layer", inputs, specs_of(outputs), self._provider)
+        return _Opened(runs, inputs, outputs)
+
+    def _reorders(self, piece: ModelProto, dense: _Opened | None) -> tuple[float, float]:
+        """Time that the dense layer spends on changing memory layouts, before and behind, in microseconds."""
+        if self._provider != "cpu" or dense is None:
+            return 0.0, 0.0
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "layer.onnx"
+            path.write_bytes(piece.SerializeToString())
+            job = ProfileJob(str(path), self._provider, self._threads, False, {}, {}, self._preset.profiled_runs)
+            nodes = profile(job, piece, dense.inputs)
+        before = sum(node.time_us for node in nodes if node.op_type == "ReorderInput")
+        return before, sum(node.time_us for node in nodes if node.op_type == "ReorderOutput")
+
+
+@dataclass(frozen=True, eq=False)
+class _Opened:
+    runs: BoundRuns
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+
+
+def _inputs_of(session: ort.InferenceSession) -> dict[str, Array]:
+    wanted = model_inputs(session)
+    return make_random_inputs(wanted, resolve_shapes(wanted))
+
+
+def _require_equal(piece: ModelProto, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
+    """Refuse what is fast and wrong."""
+    tolerance = derive_tolerance(numerical_depth(piece), None, None)
+    for name, array in expected.items():
+        found = compare_outputs(name, array, actual[name], tolerance)
+        if not found.passed:
+            raise ModelError(f"its output differs from that of the dense layer: {found.reason}")

@@ -1,0 +1,235 @@
+"""From the times of single layers to a choice for all of them.
+
+A layer's own times are not all: ONNX Runtime keeps activations between dense layers on the CPU in a blocked layout of
+its own, which a sparse layer neither reads nor writes. Alone, a dense layer pays for changing the layout before and
+behind; among dense layers it does not, and beside a sparse one it does again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from onnx_sparseconv.converter.decisions import Choice
+from onnx_sparseconv.tuner.candidates import Candidate
+from onnx_sparseconv.tuner.database import LayerTimes
+from onnx_sparseconv.tuner.regions import Region
+
+# A sparse layer has to be better than dense by this share of the dense layer's time: less is noise.
+MARGIN = 0.02
+_MAX_SWEEPS = 8
+# Through these a blocked layout passes.
+_LAYOUT_PASSES = frozenset(
+    {
+        "MaxPool",
+        "AveragePool",
+        "GlobalMaxPool",
+        "GlobalAveragePool",
+        "Concat",
+        "Add",
+        "Sum",
+        "Mul",
+        "Relu",
+        "Sigmoid",
+        "Tanh",
+        "LeakyRelu",
+        "Clip",
+        "HardSigmoid",
+        "BatchNormalization",
+        "Identity",
+        "Dropout",
+    }
+)
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """Times of one layer at one shape, in microseconds.
+
+    Attributes:
+        dense_us: dense, among dense layers; never less than a little.
+        sparse_us: sparse; infinite where it cannot run, or was not timed.
+        reorder_in_us, reorder_out_us: what dense costs besides where its input comes from, or its output goes to,
+            something that is not dense.
+    """
+
+    dense_us: float
+    sparse_us: float
+    reorder_in_us: float = 0.0
+    reorder_out_us: float = 0.0
+
+    @property
+    def alone_us(self) -> float:
+        """Dense, by itself."""
+        return self.dense_us + self.reorder_in_us + self.reorder_out_us
+
+
+def layer_cost(times: LayerTimes, candidates: Sequence[Candidate]) -> LayerCost:
+    """The fastest of the dense candidates and the fastest of the sparse ones."""
+    best = {
+        choice: min((times.times_us[c.name] for c in candidates if c.choice is choice), default=math.inf)
+        for choice in Choice
+    }
+    alone = best[Choice.DENSE]
+    reorders = times.reorder_in_us + times.reorder_out_us
+    # Taken from different runs, the parts need not add up: dense work is at least half of the whole.
+    share = min(1.0, alone / 2 / reorders) if reorders > 0 and math.isfinite(alone) else 0.0
+    before, behind = share * times.reorder_in_us, share * times.reorder_out_us
+    return LayerCost(alone - before - behind, best[Choice.SPARSE], before, behind)
+
+
+@dataclass(frozen=True)
+class Links:
+    """How layers lie beside each other.
+
+    Attributes:
+        before: by layer, the layers that its input comes from.
+        behind: by layer, the layers that read its output.
+        open_before: layers of which some input comes from no layer.
+        open_behind: layers of which some reader is no layer.
+    """
+
+    before: Mapping[int, frozenset[int]]
+    behind: Mapping[int, frozenset[int]]
+    open_before: frozenset[int]
+    open_behind: frozenset[int]
+
+
+def find_links(regions: Mapping[int, Region]) -> Links:
+    """Which regions feed which, through nodes that leave the layout alone."""
+    owner = {id(node): key for key, region in regions.items() for node in region.nodes}
+    before: dict[int, set[int]] = {key: set() for key in regions}
+    behind: dict[int, set[int]] = {key: set() for key in regions}
+    open_before: set[int] = set()
+    open_behind: set[int] = set()
+    for key, region in regions.items():
+        for tensor in region.inputs:
+            found, is_open = _walk(tensor, owner, upwards=True)
+            before[key] |= found
+            open_before |= {key} if is_open else set()
+        found, is_open = _walk(region.output, owner, upwards=False)
+        behind[key] |= found
+        open_behind |= {key} if is_open else set()
+    return Links(
+        {key: frozenset(keys) for key, keys in before.items()},
+        {key: frozenset(keys) for key, keys in behind.items()},
+        frozenset(open_before),
+        frozenset(open_behind),
+    )
+
+
+def _walk(start: gs.Tensor, owner: Mapping[int, int], *, upwards: bool) -> tuple[set[int], bool]:
+    """The layers that one comes to from a tensor, and whether one comes to something else as well."""
+    found: set[int] = set()
+    is_open = False
+    seen: set[int] = set()
+    queue = [start]
+    while queue:
+        tensor = queue.pop()
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        nodes = tensor.inputs if upwards else tensor.outputs
+        is_open = is_open or not nodes
+        for node in nodes:
+            if id(node) in owner:
+                found.add(owner[id(node)])
+            elif node.op in _LAYOUT_PASSES and not node.domain:
+                further = node.inputs if upwards else node.outputs
+                queue += [t for t in further if not t.is_empty() and not isinstance(t, gs.Constant)]
+            else:
+                is_open = True
+    return found, is_open
+
+
+class CostModel:
+    """What a model's layers take together, by which of them are sparse.
+
+    Args:
+        costs: of each layer, at each case; all 0 for a layer that was not timed.
+        links: how they lie beside each other.
+        weights: of the cases, by which their times are added.
+    """
+
+    def __init__(self, costs: Mapping[int, Sequence[LayerCost]], links: Links, weights: Sequence[float]) -> None:
+        self._costs = costs
+        self._links = links
+        self._weights = tuple(weights)
+        self._untimed = frozenset(key for key, found in costs.items() if all(cost.alone_us == 0 for cost in found))
+
+    def layers_us(self, sparse: AbstractSet[int], case: int) -> float:
+        """Time of all layers at one case, microseconds."""
+        return sum(self._layer_us(key, sparse, case) for key in self._costs)
+
+    def total(self, sparse: AbstractSet[int]) -> float:
+        """Weighted sum over the cases."""
+        return sum(weight * self.layers_us(sparse, case) for case, weight in enumerate(self._weights))
+
+    def choose(self, fixed: AbstractSet[int] = frozenset()) -> frozenset[int]:
+        """The layers that had best run sparse.
+
+        Starts from no layer, and from every layer that wins alone; changes single layers as long as that helps; and
+        takes the better of the two.
+
+        Args:
+            fixed: layers that are sparse anyhow.
+        """
+        alone = frozenset(key for key in self._costs if self._wins_alone(key))
+        return min((self._improve(start | fixed, fixed) for start in (frozenset[int](), alone)), key=self.total)
+
+    def gain(self, key: int, sparse: AbstractSet[int]) -> float:
+        """What a sparse layer saves, weighted, the others being as they are."""
+        return self.total(sparse - {key}) - self.total(sparse)
+
+    def _wins_alone(self, key: int) -> bool:
+        return (
+            all(math.isfinite(cost.sparse_us) for cost in self._costs[key])
+            and sum(
+                weight * (cost.alone_us * (1 - MARGIN) - cost.sparse_us)
+                for weight, cost in zip(self._weights, self._costs[key], strict=True)
+            )
+            > 0
+        )
+
+    def _improve(self, start: frozenset[int], fixed: AbstractSet[int]) -> frozenset[int]:
+        chosen = start
+        for _ in range(_MAX_SWEEPS):
+            before = chosen
+            for key in self._costs:
+                if key in fixed or any(math.isinf(cost.sparse_us) for cost in self._costs[key]):
+                    continue
+                margin = MARGIN * sum(
+                    w * cost.dense_us for w, cost in zip(self._weights, self._costs[key], strict=True)
+                )
+                with_it, without = chosen | {key}, chosen - {key}
+                chosen = with_it if self._local(key, with_it) + margin < self._local(key, without) else without
+            if chosen == before:
+                break
+        return chosen
+
+    def _local(self, key: int, sparse: AbstractSet[int]) -> float:
+        """The part of the total that depends on one layer's choice."""
+        around = {key, *self._links.before[key], *self._links.behind[key]}
+        return sum(
+            weight * self._layer_us(other, sparse, case)
+            for case, weight in enumerate(self._weights)
+            for other in around
+        )
+
+    def _layer_us(self, key: int, sparse: AbstractSet[int], case: int) -> float:
+        cost, links = self._costs[key][case], self._links
+        if key in sparse:
+            # A dense neighbour that was not timed changes the layout of the same tensor, so it takes as long.
+            before = cost.reorder_in_us if links.before[key] & self._untimed - sparse else 0.0
+            behind = cost.reorder_out_us if links.behind[key] & self._untimed - sparse else 0.0
+            return cost.sparse_us + before + behind
+        time = cost.dense_us
+        if key in links.open_before or links.before[key] & sparse:
+            time += cost.reorder_in_us
+        if key in links.open_behind or links.behind[key] & sparse:
+            time += cost.reorder_out_us
+        return time

@@ -1,0 +1,94 @@
+"""What to tune for, and how thoroughly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.runtime.session import PROVIDERS, Provider
+from onnx_sparseconv.runtime.timing import TimingPlan
+
+PresetName = Literal["quick", "default", "thorough"]
+PRESET_NAMES: tuple[PresetName, ...] = get_args(PresetName)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How much time to spend.
+
+    Attributes:
+        name: what a user calls it.
+        layer: how to time a single layer.
+        whole: how to time the whole model.
+        profiled_runs: runs from which the time of single nodes of a layer is taken.
+        max_steps: how many times layers are left dense where the whole model contradicts the single layers.
+        skip_hopeless: leave out layers that cannot win by the cost model.
+    """
+
+    name: PresetName
+    layer: TimingPlan
+    whole: TimingPlan
+    profiled_runs: int
+    max_steps: int
+    skip_hopeless: bool = True
+
+
+PRESETS: Mapping[str, Preset] = {
+    "quick": Preset("quick", TimingPlan(2, 3, 40, 3, 0.12), TimingPlan(2, 5, 100, 3, 2.0), 5, 1),
+    "default": Preset("default", TimingPlan(3, 5, 100, 5, 0.6), TimingPlan(3, 7, 200, 5, 8.0), 10, 3),
+    "thorough": Preset("thorough", TimingPlan(5, 9, 400, 5, 2.5), TimingPlan(5, 9, 500, 5, 25.0), 20, 4, False),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One set of input shapes to tune for.
+
+    Attributes:
+        batch: batch size where the model leaves it open; None: 1.
+        shapes: shapes of inputs where the model leaves them open.
+    """
+
+    batch: int | None = None
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What `tune` does.
+
+    Attributes:
+        provider: ``cpu`` or ``cuda``.
+        threads: threads of a run; None leaves it to ONNX Runtime.
+        cases: shapes to tune for. With several of them, each counts by its share of its own model's time.
+        preset: ``quick``, ``default`` or ``thorough``.
+        budget_s: no layer is begun after so many seconds; the rest is decided by its sparsity. None: no limit.
+        database: file of measurements; None: in the user's cache folder.
+    """
+
+    provider: Provider = "cpu"
+    threads: int | None = None
+    cases: tuple[Case, ...] = (Case(),)
+    preset: PresetName = "default"
+    budget_s: float | None = None
+    database: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.provider not in PROVIDERS:
+            raise UsageError(f"unknown provider {self.provider!r}: use one of {', '.join(PROVIDERS)}")
+        if self.preset not in PRESETS:
+            raise UsageError(f"unknown preset {self.preset!r}: use one of {', '.join(PRESETS)}")
+        if self.budget_s is not None and not self.budget_s >= 0:
+            raise UsageError(f"the budget must not be negative, got {self.budget_s}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"threads must be at least 1, got {self.threads}")
+        if not self.cases:
+            raise UsageError("there are no shapes to tune for")
+
+    @property
+    def plan(self) -> Preset:
+        """The preset itself."""
+        return PRESETS[self.preset]

@@ -1,0 +1,370 @@
+"""Tuning: which layers of a model had best run sparse on this machine, by measurement."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from onnx_sparseconv.converter import ConvertOptions, convert
+from onnx_sparseconv.converter.analyse import Plan, make_plan
+from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.decide import DecisionOptions
+from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
+from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
+from onnx_sparseconv.converter.model_io import load, save
+from onnx_sparseconv.converter.report import Reason, Verdict
+from onnx_sparseconv.errors import ModelError, SparseConvError
+from onnx_sparseconv.kernels.unified_csr import nonzero_mask
+from onnx_sparseconv.runtime.plain import to_plain
+from onnx_sparseconv.runtime.timing import Clock
+from onnx_sparseconv.tuner.candidates import Candidate, candidates_for
+from onnx_sparseconv.tuner.cost_model import why_hopeless
+from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
+from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
+from onnx_sparseconv.tuner.network import CostModel, LayerCost, find_links, layer_cost
+from onnx_sparseconv.tuner.options import TuneOptions
+from onnx_sparseconv.tuner.pieces import Piece, Shape, cut, run_for_shapes
+from onnx_sparseconv.tuner.regions import Region, RegionFinder
+from onnx_sparseconv.tuner.setting import Setting, read_setting
+from onnx_sparseconv.tuner.whole import WholeCheck, WholeResult
+
+Progress = Callable[[int, int, str], None]
+# What the sparsity rule says of layers that measurement may decide instead; all other verdicts are not about speed.
+_ABOUT_SPEED = frozenset({Reason.REWRITE, Reason.TOO_DENSE, Reason.TOO_SMALL, Reason.DEPTHWISE})
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What tuning found.
+
+    Attributes:
+        decisions: for every convolution; what `convert` takes, and what goes into the file.
+        whole: the check of the whole model; None where no layer won.
+        num_measured: layers that were timed now.
+        num_found: layers that had been timed before, here.
+        num_alike: layers for which one that is alike was timed.
+    """
+
+    decisions: Decisions
+    whole: WholeResult | None
+    num_measured: int
+    num_found: int
+    num_alike: int
+
+    @property
+    def gain(self) -> bool:
+        """Whether the converted model is faster, as a whole, at all the shapes asked for."""
+        return self.whole is not None and self.whole.gain
+
+
+def tune(
+    model: str | Path | ModelProto,
+    options: TuneOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    bench: Bench | None = None,
+    setting: Setting | None = None,
+    clock: Clock = time.perf_counter_ns,
+) -> TuneReport:
+    """Time every layer dense and sparse, choose, and check the choice on the whole model.
+
+    ::
+
+        report = tune("model.onnx", TuneOptions(threads=4, cases=(Case(batch=8),)))
+        convert("model.onnx", "fast.onnx", ConvertOptions(decisions=report.decisions))
+
+    Each measurement goes into a database at once, so that an interrupted tune resumes where it was.
+
+    Args:
+        model: a file or a model in memory (which is not changed).
+        options: what to tune for; None takes the defaults.
+        progress: called with (layers done, layers to do, name).
+        bench: the stopwatch; None: ONNX Runtime on this machine.
+        setting: where it measures; None: what this machine is.
+        clock: nanoseconds.
+
+    Raises:
+        UsageError: the shapes do not fit the model.
+        ProviderError: the provider would not be used.
+        SparseConvError: the model cannot be read or run.
+    """
+    options = options or TuneOptions()
+    setting = setting or read_setting(options.provider, options.threads)
+    bench = bench or OrtBench(options.provider, options.threads, options.plan, clock)
+    loaded = load(model)
+    with tempfile.TemporaryDirectory() as directory:
+        path = loaded.path
+        if path is None:
+            path = Path(directory) / "dense.onnx"
+            save(loaded.proto, path)
+        job = _Job(path, options, setting, bench, clock, progress or (lambda *_: None))
+        return _Tuner(job).run(make_plan(loaded, DecisionOptions()))
+
+
+@dataclass(frozen=True, eq=False)
+class _Layer:
+    """A convolution on its way to a decision; ``left`` says why it is not timed, where it is not."""
+
+    key: NodeKey
+    site: ConvSite
+    verdict: Verdict
+    sparsity: float | None
+    left: tuple[Cause, str] | None
+    region: Region | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """Times of a layer, at every case."""
+
+    times: tuple[LayerTimes, ...]
+    measured_as: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class _Job:
+    """What `tune` was asked for; ``path`` is the model's file."""
+
+    path: Path
+    options: TuneOptions
+    setting: Setting
+    bench: Bench
+    clock: Clock
+    progress: Progress
+
+
+class _Tuner:
+    """One run of `tune`."""
+
+    def __init__(self, job: _Job) -> None:
+        options = job.options
+        self._job = job
+        self._candidates: tuple[Candidate, ...] = candidates_for(options.provider)
+        self._database = Database(options.database or default_database(), job.setting, options.preset)
+        self._started = job.clock()
+        self._num_measured = 0
+
+    def run(self, plan: Plan) -> TuneReport:
+        job, options = self._job, self._job.options
+        finder = RegionFinder(plan.view)
+        regions = finder.find(plan.sites)
+        layers = self._layers(plan, regions)
+        names = list(dict.fromkeys(tensor.name for region in regions.values() for tensor in region.inputs))
+        shapes = [run_for_shapes(plan.view.proto, names, case) for case in options.cases]
+        weights = self._weights()
+        found = self._measure_all(plan, finder, layers, [tensors for _, tensors in shapes])
+        costs = {key: self._costs(found.get(key)) for key in regions}
+        model = CostModel(costs, find_links(regions), weights)
+        # Layers that nobody timed keep what their sparsity says.
+        by_rule = frozenset(id(la.site.node) for la in layers if la.verdict.rewrite and id(la.site.node) not in found)
+        wanted = model.choose(by_rule)
+        chosen, whole = wanted, None
+        if wanted:
+            check = WholeCheck(job.path, lambda s, p: self._convert(layers, s, p), job.bench, options.cases, model)
+            chosen, whole = check.run(wanted, options.plan.max_steps)
+        decisions = Decisions(
+            model=str(job.path.name),
+            setting={**job.setting, "preset": options.preset},
+            input_shapes=tuple(inputs for inputs, _ in shapes),
+            layers=tuple(self._decision(layer, found, costs, wanted, chosen) for layer in layers),
+            whole_model=to_plain(whole) if whole is not None else {},
+            notes=(*self._database.notes, *_notes(found, self._candidates)),
+        )
+        alike = sum(bool(one.measured_as) for one in found.values())
+        return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
+
+    def _weights(self) -> list[float]:
+        """What a microsecond counts at each case: with several, each counts by its share of its model's own time."""
+        job = self._job
+        if len(job.options.cases) == 1:
+            return [1.0]
+        dense = [WholeModel(job.path, False)]
+        return [1 / job.bench.whole(dense, case)[0].stats().median_us for case in job.options.cases]
+
+    def _costs(self, found: _Found | None) -> list[LayerCost]:
+        """Costs of a layer at each case. One that was not timed has none, dense or sparse: it changes no comparison."""
+        if found is None:
+            return [LayerCost(0.0, 0.0)] * len(self._job.options.cases)
+        return [layer_cost(times, self._candidates) for times in found.times]
+
+    def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[_Layer]:
+        rows = zip(node_keys(plan.sites), plan.sites, plan.report.layers, strict=True)
+        return [
+            _Layer(
+                key,
+                site,
+                report.verdict,
+                report.sparsity,
+                self._why_left(site, report.verdict, regions.get(id(site.node))),
+                regions.get(id(site.node)),
+            )
+            for key, site, report in rows
+        ]
+
+    def _why_left(self, site: ConvSite, verdict: Verdict, region: Region | None) -> tuple[Cause, str] | None:
+        """Why a layer is not timed; None where it is."""
+        if verdict.reason not in _ABOUT_SPEED:
+            return Cause.REFUSED, verdict.text
+        if region is None:
+            return Cause.NOT_MEASURED, f"only layers of the main graph are timed; by its sparsity: {verdict.text}"
+        assert site.weight is not None
+        values = site.weight.values
+        sparsity = 1 - np.count_nonzero(nonzero_mask(values)) / values.size
+        hopeless = why_hopeless(site, sparsity) if self._job.options.plan.skip_hopeless else ""
+        return (Cause.HOPELESS, hopeless) if hopeless else None
+
+    def _measure_all(
+        self, plan: Plan, finder: RegionFinder, layers: list[_Layer], shapes: Sequence[Mapping[str, Shape]]
+    ) -> dict[int, _Found]:
+        """Times by the id of a layer's node; what could not be timed is written down in ``layers``."""
+        found: dict[int, _Found] = {}
+        alike: dict[tuple[str, ...], tuple[str, _Found]] = {}
+        # The largest first: where the budget ends, what is left matters least.
+        order = sorted(
+            (index for index, layer in enumerate(layers) if layer.left is None),
+            key=lambda index: -(plan.report.layers[index].flops or 0),
+        )
+        for done, index in enumerate(order):
+            layer = layers[index]
+            assert layer.region is not None
+            self._job.progress(done, len(order), layer.site.name)
+            try:
+                pieces = [cut(plan.view, finder, layer.region, at_case) for at_case in shapes]
+                likeness = tuple(piece.likeness for piece in pieces)
+                if likeness in alike:
+                    name, same = alike[likeness]
+                    found[id(layer.site.node)] = replace(same, measured_as=name)
+                    continue
+                times = self._times(pieces)
+            except SparseConvError as error:
+                layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {error}"))
+                continue
+            if times is None:
+                layers[index] = replace(layer, left=(Cause.BUDGET, "not timed: the budget was spent"))
+                continue
+            found[id(layer.site.node)] = alike_found = _Found(times)
+            alike[likeness] = layer.site.name, alike_found
+        self._job.progress(len(order), len(order), "the whole model")
+        return found
+
+    def _times(self, pieces: Sequence[Piece]) -> tuple[LayerTimes, ...] | None:
+        """Times of a layer, out of the database or measured; None where they would have to be and the time is up."""
+        times = []
+        names = tuple(candidate.name for candidate in self._candidates)
+        measured = False
+        for piece in pieces:
+            known = self._database.find(piece.layer, names)
+            if known is None:
+                if self._is_spent():
+                    return None
+                known = self._job.bench.layer(piece.model, self._candidates)
+                self._database.add(piece.layer, known)
+                measured = True
+            times.append(known)
+        self._num_measured += measured
+        return tuple(times)
+
+    def _is_spent(self) -> bool:
+        budget = self._job.options.budget_s
+        return budget is not None and self._job.clock() - self._started >= budget * 1e9
+
+    def _convert(self, layers: Sequence[_Layer], sparse: AbstractSet[int], path: Path) -> None:
+        """Write the model in which certain layers are sparse."""
+        chosen = Decisions("", {}, (), tuple(_as_decision(layer, sparse) for layer in layers))
+        made, _ = convert(self._job.path, path, ConvertOptions(decisions=chosen))
+        if made is None:
+            raise ModelError("the model cannot be converted as it was tuned")
+
+    def _decision(
+        self,
+        layer: _Layer,
+        found: Mapping[int, _Found],
+        costs: Mapping[int, Sequence[LayerCost]],
+        wanted: AbstractSet[int],
+        chosen: AbstractSet[int],
+    ) -> LayerDecision:
+        node = id(layer.site.node)
+        choice = Choice.SPARSE if node in chosen else Choice.DENSE
+        cause, text = layer.left or (Cause.MEASURED, "")
+        times = found.get(node)
+        if times is not None:
+            text = _measured_text(times, costs[node], choice)
+        elif cause is Cause.BUDGET:
+            text = f"{text}; by its sparsity: {layer.verdict.text}"
+        if node in wanted and node not in chosen:
+            cause, text = Cause.WHOLE_MODEL, f"left dense for the model as a whole, though {text}"
+        return replace(
+            _as_decision(layer, chosen),
+            cause=cause,
+            text=text,
+            sparsity=layer.sparsity,
+            layer=fingerprint(layer.site),
+            measured_as=times.measured_as if times is not None else "",
+            candidates=_candidate_times(times, self._candidates) if times is not None else (),
+        )
+
+
+def _as_decision(layer: _Layer, sparse: AbstractSet[int]) -> LayerDecision:
+    graph, node, number = layer.key
+    choice = Choice.SPARSE if id(layer.site.node) in sparse else Choice.DENSE
+    return LayerDecision(node, graph, number, choice, choice, Cause.MEASURED, "tuned")
+
+
+def _measured_text(found: _Found, costs: Sequence[LayerCost], choice: Choice) -> str:
+    """The times of a layer in words: by how much sparse won or lost."""
+    problems = [p for times in found.times for p in times.problems.values()]
+    parts = []
+    for cost in costs:
+        if math.isinf(cost.sparse_us):
+            parts.append(f"sparse cannot run ({problems[0] if problems else 'no reason given'})")
+            continue
+        dense, sparse = cost.alone_us, cost.sparse_us
+        verb = f"{dense / sparse:.2f}x faster" if sparse <= dense else f"{sparse / dense:.2f}x slower"
+        parts.append(f"sparse is {verb} ({_us(dense)} dense, {_us(sparse)} sparse)")
+    text = "; ".join(parts)
+    if found.measured_as:
+        text += f", timed on {found.measured_as!r}, which is alike"
+    reorders = max((cost.reorder_in_us + cost.reorder_out_us for cost in costs), default=0.0)
+    is_faster = all(cost.sparse_us < cost.alone_us for cost in costs)
+    if choice is Choice.DENSE and is_faster and reorders:
+        text += f", of which dense loses up to {_us(reorders)} to layouts that its neighbours save it"
+    return text
+
+
+def _us(time_us: float) -> str:
+    return f"{time_us:.1f} us" if time_us < 1000 else f"{time_us / 1000:.2f} ms"
+
+
+def _candidate_times(found: _Found, candidates: Sequence[Candidate]) -> tuple[CandidateTime, ...]:
+    return tuple(
+        CandidateTime(
+            candidate.name,
+            candidate.choice,
+            tuple(times.times_us.get(candidate.name, math.inf) for times in found.times),
+            next((t.problems[candidate.name] for t in found.times if candidate.name in t.problems), ""),
+        )
+        for candidate in candidates
+    )
+
+
+def _notes(found: Mapping[int, _Found], candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    """What has to be known to read the decisions."""
+    notes = []
+    if any(one.measured_as for one in found.values()):
+        notes.append(
+            "layers that are alike were timed once: same form, shapes and neighbours, and as many non-zero weights, "
+            "spread alike over the output channels, within a few percent; 'measured_as' names the one that was timed"
+        )
+    for candidate in candidates:
+        if candidate.choice is Choice.DENSE and len(candidates) > 2:
+            notes.append(f"candidate {candidate.name!r} is timed for single layers; a model has one setting for all")
+            break
+    return tuple(notes)

@@ -1,0 +1,202 @@
+"""The check at the end: the converted model as a whole against the dense one.
+
+Where it contradicts the sum of the layers, the layers that gain least are left dense, a few steps long, and what is
+fastest is taken: the dense model, where nothing is faster.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from onnx_sparseconv.runtime.timing import Speedup, speedup
+from onnx_sparseconv.tuner.measure import Bench, WholeModel
+from onnx_sparseconv.tuner.network import CostModel
+from onnx_sparseconv.tuner.options import Case
+
+# The sum of the layers is contradicted where the whole takes longer than foretold by more than this share.
+TOLERANCE = 0.10
+# A step keeps so much of the weighted gain of the layers before it.
+_KEPT_GAIN = 0.85
+
+
+class Convert(Protocol):
+    """Makes the model in which certain layers are sparse."""
+
+    def __call__(self, sparse: AbstractSet[int], path: Path) -> None:
+        """Write it to a file."""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The whole model at one set of shapes, in microseconds.
+
+    Attributes:
+        dense_us: the dense model, measured.
+        predicted_us: the converted model, by the single layers.
+        measured_us: the converted model, measured; as `dense_us` where all stays dense.
+        speedup: of the converted model; None where all stays dense.
+    """
+
+    dense_us: float
+    predicted_us: float
+    measured_us: float
+    speedup: Speedup | None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of layers that was tried as a whole.
+
+    Attributes:
+        num_sparse: layers that were sparse.
+        predicted_us, measured_us: at each case.
+    """
+
+    num_sparse: int
+    predicted_us: tuple[float, ...]
+    measured_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class WholeResult:
+    """What the check gave.
+
+    Attributes:
+        gain: whether the converted model is faster at every case.
+        cases: times of what was chosen.
+        trials: all that was tried; more than one where the first contradicted the single layers.
+        text: the outcome in words.
+    """
+
+    gain: bool
+    cases: tuple[CaseResult, ...]
+    trials: tuple[Trial, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Timed:
+    sparse: frozenset[int]
+    cases: tuple[CaseResult, ...]
+
+    @property
+    def trial(self) -> Trial:
+        predicted = tuple(case.predicted_us for case in self.cases)
+        return Trial(len(self.sparse), predicted, tuple(case.measured_us for case in self.cases))
+
+    @property
+    def is_faster(self) -> bool:
+        return all(case.measured_us < case.dense_us for case in self.cases)
+
+    @property
+    def share(self) -> float:
+        """Time over that of the dense model, mean over the cases."""
+        return sum(case.measured_us / case.dense_us for case in self.cases) / len(self.cases)
+
+    @property
+    def is_as_foretold(self) -> bool:
+        return all(case.measured_us <= case.predicted_us * (1 + TOLERANCE) for case in self.cases)
+
+
+@dataclass(frozen=True)
+class WholeCheck:
+    """What is checked, and with what.
+
+    Attributes:
+        dense: file of the dense model.
+        convert: makes the others.
+        bench: the stopwatch.
+        cases: shapes.
+        model: what single layers take.
+    """
+
+    dense: Path
+    convert: Convert
+    bench: Bench
+    cases: Sequence[Case]
+    model: CostModel
+
+    def run(self, chosen: frozenset[int], max_steps: int) -> tuple[frozenset[int], WholeResult]:
+        """Time the model as a whole, and leave layers dense where that makes it faster.
+
+        Args:
+            chosen: layers that are to be sparse; at least one.
+            max_steps: how often to leave layers dense.
+
+        Returns:
+            The layers that are sparse in the end, none where nothing is faster than dense, and the figures.
+
+        Raises:
+            SparseConvError: a model cannot be run.
+        """
+        with tempfile.TemporaryDirectory() as directory:
+            timed = self._time([chosen], Path(directory))
+            if not (timed[0].is_faster and timed[0].is_as_foretold) and max_steps:
+                # All of them, in turn: times of other minutes do not compare.
+                timed = self._time([chosen, *_fewer(self.model, chosen, max_steps)], Path(directory))
+        best = min(timed, key=lambda one: (not one.is_faster, one.share))
+        trials = tuple(one.trial for one in timed)
+        if best.is_faster:
+            return best.sparse, WholeResult(True, best.cases, trials, _text(timed, best))
+        as_dense = tuple(CaseResult(case.dense_us, case.dense_us, case.dense_us, None) for case in best.cases)
+        return frozenset(), WholeResult(False, as_dense, trials, _no_gain(timed, best))
+
+    def _time(self, choices: Sequence[frozenset[int]], directory: Path) -> list[_Timed]:
+        models = [WholeModel(self.dense, False)]
+        for number, sparse in enumerate(choices):
+            path = directory / f"{number}.onnx"
+            self.convert(sparse, path)
+            models.append(WholeModel(path, True))
+        results: list[list[CaseResult]] = [[] for _ in choices]
+        for index, case in enumerate(self.cases):
+            reference, *others = self.bench.whole(models, case)
+            dense_us = reference.stats().median_us
+            rest_us = dense_us - self.model.layers_us(frozenset(), index)
+            for sparse, samples, found in zip(choices, others, results, strict=True):
+                predicted = max(0.0, rest_us + self.model.layers_us(sparse, index))
+                found.append(CaseResult(dense_us, predicted, samples.stats().median_us, speedup(reference, samples)))
+        return [_Timed(sparse, tuple(found)) for sparse, found in zip(choices, results, strict=True)]
+
+
+def _fewer(model: CostModel, chosen: frozenset[int], max_steps: int) -> list[frozenset[int]]:
+    """Ever fewer layers: each step leaves out those that gain least, at least one, and half at most."""
+    steps: list[frozenset[int]] = []
+    current = chosen
+    while len(steps) < max_steps and len(current) > 1:
+        gains = sorted(((model.gain(key, current), key) for key in current), reverse=True)
+        wanted = _KEPT_GAIN * sum(max(gain, 0.0) for gain, _ in gains)
+        kept: list[int] = []
+        total = 0.0
+        for gain, key in gains:
+            if len(kept) >= max(1, len(current) // 2) and (total >= wanted or len(kept) == len(current) - 1):
+                break
+            kept.append(key)
+            total += max(gain, 0.0)
+        current = frozenset(kept)
+        steps.append(current)
+    return steps
+
+
+def _text(timed: Sequence[_Timed], best: _Timed) -> str:
+    text = "; ".join(
+        f"{case.dense_us / case.measured_us:.2f}x faster as a whole ({case.dense_us:.0f} us dense, "
+        f"{case.measured_us:.0f} us converted, {case.predicted_us:.0f} us foretold)"
+        for case in best.cases
+    )
+    if best is not timed[0]:
+        text += f", with {len(best.sparse)} instead of {len(timed[0].sparse)} sparse layers: single layers misled"
+    return text
+
+
+def _no_gain(timed: Sequence[_Timed], best: _Timed) -> str:
+    worst = max(best.cases, key=lambda case: case.measured_us / case.dense_us)
+    tried = f"the best of {len(timed)} choices" if len(timed) > 1 else "the converted model"
+    return (
+        f"no gain as a whole: {tried} takes {worst.measured_us:.0f} us, the dense model {worst.dense_us:.0f} us, "
+        f"though the single layers foretold {worst.predicted_us:.0f} us; all layers stay dense"
+    )
