@@ -18,9 +18,10 @@ from onnx_sparseconv.cli.console import (
 )
 
 if TYPE_CHECKING:
-    from onnx_sparseconv.converter.report import LayerReport
+    from onnx_sparseconv.converter.report import LayerReport, NodeNote
 
 _MAX_NAMES = 4
+_MAX_OPS = 6
 
 
 def layer_label(layer: LayerReport) -> str:
@@ -144,6 +145,25 @@ def reason_lines(layers: Sequence[LayerReport]) -> list[str]:
         lines.append(f"  {reason.replace('-', ' ')}, {count(len(members), 'layer')}: {example}")
         lines.append(f"      {', '.join(shown)}{more}")
     return lines
+
+
+def kept_float_lines(kept: Sequence[NodeNote]) -> list[str]:
+    """Which operators stay float, grouped by the reason, with the name of the first node of each."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for note in kept:
+        op, why = note.text.split(": ", 1)
+        groups.setdefault(why, {}).setdefault(op, []).append(note.node)
+    lines = []
+    for why, ops in sorted(groups.items(), key=lambda item: -sum(map(len, item[1].values()))):
+        nodes = [f"{len(names)} {op} ({_first_of(names)})" for op, names in ops.items()]
+        shown = nodes[:_MAX_OPS]
+        more = f" and {len(nodes) - len(shown)} other operators" if len(nodes) > len(shown) else ""
+        lines.append(f"  {', '.join(shown)}{more}: {why}")
+    return lines
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return shorten(names[0]) + (", ..." if len(names) > 1 else "")
 
 
 def _spread(layer: LayerReport) -> str:

@@ -22,7 +22,12 @@ from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
 from onnx_sparseconv.converter.pipeline import Pipeline
-from onnx_sparseconv.converter.precision import PrecisionOptions, convert_to_half, inline_functions
+from onnx_sparseconv.converter.precision import (
+    PrecisionOptions,
+    convert_to_half,
+    fix_initializers,
+    inline_functions,
+)
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, PassReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_functions
@@ -115,6 +120,7 @@ def convert(
     if to_half:
         inlined, notes = inline_functions(loaded.proto)
         loaded = replace(loaded, proto=inlined)
+        notes = (*notes, *(fix_initializers(inlined) if options.force else ()))
     plan = make_plan(loaded, options)
     report = ConversionReport(
         source=loaded.path,
@@ -184,7 +190,7 @@ def _to_half(
     proto: ModelProto, plan: Plan, options: ConvertOptions, report: ConversionReport, lost: tuple[Lost, ...]
 ) -> ConversionReport:
     """Turn a model into float16; give the report with what that did, and with the weights' sizes as they are then."""
-    wanted = PrecisionOptions(options.fp16_io, options.force, options.keep_float)
+    wanted = PrecisionOptions(options.fp16_io, options.keep_float)
     precision = convert_to_half(proto, default_opset(proto), wanted, lost)
     report = replace(report, precision=precision)
     if not precision.changed or not report.converted:

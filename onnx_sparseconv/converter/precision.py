@@ -45,13 +45,10 @@ class PrecisionOptions:
 
     Attributes:
         half_io: its float inputs and outputs become float16, too.
-        fix_overridable: initializers that are also inputs become constants; otherwise callers may set them, so they
-            stay float and are cast in every run.
         keep_float: names of nodes, or of operators, that stay float.
     """
 
     half_io: bool = False
-    fix_overridable: bool = False
     keep_float: tuple[str, ...] = ()
 
 
@@ -93,13 +90,8 @@ def convert_to_half(
     """
     if opset < MIN_OPSET:
         raise ModelError(f"float16 needs opset {MIN_OPSET} or later, the model has {opset}: export it anew")
-    overridable = _overridable(proto)
     if proto.ir_version < 4:
         raise_ir_version(proto)
-    elif options.fix_overridable:
-        inputs = [i for i in proto.graph.input if i.name not in overridable]
-        del proto.graph.input[:]
-        proto.graph.input.extend(inputs)
     scope = read_graph(proto, opset)
     _check_names(scope, options.keep_float)
     plan = plan_half(scope, opset, options.keep_float)
@@ -115,23 +107,37 @@ def convert_to_half(
         half_nodes=len(plan.half),
         kept=kept,
         casts=done.casts,
-        notes=(*_lost([*lost, *done.lost]), *_on_overridable(overridable, options), *others),
+        notes=(*_lost([*lost, *done.lost]), *_on_overridable(proto), *others),
     )
 
 
+def fix_initializers(proto: ModelProto) -> tuple[str, ...]:
+    """Make constants of the float initializers that callers may set, because they are inputs as well.
+
+    Returns:
+        Notes.
+    """
+    names = _overridable(proto)
+    if not names:
+        return ()
+    inputs = [i for i in proto.graph.input if i.name not in names]
+    del proto.graph.input[:]
+    proto.graph.input.extend(inputs)
+    return (f"{len(names)} initializers are no longer inputs of the model",)
+
+
 def _overridable(proto: ModelProto) -> frozenset[str]:
-    """Float initializers that are also inputs, which callers may set; before IR version 4 all had to be listed."""
+    """Float initializers that are also inputs; before IR version 4 all had to be listed there."""
     if proto.ir_version < 4:
         return frozenset()
     inputs = {i.name for i in proto.graph.input}
     return frozenset(t.name for t in proto.graph.initializer if t.name in inputs and t.data_type == TensorProto.FLOAT)
 
 
-def _on_overridable(names: frozenset[str], options: PrecisionOptions) -> tuple[str, ...]:
+def _on_overridable(proto: ModelProto) -> tuple[str, ...]:
+    names = _overridable(proto)
     if not names:
         return ()
-    if options.fix_overridable:
-        return (f"{len(names)} initializers are no longer inputs of the model",)
     return (
         f"{len(names)} initializers are also inputs, which callers may set: they stay float and are cast in every run; "
         "--force makes constants of them",

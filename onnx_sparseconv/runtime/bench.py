@@ -15,7 +15,15 @@ from onnx_sparseconv.runtime.binding import BoundRuns, TensorSpec, specs_of
 from onnx_sparseconv.runtime.cuda_mode import CudaMode, DenseOptions, modes_for
 from onnx_sparseconv.runtime.depth import load_structure
 from onnx_sparseconv.runtime.environment import Environment, read_environment
-from onnx_sparseconv.runtime.inputs import Array, Shape, load_inputs, make_random_inputs, model_inputs, resolve_shapes
+from onnx_sparseconv.runtime.inputs import (
+    Array,
+    Shape,
+    in_types_of,
+    load_inputs,
+    make_random_inputs,
+    model_inputs,
+    resolve_shapes,
+)
 from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, require_sparse_kernels_on, sparse_nodes
 from onnx_sparseconv.runtime.layer_times import LayerTime, NodeTime, match_layers
 from onnx_sparseconv.runtime.profiling import NodePlace, ProfileJob, nodes_elsewhere, profile
@@ -222,13 +230,15 @@ def bench(
     source = f"random, seed {seed}" if inputs is None else str(inputs)
     shapes = resolve_shapes(wanted, shapes, batch) if inputs is None else {}
     arrays = load_inputs(inputs, wanted) if inputs is not None else make_random_inputs(wanted, shapes, seed)
-    outputs = run_session(first.session, arrays, str(original))
-    run_session(second.session, arrays, str(converted))
+    outputs = {
+        each.side.role: specs_of(run_session(each.session, in_types_of(each.session, arrays), str(each.side.path)))
+        for each in (first, second)
+    }
     nodes = sparse_nodes(sides[1].structure)
     require_sparse_kernels_on(provider, kernels_of(nodes, use_library=True))
     tried: Sequence[_Ready | _Refused]
     if provider == "cuda":
-        tried = _try_bound((first, second), arrays, specs_of(outputs), cuda, clock)
+        tried = _try_bound((first, second), arrays, outputs, cuda, clock)
     else:
         tried = [_Ready(loaded, _runner(loaded.session, arrays)) for loaded in (first, second)]
     ready = _ready_of_both(tried)
@@ -287,14 +297,17 @@ def _load(side: _Side, mode: CudaMode | None, clock: Clock) -> _Loaded:
 
 
 def _runner(session: ort.InferenceSession, arrays: Mapping[str, Array]) -> Callable[[], object]:
-    feed = {name: value.astype(object) if value.dtype.kind == "U" else value for name, value in arrays.items()}
+    feed = {
+        name: value.astype(object) if value.dtype.kind == "U" else value
+        for name, value in in_types_of(session, arrays).items()
+    }
     return lambda: session.run(None, feed)
 
 
 def _try_bound(
     loaded: Sequence[_Loaded],
     arrays: Mapping[str, Array],
-    outputs: Mapping[str, TensorSpec],
+    outputs: Mapping[str, Mapping[str, TensorSpec]],
     cuda: CudaBench,
     clock: Clock,
 ) -> list[_Ready | _Refused]:
@@ -309,8 +322,8 @@ def _try_bound(
                 runs = BoundRuns(
                     made.session,
                     str(side.path),
-                    arrays,
-                    outputs,
+                    in_types_of(made.session, arrays),
+                    outputs[side.role],
                     side.provider,
                     copies=cuda.copies,
                     cuda_graph=mode.cuda_graph,
@@ -383,7 +396,7 @@ def _profile(loaded: _Loaded, arrays: Mapping[str, Array], notes: list[str]) -> 
     options = loaded.mode.without_graph().provider_options() if loaded.mode else {}
     job = ProfileJob(str(side.path), side.provider, side.threads, side.use_library, options, side.config)
     try:
-        return profile(job, side.structure, arrays)
+        return profile(job, side.structure, in_types_of(loaded.session, arrays))
     except ModelError as error:
         if side.provider == "cpu":
             raise

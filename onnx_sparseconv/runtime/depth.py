@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import onnx
@@ -63,6 +63,12 @@ def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
     storage = max(_storage_types(model), key=_COARSENESS.index, default="float32")
     accumulation = "float64" if storage == "float64" else "float32"
     return NumericalDepth(depth, walk.dot_length, storage, accumulation)
+
+
+def depth_of_comparison(original: onnx.ModelProto, converted: onnx.ModelProto) -> NumericalDepth:
+    """The depth of the original, with the coarser of the two models' types: a converted model may be float16."""
+    first, second = numerical_depth(original), numerical_depth(converted)
+    return replace(first, storage=max(first.storage, second.storage, key=_COARSENESS.index))
 
 
 @dataclass

@@ -66,6 +66,12 @@ def model_inputs(session: ort.InferenceSession) -> tuple[ModelInput, ...]:
     return tuple(ModelInput(i.name, i.type, tuple(i.shape or ())) for i in session.get_inputs())
 
 
+def in_types_of(session: ort.InferenceSession, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays as a session takes them: rounded to float16 where it wants that and they are float."""
+    halves = {i.name for i in model_inputs(session) if i.type == "tensor(float16)"}
+    return {n: a.astype(np.float16) if n in halves and a.dtype == np.float32 else a for n, a in arrays.items()}
+
+
 def parse_shape(text: str) -> tuple[str, Shape]:
     """Parse ``NAME:1x3x224x224``. The name may hold colons itself; ``NAME:`` is a scalar.
 

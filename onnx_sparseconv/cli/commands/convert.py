@@ -29,16 +29,30 @@ from onnx_sparseconv.cli.console import (
 )
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.json_output import document, emit
-from onnx_sparseconv.cli.layers import converted_table, images_table, reason_lines, refused_image_lines
+from onnx_sparseconv.cli.layers import (
+    converted_table,
+    images_table,
+    kept_float_lines,
+    reason_lines,
+    refused_image_lines,
+)
 from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.runtime.plain import to_plain
 
 if TYPE_CHECKING:
-    from onnx_sparseconv.converter.report import ConversionReport
+    from onnx_sparseconv.converter.conversion import Precision
+    from onnx_sparseconv.converter.report import ConversionReport, PrecisionReport
     from onnx_sparseconv.kernels.targets import NvrtcChoice
 
 NAME = "convert"
+
+
+class PrecisionOption(enum.StrEnum):
+    """Type that the model computes in."""
+
+    KEEP = "keep"
+    FP16 = "fp16"
 
 
 class NvrtcOption(enum.StrEnum):
@@ -62,6 +76,9 @@ class Job:
     nvrtc: NvrtcChoice = "auto"
     compile_jobs: int | None = None
     cache_dir: Path | None = None
+    precision: Precision = "keep"
+    fp16_io: bool = False
+    keep_float: tuple[str, ...] = ()
 
 
 _Outcome = Outcome[Job, "ConversionReport"]
@@ -104,6 +121,26 @@ def command(
         Path | None,
         typer.Option(
             "--report", metavar="FILE.json", help="Write what was done, and why, as JSON.", show_default=False
+        ),
+    ] = None,
+    precision: Annotated[
+        PrecisionOption,
+        typer.Option(
+            "--precision",
+            help="fp16: turn the model into float16, for GPUs; what must stay float stays so. keep: leave types alone.",
+        ),
+    ] = PrecisionOption.KEEP,
+    fp16_io: Annotated[
+        bool,
+        typer.Option("--fp16-io", help="With fp16: float inputs and outputs become float16, too.", show_default=False),
+    ] = False,
+    keep_float: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--keep-float",
+            metavar="NAME",
+            help="With fp16: a node, or an operator such as Softmax, that stays float. May be repeated.",
+            show_default=False,
         ),
     ] = None,
     targets: Annotated[
@@ -159,6 +196,9 @@ def command(
         nvrtc=nvrtc.value,
         compile_jobs=None if jobs is None else max(1, jobs // at_a_time),
         cache_dir=cache_dir,
+        precision=precision.value,
+        fp16_io=fp16_io,
+        keep_float=tuple(keep_float or ()),
     )
     work = plan_jobs(models, output, out_dir, settings)
     _check_report_path(report, work, out_dir)
@@ -189,6 +229,8 @@ def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None,
         raise UsageError("give the output: -o OUT, or --out-dir DIR (or --dry-run to write nothing)")
     if settings.min_sparsity is not None and math.isnan(settings.min_sparsity):
         raise UsageError("--min-sparsity must be 0 to 1 (0.8 is 80%), got nan")
+    if settings.precision == "keep" and (settings.fp16_io or settings.keep_float):
+        raise UsageError("--fp16-io and --keep-float need --precision fp16")
     if out_dir is not None and out_dir.exists() and not out_dir.is_dir():
         raise UsageError(f"--out-dir {out_dir} is not a directory")
     outputs = [out_dir / model.name if out_dir is not None else output for model in models]
@@ -220,6 +262,9 @@ def convert_model(job: Job, advance: Advance | None = None) -> ConversionReport:
         nvrtc=job.nvrtc,
         jobs=job.compile_jobs,
         cache_dir=job.cache_dir,
+        precision=job.precision,
+        fp16_io=job.fp16_io,
+        keep_float=job.keep_float,
     )
     steps = [_named(advance, verb) if advance is not None else None for verb in ("converting", "compiling")]
     _, report = convert(job.model, job.output, options, progress=steps[0], compile_progress=steps[1])
@@ -314,6 +359,8 @@ def print_conversion(job: Job, report: ConversionReport) -> None:
         say(f"{job.model}: {len(rewritten)} of {count(len(layers), 'Conv layer')} {verb} sparse convolutions")
         say()
         say_table(converted_table(layers))
+    elif report.is_half:
+        say(f"{job.model}: {'would become' if job.dry_run else 'became'} float16; {_why_no_layer(report)}")
     else:
         say(f"{job.model}: already converted; GPU images were added")
     if report.converted and (lines := reason_lines(layers)):
@@ -322,6 +369,8 @@ def print_conversion(job: Job, report: ConversionReport) -> None:
         for line in lines:
             say(line)
     say()
+    if report.precision is not None:
+        _print_precision(report.precision)
     if report.targets and not job.dry_run:
         _print_images(report)
     if report.converted:
@@ -334,6 +383,28 @@ def print_conversion(job: Job, report: ConversionReport) -> None:
     for note in report.notes:
         say(f"note: {note}")
     _print_next_steps(job, report)
+
+
+def _why_no_layer(report: ConversionReport) -> str:
+    if report.already_converted:
+        return "its sparse layers were converted before"
+    return "no Conv layer qualifies to become sparse" if report.model.layers else "it has no Conv layer"
+
+
+def _print_precision(report: PrecisionReport) -> None:
+    if report.changed:
+        ends = ", inputs and outputs, too" if report.half_io else ""
+        casts = f"{count(report.casts, 'Cast')} added"
+        say(f"precision     float16: {count(report.half_nodes, 'node')}{ends}; {casts}")
+    else:
+        say("precision     nothing became float16: the model has no Conv, Gemm or MatMul in float that could")
+    if report.kept:
+        say("Left float")
+        for line in kept_float_lines(report.kept):
+            say(line, hang=2)
+    for note in report.notes:
+        say(f"note: {note}")
+    say()
 
 
 def _print_images(report: ConversionReport) -> None:
@@ -354,6 +425,8 @@ def _print_nothing(job: Job, report: ConversionReport) -> None:
         say(f"{job.model}: no Conv layer qualifies; nothing was written")
     for line in reason_lines(report.model.layers):
         say(line)
+    if report.precision is not None:
+        _print_precision(report.precision)
     for note in report.notes:
         say(f"note: {note}")
     if report.model.layers and not report.already_converted and not job.force:
@@ -390,6 +463,8 @@ def _print_summary(outcomes: Sequence[_Outcome]) -> None:
 def _result_word(job: Job, report: ConversionReport) -> str:
     if report.converted:
         return "would convert" if job.dry_run else "converted"
+    if report.is_half:
+        return "would be float16" if job.dry_run else "now float16"
     if report.changed:
         return "images added"
     return "already converted" if report.already_converted else "nothing qualifies"
