@@ -16,8 +16,8 @@ from tests.support.sparse_models import random_weight
 
 COMPILERS = [pytest.param(compiler, id=f"NVRTC {compiler.version[0]}") for compiler in nvrtc.installed()]
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-# Two or three values of what is done once a group; sums would be many more.
-MAX_SPILL_BYTES = 16
+# A few values of what is done once a chunk; sums would be many more.
+MAX_SPILL_BYTES = 32
 FORMS = {
     "3x3": ((64, 64, 3, 3), 1),
     "1x1": ((64, 128, 1, 1), 1),

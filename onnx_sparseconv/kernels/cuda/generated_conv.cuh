@@ -10,7 +10,7 @@
 //     // out_row * stride - pad + kRow[a] and column slot * columns_per_slot * stride + kColumn[a].
 //     static constexpr int kNumWords, kRow[], kColumn[];
 //     using Sums = ..;  // of one thread: kTileChannels outputs of its slot
-//     static __device__ void RunChunk(int chunk, Sums& sums, const Shared (&words)[kNumWords]);
+//     static __device__ void RunChunk(int tile, int chunk, Sums& sums, const Shared (&words)[kNumWords]);
 //   };
 //
 // A block computes one tile, for one group of slots after the other, and never another tile: so its code stays in the
@@ -65,10 +65,13 @@ class Generated {
       FindWords(group, place, stage, words);
       typename Code::Sums sums;
       sums.Clear();
+      // All threads of a warp agree: warps without a slot leave the issue slots to the others.
+      const int num_busy = (group.num_images - 1) * p_.group_slots + group.num_slots;
+      const bool is_busy = static_cast<int>(threadIdx.x) / kWarp * kWarp < num_busy;
       for (int chunk = chunk_begin_; chunk < chunk_end_;) {
         if (round > 0) {
           AwaitStage(stage, (round - 1) % 2);
-          Code::RunChunk(chunk, sums, words);
+          if (is_busy) Code::RunChunk(tile_, chunk, sums, words);
           __syncthreads();
           ++chunk;
         }
@@ -378,29 +381,16 @@ class Generated {
   int next_chunk_ = 0;
 };
 
-// Shared memory of a block.
-struct Memory {
-  Shared stages;
-  Shared batch;
-  Shared barriers;
-};
-
-// A function of its own for every tile: the compiler then works on one at a time.
-template <class Code>
-__device__ __noinline__ void RunTile(const GeneratedParams& params, int tile, const Memory& memory) {
-  Generated<Code>(params, tile, memory.stages, memory.batch, memory.barriers).Run();
-}
-
 }  // namespace sparseconv::cuda
 
-// Begins the kernel of a plan; its body follows, in braces.
-#define SPARSECONV_GENERATED_KERNEL(name, Plan)                                                     \
-  __device__ __forceinline__ void Dispatch(const GeneratedParams& params, const Memory& memory);    \
-  extern "C" __global__ void __launch_bounds__(Plan::kThreads, 1)                                   \
-      name(const __grid_constant__ GeneratedParams params) {                                        \
-    extern __shared__ __align__(128) unsigned char stages[];                                        \
-    __shared__ float batch[kBatch * Plan::kThreads];                                                \
-    __shared__ __align__(8) unsigned long long barriers[Plan::kNumStages];                          \
-    Dispatch(params, Memory{SharedAddress(stages), SharedAddress(batch), SharedAddress(barriers)}); \
-  }                                                                                                 \
-  __device__ __forceinline__ void Dispatch(const GeneratedParams& params, const Memory& memory)
+// The kernel of a plan, all of it one function: what does not depend on the weights is there once, for all tiles.
+#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                           \
+  extern "C" __global__ void __launch_bounds__(Code::kThreads, 1)                                         \
+      name(const __grid_constant__ GeneratedParams params) {                                              \
+    extern __shared__ __align__(128) unsigned char stages[];                                              \
+    __shared__ float batch[kBatch * Code::kThreads];                                                      \
+    __shared__ __align__(8) unsigned long long barriers[Code::kNumStages];                                \
+    Generated<Code> kernel(params, static_cast<int>(blockIdx.x % Code::kNumTiles), SharedAddress(stages), \
+                           SharedAddress(batch), SharedAddress(barriers));                                \
+    kernel.Run();                                                                                         \
+  }
