@@ -87,12 +87,16 @@ def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
             lines += [f"      case {index}:", chunk, "        break;"]
         lines += ["    }", "  }", "};"]
     lines += [
-        "}  // namespace",
-        f"SPARSECONV_GENERATED_KERNEL({KERNEL_NAME}, Plan) {{",
-        f"  switch (blockIdx.x % {plan.num_tiles}u) {{",
-        *(f"    case {t}: RunTile<Tile{t}>(params, {t}, memory); break;" for t in range(plan.num_tiles)),
+        "struct Code : Plan {",
+        "  static __device__ __forceinline__ void RunChunk(int tile, int chunk, Sums& sums,",
+        "                                                  const Shared (&words)[kNumWords]) {",
+        "    switch (tile) {",
+        *(f"      case {t}: Tile{t}::RunChunk(chunk, sums, words); break;" for t in range(plan.num_tiles)),
+        "    }",
         "  }",
-        "}",
+        "};",
+        "}  // namespace",
+        f"SPARSECONV_GENERATED_KERNEL({KERNEL_NAME}, Code)",
         "",
     ]
     return "\n".join(lines)
