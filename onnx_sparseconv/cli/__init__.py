@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, restore, run, verify
+from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, restore, run, tune, verify
 from onnx_sparseconv.cli.failures import close_stdout_quietly
 from onnx_sparseconv.version import __version__
 
@@ -26,7 +26,7 @@ app = typer.Typer(
     # A traceback is for the developers: it has to be complete and plain.
     pretty_exceptions_enable=False,
 )
-for _module in (inspect, convert, verify, bench, run, prune, restore, doctor):
+for _module in (inspect, tune, convert, verify, bench, run, prune, restore, doctor):
     app.command(_module.NAME)(_module.command)
 
 

@@ -35,7 +35,8 @@ def verdict_word(layer: LayerReport) -> str:
     if reason == "already-sparse":
         return "already sparse"
     if layer.verdict.rewrite:
-        return "sparse (forced)" if reason == "forced" else "sparse"
+        suffixes = {"forced": " (forced)", "decided-sparse": " (decided)"}
+        return f"sparse{suffixes.get(reason, '')}"
     return f"dense: {reason.replace('-', ' ')}"
 
 

@@ -136,6 +136,7 @@ def convert(
         nodes_after=nodes_before,
         notes=(*notes, *plan.report.notes),
         targets=tuple(target.name for target in targets),
+        decisions=options.decisions,
     )
     if not report.converted and not to_half and not (targets and report.already_converted):
         return None, report

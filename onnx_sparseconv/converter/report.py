@@ -5,6 +5,10 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.converter.decisions import Decisions
 
 
 class Reason(enum.StrEnum):
@@ -249,6 +253,7 @@ class ConversionReport:
         imaged_bytes_before: dense bytes of the weights of layers that carry GPU images.
         imaged_bytes_after: what these layers take now: unified CSR and images.
         precision: what became float16, None where that was not asked for.
+        decisions: what measurement had decided; None where the sparsity of the layers did.
     """
 
     source: Path | None
@@ -268,6 +273,7 @@ class ConversionReport:
     imaged_bytes_before: int = 0
     imaged_bytes_after: int = 0
     precision: PrecisionReport | None = None
+    decisions: Decisions | None = None
 
     @property
     def changed(self) -> bool:

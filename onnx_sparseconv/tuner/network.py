@@ -200,7 +200,7 @@ class CostModel:
         for _ in range(_MAX_SWEEPS):
             before = chosen
             for key in self._costs:
-                if key in fixed or any(math.isinf(cost.sparse_us) for cost in self._costs[key]):
+                if key in fixed | self._untimed or any(math.isinf(cost.sparse_us) for cost in self._costs[key]):
                     continue
                 margin = MARGIN * sum(
                     w * cost.dense_us for w, cost in zip(self._weights, self._costs[key], strict=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.runtime.inputs import parse_shape
 from onnx_sparseconv.runtime.session import PROVIDERS, Provider
 from onnx_sparseconv.runtime.timing import TimingPlan
 
@@ -54,6 +55,26 @@ class Case:
 
     batch: int | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def make_cases(batches: Sequence[int] = (), shapes: Sequence[str] = ()) -> tuple[Case, ...]:
+    """Cases from batch sizes and texts such as ``NAME:1x3x224x224``.
+
+    The shapes of several inputs go together. An input that is named again begins a further case. Several batch sizes
+    are combined with each.
+
+    Raises:
+        UsageError: a text is no shape, or not every case names the same inputs.
+    """
+    groups: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, shape in map(parse_shape, shapes):
+        group = next((group for group in groups if name not in group), None)
+        if group is None:
+            groups.append(group := {})
+        group[name] = shape
+    if any(group.keys() != groups[0].keys() for group in groups):
+        raise UsageError(f"--shape: every shape to tune for needs all of {', '.join(groups[0])}")
+    return tuple(Case(batch, group) for group in groups for batch in (batches or (None,)))
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from onnx_sparseconv.converter.decisions import Decisions
 from onnx_sparseconv.custom_ops.library import library_path
+from onnx_sparseconv.errors import NativeLibraryError
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.kernels.worker import usable_cores
 from onnx_sparseconv.runtime.environment import cpu_model
-from onnx_sparseconv.runtime.session import Provider, import_onnxruntime
+from onnx_sparseconv.runtime.session import PROVIDERS, Provider, import_onnxruntime
 from onnx_sparseconv.version import __version__
 
 Setting = Mapping[str, str | int | None]
@@ -44,6 +46,24 @@ def differences(before: Mapping[str, Any], now: Setting) -> list[str]:
         for name, value in now.items()
         if name in before and before[name] != value
     ]
+
+
+def machine_notes(decisions: Decisions) -> tuple[str, ...]:
+    """What speaks against using decisions on this machine; nothing where it is the one that they were measured on.
+
+    A model may well be converted elsewhere than where it will run, so this is no error.
+    """
+    provider = decisions.setting.get("provider")
+    if provider not in PROVIDERS:
+        return ()
+    try:
+        here = read_setting(provider, decisions.setting.get("threads"))
+    except NativeLibraryError:
+        return ()  # nothing runs here: they must be for another machine
+    other = differences(decisions.setting, here)
+    if not other:
+        return ()
+    return (f"{decisions.name} was measured elsewhere: {'; '.join(other)}. Tune again where the model is to run",)
 
 
 def _shown(value: object) -> str:

@@ -20,7 +20,7 @@ from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
 from onnx_sparseconv.converter.model_io import load, save
-from onnx_sparseconv.converter.report import Reason, Verdict
+from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import ModelError, SparseConvError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 from onnx_sparseconv.runtime.plain import to_plain
@@ -37,8 +37,9 @@ from onnx_sparseconv.tuner.setting import Setting, read_setting
 from onnx_sparseconv.tuner.whole import WholeCheck, WholeResult
 
 Progress = Callable[[int, int, str], None]
-# What the sparsity rule says of layers that measurement may decide instead; all other verdicts are not about speed.
-_ABOUT_SPEED = frozenset({Reason.REWRITE, Reason.TOO_DENSE, Reason.TOO_SMALL, Reason.DEPTHWISE})
+# Verdicts that are not about speed, so that no measurement goes before them: it cannot be, or it changes what the
+# model computes with.
+_NOT_ABOUT_SPEED = NOT_FORCIBLE | {Reason.OVERRIDABLE_WEIGHT, Reason.QUANTISED}
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class _Tuner:
 
     def _why_left(self, site: ConvSite, verdict: Verdict, region: Region | None) -> tuple[Cause, str] | None:
         """Why a layer is not timed; None where it is."""
-        if verdict.reason not in _ABOUT_SPEED:
+        if verdict.reason in _NOT_ABOUT_SPEED:
             return Cause.REFUSED, verdict.text
         if region is None:
             return Cause.NOT_MEASURED, f"only layers of the main graph are timed; by its sparsity: {verdict.text}"

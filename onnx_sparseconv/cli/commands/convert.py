@@ -36,14 +36,29 @@ from onnx_sparseconv.cli.layers import (
     reason_lines,
     refused_image_lines,
 )
+from onnx_sparseconv.cli.options import ProviderChoice, ProviderOption, ThreadsOption
 from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
+from onnx_sparseconv.cli.tuning import (
+    BatchesOption,
+    BudgetOption,
+    DatabaseOption,
+    PresetChoice,
+    PresetOption,
+    RequireGainOption,
+    ShapesOption,
+    TuneArguments,
+    has_gain,
+    say_whole,
+)
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.runtime.plain import to_plain
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.conversion import Precision
+    from onnx_sparseconv.converter.decisions import Decisions
     from onnx_sparseconv.converter.report import ConversionReport, PrecisionReport
     from onnx_sparseconv.kernels.targets import NvrtcChoice
+    from onnx_sparseconv.tuner import TuneOptions
 
 NAME = "convert"
 
@@ -76,6 +91,9 @@ class Job:
     nvrtc: NvrtcChoice = "auto"
     compile_jobs: int | None = None
     cache_dir: Path | None = None
+    decisions: Path | None = None
+    tune: TuneOptions | None = None
+    require_gain: bool = False
     precision: Precision = "keep"
     fp16_io: bool = False
     keep_float: tuple[str, ...] = ()
@@ -176,6 +194,31 @@ def command(
             show_default=False,
         ),
     ] = None,
+    decisions: Annotated[
+        Path | None,
+        typer.Option(
+            "--decisions",
+            metavar="FILE.json",
+            help="Rewrite the layers that this file of 'sparseconv tune' says (one MODEL).",
+            show_default=False,
+        ),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Decide by measurement on this machine, as 'sparseconv tune' does; one model at a time.",
+            show_default=False,
+        ),
+    ] = False,
+    preset: PresetOption = PresetChoice.DEFAULT,
+    provider: ProviderOption = ProviderChoice.CPU,
+    threads: ThreadsOption = None,
+    batch: BatchesOption = None,
+    shape: ShapesOption = None,
+    budget: BudgetOption = None,
+    database: DatabaseOption = None,
+    require_gain: RequireGainOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be done and write no model.", show_default=False)
     ] = False,
@@ -186,6 +229,9 @@ def command(
     the same results. Exit code 4: no layer qualified, nothing was written.
     """
     at_a_time = min(jobs or 1, len(models))
+    asked = TuneArguments(provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()))
+    if not tune and (given := asked.given() or ("--require-gain" if require_gain else "")):
+        raise UsageError(f"{given} needs --tune")
     settings = Job(
         model=Path(),
         output=None,
@@ -196,10 +242,14 @@ def command(
         nvrtc=nvrtc.value,
         compile_jobs=None if jobs is None else max(1, jobs // at_a_time),
         cache_dir=cache_dir,
+        decisions=decisions,
+        tune=asked.options() if tune else None,
+        require_gain=require_gain,
         precision=precision.value,
         fp16_io=fp16_io,
         keep_float=tuple(keep_float or ()),
     )
+    _check_deciding(settings, len(models), at_a_time)
     work = plan_jobs(models, output, out_dir, settings)
     _check_report_path(report, work, out_dir)
     outcomes: list[_Outcome] = []
@@ -241,6 +291,29 @@ def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None,
     return [replace(settings, model=model, output=path) for model, path in zip(models, outputs, strict=True)]
 
 
+def _check_deciding(settings: Job, num_models: int, at_a_time: int) -> None:
+    """Refuse several ways to decide at once, and measurements that would disturb each other.
+
+    Raises:
+        UsageError: says which.
+    """
+    ways = {
+        "--decisions": settings.decisions is not None,
+        "--tune": settings.tune is not None,
+        "--force": settings.force,
+        "--min-sparsity": settings.min_sparsity is not None,
+    }
+    chosen = [name for name, is_chosen in ways.items() if is_chosen]
+    if len(chosen) > 1 and ("--decisions" in chosen or "--tune" in chosen):
+        raise UsageError(f"{chosen[0]} decides by itself: leave {' and '.join(chosen[1:])} out")
+    if settings.decisions is not None and num_models > 1:
+        raise UsageError("--decisions is for one model")
+    if settings.tune is not None and at_a_time > 1:
+        raise UsageError("--tune times one model at a time: leave --jobs out")
+    if settings.tune is not None and settings.precision != "keep":
+        raise UsageError("--tune times the model in its own precision: convert with --precision first, then tune")
+
+
 def _resolve(names: Sequence[str], nvrtc: NvrtcOption) -> tuple[str, ...]:
     """The architectures that are meant, so that a wrong one is told once, before any work."""
     if not names:
@@ -254,9 +327,11 @@ def convert_model(job: Job, advance: Advance | None = None) -> ConversionReport:
     """Convert one model."""
     from onnx_sparseconv.converter import ConvertOptions, convert  # noqa: PLC0415
 
+    decisions, notes = _decide(job, advance)
     options = ConvertOptions(
         min_sparsity=job.min_sparsity,
         force=job.force,
+        decisions=decisions,
         dry_run=job.dry_run,
         targets=job.targets,
         nvrtc=job.nvrtc,
@@ -268,7 +343,23 @@ def convert_model(job: Job, advance: Advance | None = None) -> ConversionReport:
     )
     steps = [_named(advance, verb) if advance is not None else None for verb in ("converting", "compiling")]
     _, report = convert(job.model, job.output, options, progress=steps[0], compile_progress=steps[1])
-    return report
+    return replace(report, notes=(*report.notes, *notes))
+
+
+def _decide(job: Job, advance: Advance | None) -> tuple[Decisions | None, tuple[str, ...]]:
+    """The decisions that were asked for, out of a file or measured now, and what has to be known of them."""
+    if job.decisions is not None:
+        from onnx_sparseconv.converter import read_decisions  # noqa: PLC0415
+        from onnx_sparseconv.tuner import machine_notes  # noqa: PLC0415
+
+        decisions = read_decisions(job.decisions)
+        return decisions, machine_notes(decisions)
+    if job.tune is None:
+        return None, ()
+    from onnx_sparseconv.tuner import tune  # noqa: PLC0415
+
+    decisions = tune(job.model, job.tune, progress=_named(advance, "timing") if advance else None).decisions
+    return decisions, decisions.notes
 
 
 def _named(advance: Advance, verb: str) -> Advance:
@@ -280,6 +371,9 @@ def exit_code(outcome: _Outcome) -> ExitCode:
     """The exit code of one model."""
     if outcome.result is None:
         return outcome.code
+    decisions = outcome.result.decisions
+    if outcome.item.require_gain and (decisions is None or not has_gain(decisions)):
+        return ExitCode.NO_GAIN
     return ExitCode.DONE if outcome.result.changed else ExitCode.NOTHING_QUALIFIED
 
 
@@ -380,6 +474,8 @@ def print_conversion(job: Job, report: ConversionReport) -> None:
         change = format_change(report.imaged_bytes_before, report.imaged_bytes_after)
         say(f"with images   {change}, of the layers that carry GPU images")
     say(f"file          {format_change(report.bytes_before, report.bytes_after)}")
+    if job.tune is not None and report.decisions is not None:
+        say_whole(report.decisions)
     for note in report.notes:
         say(f"note: {note}")
     _print_next_steps(job, report)
@@ -427,9 +523,11 @@ def _print_nothing(job: Job, report: ConversionReport) -> None:
         say(line)
     if report.precision is not None:
         _print_precision(report.precision)
+    if job.tune is not None and report.decisions is not None:
+        say_whole(report.decisions)
     for note in report.notes:
         say(f"note: {note}")
-    if report.model.layers and not report.already_converted and not job.force:
+    if report.decisions is None and report.model.layers and not report.already_converted and not job.force:
         say("--force rewrites whatever can be rewritten; --min-sparsity lowers the bar.")
 
 

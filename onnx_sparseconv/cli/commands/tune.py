@@ -1,0 +1,99 @@
+"""``sparseconv tune``: decide by measurement which layers run sparse."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from onnx_sparseconv.cli import failures
+from onnx_sparseconv.cli.console import count, progress_bar, say, say_command, say_field, say_table, shorten
+from onnx_sparseconv.cli.exit_codes import ExitCode
+from onnx_sparseconv.cli.json_output import document, emit
+from onnx_sparseconv.cli.options import JsonOption, ProviderChoice, ProviderOption, ThreadsOption
+from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input, suggested_output
+from onnx_sparseconv.cli.tuning import (
+    BatchesOption,
+    BudgetOption,
+    DatabaseOption,
+    PresetChoice,
+    PresetOption,
+    RequireGainOption,
+    ShapesOption,
+    TuneArguments,
+    decisions_table,
+    say_whole,
+)
+
+if TYPE_CHECKING:
+    from onnx_sparseconv.tuner import TuneReport
+
+NAME = "tune"
+
+
+@failures.command
+def command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.", show_default=False)],
+    *,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="FILE.json", help="The decisions, to be read and edited.", show_default=False
+        ),
+    ],
+    provider: ProviderOption = ProviderChoice.CPU,
+    threads: ThreadsOption = None,
+    batch: BatchesOption = None,
+    shape: ShapesOption = None,
+    preset: PresetOption = PresetChoice.DEFAULT,
+    budget: BudgetOption = None,
+    database: DatabaseOption = None,
+    require_gain: RequireGainOption = False,
+    json: JsonOption = False,
+) -> ExitCode:
+    """Time every Conv layer dense and sparse on this machine, and decide which are to be sparse.
+
+    The choice is then checked on the model as a whole. What is measured is kept, so that a tune that was interrupted
+    resumes. 'sparseconv convert --decisions FILE' makes the model. Exit code 7, with --require-gain: it is not faster.
+    """
+    from onnx_sparseconv.converter.decisions import write_decisions  # noqa: PLC0415
+    from onnx_sparseconv.tuner import tune  # noqa: PLC0415
+
+    asked = TuneArguments(provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()))
+    options = asked.options()
+    require_not_an_input(output, [model, *([database] if database else [])])
+    require_distinct([path for path in (model, database) if path is not None])
+    with failures.stdout_kept_clean(), progress_bar("timing") as advance:
+        report = tune(model, options, progress=lambda done, total, what: advance(done, total, shorten(what)))
+    write_decisions(report.decisions, output)
+    if not json:
+        print_report(model, output, report)
+    emit(document(NAME, {**vars(report), "gain": report.gain}), to_stdout=json, file=None)
+    return ExitCode.NO_GAIN if require_gain and not report.gain else ExitCode.DONE
+
+
+def print_report(model: Path, output: Path, report: TuneReport) -> None:
+    """Print what was measured and decided."""
+    decisions = report.decisions
+    say_field("measured", decisions.measured_on)
+    parts = (
+        (report.num_measured, "timed now"),
+        (report.num_found, "known from before"),
+        (report.num_alike, "alike another"),
+    )
+    say_field("layers", ", ".join(f"{number} {what}" for number, what in parts if number) or "none timed")
+    say()
+    if decisions.layers:
+        say_table(decisions_table(decisions))
+        say()
+    say_whole(decisions)
+    for note in decisions.notes:
+        say(f"note: {note}", hang=2)
+    sparse = decisions.num_sparse
+    say(f"Wrote {output}: {sparse} of {count(len(decisions.layers), 'Conv layer')} sparse.")
+    if sparse:
+        say("Next:")
+        converted = suggested_output(model, "sparse")
+        say_command(shlex.join(["sparseconv", "convert", str(model), "-o", str(converted), "--decisions", str(output)]))
