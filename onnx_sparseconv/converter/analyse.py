@@ -18,6 +18,7 @@ from onnx_sparseconv.converter.functions import inline_functions_that_take_weigh
 from onnx_sparseconv.converter.gpu_images import images_of
 from onnx_sparseconv.converter.model_io import LoadedModel, load
 from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.network import decide_in_network
 from onnx_sparseconv.converter.opset import raise_opset
 from onnx_sparseconv.converter.report import ImageReport, LayerReport, ModelReport, Reason, RowSparsity, Verdict
 from onnx_sparseconv.converter.shapes import ShapeMap
@@ -95,6 +96,8 @@ def _decide_all(
     sites = find_conv_sites(view, shapes)
     opset = default_opset(proto)
     verdicts = [decide(site, options) for site in sites]
+    if options.min_sparsity is None and not options.force:
+        verdicts = decide_in_network(sites, verdicts)
     if options.decisions is not None:
         verdicts = decisions.apply(options.decisions, sites, verdicts)
     return shapes, view, sites, [_same_opset(site, opset, v) for site, v in zip(sites, verdicts, strict=True)]

@@ -22,6 +22,7 @@ class Reason(enum.StrEnum):
     TOO_DENSE = "too-dense"
     DEPTHWISE = "depthwise"
     BESIDE_DEPTHWISE = "beside-depthwise"
+    LITTLE_WORK = "little-work"
     TOO_SMALL = "too-small"
     RUNTIME_WEIGHT = "runtime-weight"
     OVERRIDABLE_WEIGHT = "overridable-weight"

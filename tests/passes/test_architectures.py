@@ -87,7 +87,8 @@ LIGHT = {
         },
     ),
 }
-DECIDED = ConvertOptions()
+# A threshold that is asked for also goes for layers beside depthwise ones.
+DECIDED = ConvertOptions(min_sparsity=0.75)
 
 
 def optimised(proto: ModelProto, path: Path, level: ort.GraphOptimizationLevel) -> Counter[str]:
