@@ -96,7 +96,7 @@ def _decide_all(
     sites = find_conv_sites(view, shapes)
     opset = default_opset(proto)
     verdicts = [decide(site, options) for site in sites]
-    if options.min_sparsity is None and not options.force:
+    if options.asks_cpu:
         verdicts = decide_in_network(sites, verdicts)
     if options.decisions is not None:
         verdicts = decisions.apply(options.decisions, sites, verdicts)

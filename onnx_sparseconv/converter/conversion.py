@@ -73,6 +73,11 @@ class ConvertOptions(DecisionOptions):
     fp16_io: bool = False
     keep_float: tuple[str, ...] = ()
 
+    @property
+    def asks_cpu(self) -> bool:
+        """Not where the model is made for GPUs."""
+        return super().asks_cpu and not self.targets
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.precision not in ("keep", "fp16"):

@@ -48,6 +48,11 @@ class DecisionOptions:
     force: bool = False
     decisions: Decisions | None = None
 
+    @property
+    def asks_cpu(self) -> bool:
+        """Whether what slows ONNX Runtime's CPU provider down counts against a layer."""
+        return self.min_sparsity is None and not self.force
+
     def __post_init__(self) -> None:
         if self.min_sparsity is not None and not 0 <= self.min_sparsity <= 1:
             raise UsageError(f"min_sparsity must lie between 0 and 1, got {self.min_sparsity}")
