@@ -37,6 +37,8 @@ _LIGHT = {
     **dict.fromkeys(("LayerNormalization",), 17),
     **dict.fromkeys(("Gelu",), 20),
 }
+# Light operators that move numbers and change none: what they make of a constant may be float16 as the constant.
+_MOVING = frozenset({"Identity", "Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze"})
 # Operators that read a tensor whatever its type is.
 _INDIFFERENT = frozenset({"Shape", "Size", "Cast"})
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
@@ -112,6 +114,11 @@ def is_heavy(node: NodeProto) -> bool:
 def is_indifferent(node: NodeProto) -> bool:
     """Whether a node reads a tensor whatever its type is."""
     return node.op_type in _INDIFFERENT and node.domain in ("", "ai.onnx")
+
+
+def is_moving(node: NodeProto) -> bool:
+    """Whether a node only moves the numbers of a tensor."""
+    return node.op_type in _MOVING and node.domain in ("", "ai.onnx")
 
 
 def refusal(node: NodeProto, opset: int) -> str:

@@ -14,6 +14,7 @@ from onnx_sparseconv.converter.half_ops import (
     float_inputs,
     is_heavy,
     is_indifferent,
+    is_moving,
     position_inputs,
     refusal,
 )
@@ -160,6 +161,8 @@ def _after_float(half: Mapping[int, Node]) -> list[Node]:
     found: dict[int, Node] = {}
     for key, node in half.items():  # in the order of the graph, so that a chain is found in one go
         makers = [tensor.producer for tensor in _runtime_inputs(node)]
+        if not makers and is_moving(node.proto):
+            continue  # a weight in another form
         if not is_heavy(node.proto) and all(m is not None and _is_float(m, half, found) for m in makers):
             found[key] = node
     return list(found.values())

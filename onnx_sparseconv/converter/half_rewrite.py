@@ -110,12 +110,12 @@ class _Writer:
         for index, tensor in enumerate(node.outputs):
             if tensor is None or not tensor.is_float or (tensor.stored is not None and node.op == "Constant"):
                 continue
+            element_type = HALF if index in out_half else FLOAT
             name = tensor.name
-            if index in out_half:
+            if tensor.is_output and element_type != self.boundaries[id(scope)]:
                 # The name of an output of the graph goes to what has the output's type.
-                name = self._unique(f"{name}_fp16") if tensor.is_output else name
-                proto.output[index] = name
-            self._define(scope, tensor, HALF if index in out_half else FLOAT, name)
+                name = proto.output[index] = self._unique(f"{name}_{_SUFFIX[element_type]}")
+            self._define(scope, tensor, element_type, name)
         if is_half and proto.domain == DOMAIN:
             attributes, lost = sparse_to_half(proto)
             write_sparse(proto, attributes)

@@ -116,9 +116,9 @@ def half_tensor(tensor: TensorProto, name: str) -> TensorProto:
 
 
 def sparse_to_half(node: NodeProto) -> tuple[SparseConvAttributes, Lost | None]:
-    """The attributes of a float SparseConv node as a float16 one, without GPU images.
+    """The attributes of a float SparseConv node as a float16 one.
 
-    Weights that vanish are taken out of the stored ones.
+    Weights that vanish are taken out of the stored ones. GPU images, which are those of the float node, stay.
 
     Raises:
         FormatError: the attributes are broken.
@@ -136,8 +136,7 @@ def sparse_to_half(node: NodeProto) -> tuple[SparseConvAttributes, Lost | None]:
         half = encode(rounded, attributes.geometry.group)
     else:
         half = replace(weight, values=to_half(weight.values))
-    dtype = np.dtype(np.float16)
-    result = replace(attributes, weight=half, element_type=dtype, cuda_images=np.empty(0, np.uint8))
+    result = replace(attributes, weight=half, element_type=np.dtype(np.float16))
     return result, _loss(weight.values, node.name)
 
 

@@ -66,9 +66,14 @@ def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
 
 
 def depth_of_comparison(original: onnx.ModelProto, converted: onnx.ModelProto) -> NumericalDepth:
-    """The depth of the original, with the coarser of the two models' types: a converted model may be float16."""
+    """The depth of the original, with the coarser of the two models' types: a converted model may be float16.
+
+    It then rounds its inputs, too, which counts as one more layer.
+    """
     first, second = numerical_depth(original), numerical_depth(converted)
-    return replace(first, storage=max(first.storage, second.storage, key=_COARSENESS.index))
+    if _COARSENESS.index(second.storage) <= _COARSENESS.index(first.storage):
+        return first
+    return replace(first, storage=second.storage, depth=first.depth + 1)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
+from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure, numerical_depth
 from tests.runtime import networks
 
 
@@ -32,6 +32,14 @@ def test_a_chain_counts_every_layer_and_the_longest_dot_product():
 def test_a_converted_model_counts_like_its_original():
     result = numerical_depth(networks.sparse(networks.weights(layers=3)))
     assert (result.depth, result.dot_length) == (3, 72)
+
+
+def test_a_comparison_goes_by_the_coarser_model():
+    single, half = (networks.dense(networks.weights(dtype, layers=3)) for dtype in (np.float32, np.float16))
+    result = depth_of_comparison(single, half)
+    assert (result.depth, result.dot_length, result.storage) == (4, 72, "float16")
+    for pair in ((half, single), (half, half), (single, single)):
+        assert depth_of_comparison(*pair) == numerical_depth(pair[0])
 
 
 def test_parallel_branches_count_once():

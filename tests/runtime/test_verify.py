@@ -70,7 +70,24 @@ def test_models_with_other_outputs_or_inputs_cannot_be_compared(pair, tmp_path):
         verify(pair[0], other)
     half = networks.save(networks.sparse(networks.weights(np.float16)), tmp_path / "h.onnx")
     with pytest.raises(VerificationError, match="float16"):
-        verify(pair[0], half, use_library=False)
+        verify(half, pair[1], use_library=False)
+
+
+def test_a_float16_model_is_compared_with_its_float_original(pair, tmp_path):
+    half = networks.save(networks.sparse(networks.weights(np.float16)), tmp_path / "h.onnx")
+    report = verify(pair[0], half)
+    assert report.tolerance.derived_from.storage == "float16"
+    (output,) = report.outputs
+    assert report.passed
+    assert (output.dtype, output.converted_dtype) == ("float32", "float32")
+    assert output.errors.max_abs > 1e-5  # it was not computed in float
+
+
+def test_a_float16_model_that_is_wrong_fails(pair, tmp_path):
+    weights = networks.weights(np.float16)
+    weights[1][tuple(np.argwhere(weights[1])[0])] *= 2
+    half = networks.save(networks.sparse(weights), tmp_path / "h.onnx")
+    assert not verify(pair[0], half).passed
 
 
 def test_another_shape_of_an_output_is_a_difference(pair, tmp_path):
