@@ -10,11 +10,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx import TensorProto
 
 from onnx_sparseconv.converter import ConvertOptions, convert, prune, restore
 from onnx_sparseconv.converter.report import ConversionReport
 from onnx_sparseconv.custom_ops.library import register
 from onnx_sparseconv.kernels.unified_csr import order_rows, stored_entries
+from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure
+from onnx_sparseconv.runtime.metrics import compare_outputs, derive_tolerance
 from tests.support.real_models import find_model, models_directory
 
 
@@ -195,3 +198,25 @@ def _predict(path: Path, images: np.ndarray, *, library: bool) -> np.ndarray:
     step = 1 if feed.shape[0] == 1 else 500
     batches = [images[i : i + step] for i in range(0, len(images), step)]
     return np.concatenate([session.run(None, {feed.name: b})[0].argmax(axis=1) for b in batches])
+
+
+def test_in_float16_every_model_stays_close_everywhere(real: Real, sparse_file: Path, tmp_path: Path) -> None:
+    converted, back = tmp_path / "converted.onnx", tmp_path / "back.onnx"
+    _, report = convert(sparse_file, converted, ConvertOptions(force=True, precision="fp16"))
+    assert report.precision is not None
+    assert report.precision.half_nodes >= real.convs // 2  # what was fused into the layers counts no more
+    assert _sparse_types(converted) == {TensorProto.FLOAT16}
+    restore(converted, back)
+    feed = real.feed()
+    wanted = run(sparse_file, feed, library=False)
+    tolerance = derive_tolerance(depth_of_comparison(load_structure(sparse_file), load_structure(converted)))
+    assert tolerance.derived_from.storage == "float16"
+    for path, library in ((converted, True), (converted, False), (back, False)):
+        for got, expected in zip(run(path, feed, library=library), wanted, strict=True):
+            comparison = compare_outputs("output", expected, got, tolerance)
+            assert comparison.passed, (comparison.reason, comparison.errors, comparison.atol)
+
+
+def _sparse_types(path: Path) -> set[int]:
+    nodes = onnx.load(str(path)).graph.node
+    return {a.i for n in nodes if n.op_type.startswith("SparseConv") for a in n.attribute if a.name == "element_type"}
