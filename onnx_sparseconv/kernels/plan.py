@@ -123,6 +123,8 @@ def _why_none(layer: SparseLayer, architecture: int) -> str:
     words, _ = words_and_taps(layer)
     if architecture < MIN_ARCHITECTURE:
         return f"sm_{architecture} is older than sm_{MIN_ARCHITECTURE}"
+    if not layer.used_weights.any():
+        return "all its weights are zero"
     if len(words) > _MAX_WORDS:
         return (
             f"a kernel of {layer.kernel_shape[0]}x{layer.kernel_shape[1]} needs more addresses than there are registers"
@@ -137,7 +139,9 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
         return
     group_out = layer.group_out_channels
     for tile_channels in sorted({min(channels, layer.out_channels) for channels in _TILE_CHANNELS}):
-        if layer.group > 1 and group_out % tile_channels and tile_channels % group_out:
+        # A tile is part of a group, or spans whole ones: as many as every other tile, for the plan has one number.
+        is_even = tile_channels % group_out == 0 and layer.out_channels % tile_channels == 0
+        if layer.group > 1 and group_out % tile_channels and not is_even:
             continue
         plan = _plan_for(layer, architecture, tile_channels, len(words))
         if plan is not None:
@@ -152,7 +156,7 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         return None
     tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))
     threads = _choose_threads(layer, max_threads)
-    shared = max(v for k, v in _SHARED_BYTES.items() if k <= architecture) - _BARRIER_BYTES
+    shared = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
     while threads >= _MIN_THREADS:
         pitch = _channel_pitch(layer, threads)
         stages = shared - _BATCH_BYTES_A_THREAD * threads

@@ -1,0 +1,53 @@
+"""Plans keep to what the native library accepts and to what a GPU of their architecture has."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.kernels.layer import Refusal, make_layer
+from onnx_sparseconv.kernels.plan import candidate_plans, choose_plan
+from tests.support.sparse_models import random_weight
+
+# Shared memory of a block, from NVIDIA's table of compute capabilities.
+SHARED_BYTES = {75: 64, 80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
+
+
+def make(shape, group=1, in_size=(14, 14), dtype=np.float32):
+    return make_layer(
+        random_weight(shape, 0.5),
+        strides=(1, 1),
+        dilations=(1, 1),
+        pads=(1, 1, 1, 1),
+        group=group,
+        element_type=np.dtype(dtype),
+        activation=0,
+        in_size=in_size,
+    )
+
+
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
+def test_stages_fit_in_shared_memory(architecture, dtype):
+    plans = list(candidate_plans(make((32, 64, 3, 3), in_size=(200, 200), dtype=dtype), architecture))
+    assert plans
+    for plan in plans:
+        static = 32 * plan.threads + 8 * plan.num_stages  # cuda/generated_conv.cuh: batch, barriers
+        assert plan.shared_bytes + static <= SHARED_BYTES[architecture] << 10
+
+
+@pytest.mark.parametrize(("out_channels", "group"), [(12, 3), (30, 5), (42, 14), (45, 15), (64, 64), (100, 2)])
+def test_every_tile_finds_its_input_channels(out_channels, group):
+    layer = make((out_channels, 2, 3, 3), group)
+    plans = list(candidate_plans(layer, 90))
+    assert plans
+    for plan in plans:
+        last_group = (plan.num_tiles - 1) * plan.tile_channels // layer.group_out_channels
+        assert last_group * layer.group_in_channels + plan.tile_in_channels <= layer.in_channels
+
+
+def test_a_layer_without_weights_says_so():
+    layer = dataclasses.replace(make((8, 4, 3, 3)), weight=np.zeros((8, 4, 3, 3), np.float32))
+    assert choose_plan(layer, 90) == Refusal("all its weights are zero")
