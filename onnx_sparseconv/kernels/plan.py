@@ -32,7 +32,10 @@ _MAX_WORDS = 64
 _MAX_THREADS = 1024
 _MIN_THREADS = 64
 _MAX_CHUNK_CHANNELS = 64
-_STAGES = 3
+# Instructions of all warps of a block in a chunk: many against what is done once a chunk, few enough that small batches
+# can split the work.
+_CHUNK_INSTRUCTIONS = 14_000
+_STAGES = 4
 # Code that stays in the instruction cache of a multiprocessor, and the bytes of an instruction.
 RESIDENT_CODE_BYTES = 96 << 10
 _INSTRUCTION_BYTES = 16
@@ -156,11 +159,14 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         return None
     tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))
     threads = _choose_threads(layer, max_threads)
+    code_bytes = _code_bytes(layer, tile_channels)
+    a_channel = max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels)
     shared = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
     while threads >= _MIN_THREADS:
         pitch = _channel_pitch(layer, threads)
         stages = shared - _BATCH_BYTES_A_THREAD * threads
-        chunk = min(stages // (_STAGES * pitch), tile_in_channels, _MAX_CHUNK_CHANNELS)
+        wanted = max(4, int(_CHUNK_INSTRUCTIONS / (a_channel * threads / _WARP)))
+        chunk = min(stages // (_STAGES * pitch), wanted, tile_in_channels, _MAX_CHUNK_CHANNELS)
         if chunk >= min(4, tile_in_channels):
             break
         threads = threads // 2 // _WARP * _WARP
@@ -188,7 +194,7 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         num_stages=_STAGES,
         channel_pitch=pitch,
         plane_residue=_plane_residue(layer),
-        code_bytes=_code_bytes(layer, tile_channels),
+        code_bytes=code_bytes,
     )
 
 
