@@ -166,13 +166,13 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         pitch = _channel_pitch(layer, threads)
         stages = shared - _BATCH_BYTES_A_THREAD * threads
         wanted = max(4, int(_CHUNK_INSTRUCTIONS / (a_channel * threads / _WARP)))
-        chunk = min(stages // (_STAGES * pitch), wanted, tile_in_channels, _MAX_CHUNK_CHANNELS)
-        if chunk >= min(4, tile_in_channels):
+        limit = min(stages // (_STAGES * pitch), tile_in_channels, _MAX_CHUNK_CHANNELS)
+        if limit >= min(4, tile_in_channels):
             break
         threads = threads // 2 // _WARP * _WARP
     else:
         return None
-    chunk = _round_chunk(chunk, tile_in_channels)
+    chunk = _chunk_channels(min(wanted, limit), limit, tile_in_channels)
     return GeneratedPlan(
         element_type=10 if layer.element_type == np.float16 else 1,
         in_channels=layer.in_channels,
@@ -205,9 +205,9 @@ def _plane_residue(layer: SparseLayer) -> int:
     return residue if residue % columns_per_slot(layer) == 0 else 0
 
 
-def _round_chunk(limit: int, channels: int) -> int:
-    """Chunks of nearly equal size, if possible of a multiple of 8 or 4 channels: their planes then begin aligned."""
-    chunk = -(-channels // -(-channels // limit))
+def _chunk_channels(wanted: int, limit: int, channels: int) -> int:
+    """Channels of chunks of nearly equal size, if possible a multiple of 8 or 4: their planes then begin aligned."""
+    chunk = -(-channels // -(-channels // wanted))
     for multiple in (8, 4):
         if chunk >= multiple:
             rounded = -(-chunk // multiple) * multiple
