@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from onnx import ModelProto
 
-from onnx_sparseconv.errors import ModelError, SparseConvError
+from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
 from onnx_sparseconv.runtime.depth import numerical_depth
 from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
@@ -69,6 +69,9 @@ class OrtBench:
         """Median times of all candidates, measured in turn in this process.
 
         A candidate that cannot run, or whose output is not that of the first, gets an infinite time and the reason.
+
+        Raises:
+            ProviderError: the provider is not used.
         """
         runs: dict[str, BoundRuns] = {}
         problems: dict[str, str] = {}
@@ -77,6 +80,8 @@ class OrtBench:
             try:
                 opened = self._open(candidate.prepare(piece), dense, piece)
             except SparseConvError as error:
+                if dense is None and isinstance(error, ProviderError):
+                    raise  # nothing at all would run where it was asked for
                 problems[candidate.name] = str(error)
                 continue
             dense = dense or opened

@@ -144,7 +144,7 @@ class RegionFinder:
                 if self._is_closed(tensor, match):
                     return list(match.nodes)
         except RefusedError:
-            pass  # the op cannot express it, so no pass will take it
+            return []  # the op cannot express it, so no pass will take it
         return []
 
     def _is_closed(self, tensor: gs.Tensor, match: Match) -> bool:

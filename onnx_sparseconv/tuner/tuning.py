@@ -21,7 +21,7 @@ from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, De
 from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
 from onnx_sparseconv.converter.model_io import load, save
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
-from onnx_sparseconv.errors import ModelError, SparseConvError
+from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 from onnx_sparseconv.runtime.plain import to_plain
 from onnx_sparseconv.runtime.timing import Clock
@@ -245,6 +245,8 @@ class _Tuner:
                     found[id(layer.site.node)] = replace(same, measured_as=name)
                     continue
                 times = self._times(pieces)
+            except ProviderError:
+                raise
             except SparseConvError as error:
                 layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {error}"))
                 continue

@@ -250,6 +250,8 @@ def command(
         keep_float=tuple(keep_float or ()),
     )
     _check_deciding(settings, len(models), at_a_time)
+    if database is not None:
+        require_not_an_input(database, [*models, *(path for path in (output, report) if path is not None)])
     work = plan_jobs(models, output, out_dir, settings)
     _check_report_path(report, work, out_dir)
     outcomes: list[_Outcome] = []

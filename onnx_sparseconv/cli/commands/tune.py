@@ -13,7 +13,7 @@ from onnx_sparseconv.cli.console import count, progress_bar, say, say_command, s
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.options import JsonOption, ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input, suggested_output
+from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -26,6 +26,7 @@ from onnx_sparseconv.cli.tuning import (
     decisions_table,
     say_whole,
 )
+from onnx_sparseconv.errors import UsageError
 
 if TYPE_CHECKING:
     from onnx_sparseconv.tuner import TuneReport
@@ -63,8 +64,11 @@ def command(
 
     asked = TuneArguments(provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()))
     options = asked.options()
-    require_not_an_input(output, [model, *([database] if database else [])])
-    require_distinct([path for path in (model, database) if path is not None])
+    require_not_an_input(output, [model])
+    if database is not None:
+        require_not_an_input(database, [model, output])
+    if not output.resolve().parent.is_dir():
+        raise UsageError(f"-o {output}: there is no directory {output.resolve().parent}")
     with failures.stdout_kept_clean(), progress_bar("timing") as advance:
         report = tune(model, options, progress=lambda done, total, what: advance(done, total, shorten(what)))
     write_decisions(report.decisions, output)

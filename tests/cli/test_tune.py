@@ -1,0 +1,185 @@
+"""``sparseconv tune``, ``convert --tune`` and ``convert --decisions``."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import onnx
+import pytest
+
+from onnx_sparseconv.runtime.verify import verify
+from onnx_sparseconv.tuner import tuning
+from tests.runtime import networks
+from tests.support.processes import heed_interrupts
+from tests.tuner.fakes import FakeBench
+from tests.tuner.plans import FAST
+
+
+@pytest.fixture(autouse=True)
+def _no_time_and_a_cache_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.setattr("onnx_sparseconv.tuner.options.PRESETS", FAST)
+    monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def stopwatch(monkeypatch):
+    """Sparse layers win, single and as a whole, unless a test changes that."""
+    bench = FakeBench(whole_us=lambda sparse: 300 - 50 * len(sparse))
+    monkeypatch.setattr(tuning, "OrtBench", lambda *_: bench)
+    return bench
+
+
+@pytest.mark.usefixtures("stopwatch")
+def test_tune_writes_decisions_and_convert_follows_them(sparseconv, model, tmp_path):
+    file, out = tmp_path / "d.json", tmp_path / "out.onnx"
+    result = sparseconv("tune", model, "-o", file, "--threads", 1, "--batch", 2)
+    assert result.exit_code == 0
+    assert "2 timed now" in result.stdout
+    assert "1.50x faster as a whole (300 us dense" in result.stdout
+    assert f"sparseconv convert {model} -o model.sparse.onnx --decisions {file}" in result.stdout
+    text = file.read_text()
+    assert json.loads(text)["input_shapes"] == [{"x": [2, 32, 12, 12]}]
+    file.write_text(text.replace('"choice": "sparse"', '"choice": "dense"', 1))
+    result = sparseconv("convert", model, "-o", out, "--decisions", file, "--report", tmp_path / "r.json")
+    assert result.exit_code == 0
+    assert "decided dense, 1 layer: chosen by hand, though tuning chose sparse" in result.stdout
+    ops = [n.op_type for n in onnx.load(str(out)).graph.node if "Conv" in n.op_type]
+    assert ops == ["Conv", "SparseConv"]
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert [la["verdict"]["reason"] for la in report["model"]["layers"]] == ["decided-dense", "decided-sparse"]
+    assert report["decisions"]["whole_model"]["gain"] is True
+    assert "2 known from before" in sparseconv("tune", model, "-o", file, "--threads", 1, "--batch", 2).stdout
+
+
+def test_tune_for_real(sparseconv, model, tmp_path):
+    out = tmp_path / "out.onnx"
+    result = sparseconv("convert", model, "-o", out, "--tune", "--preset", "quick", "--threads", 1)
+    assert result.exit_code in (0, 4)
+    assert result.stderr == ""
+    assert "whole model" in result.stdout
+    assert out.exists() == (result.exit_code == 0)
+    if out.exists():
+        assert verify(model, out).passed
+
+
+@pytest.mark.usefixtures("stopwatch")
+def test_json_is_all_that_is_on_stdout(sparseconv, model, tmp_path):
+    result = sparseconv("tune", model, "-o", tmp_path / "d.json", "--json")
+    document = json.loads(result.stdout)
+    assert (document["command"], document["gain"], document["num_measured"]) == ("tune", True, 2)
+    assert document["whole"]["cases"][0]["dense_us"] == 300
+    assert document["decisions"]["layers"][0]["candidates"][0]["times_us"] == [100.0]
+
+
+def test_no_gain_is_exit_code_7_where_a_gain_is_required(sparseconv, stopwatch, model, tmp_path):
+    stopwatch.whole_us = lambda sparse: 300 + len(sparse)
+    out = tmp_path / "out.onnx"
+    for arguments, code in (
+        (["tune", model, "-o", tmp_path / "d.json"], 0),
+        (["tune", model, "-o", tmp_path / "d.json", "--require-gain"], 7),
+        (["convert", model, "-o", out, "--tune"], 4),
+        (["convert", model, "-o", out, "--tune", "--require-gain"], 7),
+    ):
+        result = sparseconv(*arguments)
+        assert result.exit_code == code, arguments
+        assert "no gain as a whole" in result.stdout
+    assert not out.exists()
+    assert (tmp_path / "d.json").exists()
+
+
+@pytest.mark.usefixtures("stopwatch")
+def test_several_models_are_tuned_one_by_one(sparseconv, model, dense_model, tmp_path):
+    result = sparseconv("convert", model, dense_model, "--out-dir", tmp_path / "out", "--tune", "--require-gain")
+    assert result.exit_code == 7
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
+    assert [line.split()[1] for line in result.stdout.splitlines()[-2:]] == ["converted", "nothing"]
+
+
+@pytest.mark.usefixtures("stopwatch")
+def test_decisions_that_do_not_fit_are_one_line(sparseconv, model, dense_model, tmp_path):
+    file = tmp_path / "d.json"
+    sparseconv("tune", model, "-o", file)
+    result = sparseconv("convert", dense_model, "-o", tmp_path / "o.onnx", "--decisions", file)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "'conv0' has other weights" in result.stderr
+    assert result.stderr.count("\n") == 1
+    file.write_text("{")
+    assert sparseconv("convert", model, "-o", tmp_path / "o.onnx", "--decisions", file).exit_code == 1
+    assert not (tmp_path / "o.onnx").exists()
+
+
+@pytest.mark.usefixtures("stopwatch")
+def test_decisions_of_another_machine_are_pointed_out(sparseconv, model, tmp_path):
+    file = tmp_path / "d.json"
+    sparseconv("tune", model, "-o", file)
+    document = json.loads(file.read_text())
+    document["setting"]["processor"] = "an abacus"
+    file.write_text(json.dumps(document))
+    result = sparseconv("convert", model, "-o", tmp_path / "o.onnx", "--decisions", file)
+    assert result.exit_code == 0
+    assert "was measured elsewhere: processor an abacus, now" in result.stdout
+
+
+def test_usage_errors(sparseconv, model, dense_model, tmp_path):
+    out = ["-o", tmp_path / "o.onnx"]
+    before = model.read_bytes()
+    for arguments in (
+        ["tune", model],
+        ["tune", model, "-o", model],
+        ["tune", model, "-o", tmp_path / "d.json", "--database", model],
+        ["tune", model, "-o", tmp_path / "d.json", "--database", tmp_path / "d.json"],
+        ["tune", model, "-o", tmp_path / "d.json", "--preset", "slow"],
+        ["tune", model, "-o", tmp_path / "d.json", "--shape", "x"],
+        ["tune", model, "-o", tmp_path / "d.json", "--shape", "y:1x2"],
+        ["tune", model, "-o", tmp_path / "d.json", "--batch", "0"],
+        ["tune", model, "-o", tmp_path / "d.json", "--budget", "-1"],
+        ["tune", model, "-o", tmp_path / "absent" / "d.json"],
+        ["convert", model, *out, "--tune", "--database", model],
+        ["convert", model, *out, "--tune", "--database", tmp_path / "o.onnx"],
+        ["convert", model, *out, "--tune", "--force"],
+        ["convert", model, *out, "--tune", "--decisions", "d.json"],
+        ["convert", model, *out, "--decisions", "d.json", "--min-sparsity", "0.5"],
+        ["convert", model, *out, "--preset", "quick"],
+        ["convert", model, *out, "--batch", "2"],
+        ["convert", model, *out, "--require-gain"],
+        ["convert", model, *out, "--tune", "--precision", "fp16"],
+        ["convert", model, dense_model, "--out-dir", tmp_path / "out", "--tune", "--jobs", "2"],
+        ["convert", model, dense_model, "--out-dir", tmp_path / "out", "--decisions", "d.json"],
+    ):
+        result = sparseconv(*arguments)
+        assert result.exit_code == 2, (arguments, result.stdout, result.stderr)
+    assert model.read_bytes() == before
+    assert not (tmp_path / "o.onnx").exists()
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path):
+    layer_weights = networks.weights(channels=64, layers=12, sparsity=0.5)
+    for number, weight in enumerate(layer_weights):
+        weight[number] = 0  # no two alike
+    path = networks.save(networks.dense(layer_weights, size=28), tmp_path / "m.onnx")
+    database, out = tmp_path / "db.jsonl", tmp_path / "d.json"
+    command = [sys.executable, "-m", "onnx_sparseconv", "tune", path, "-o", out, "--database", database]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    process = subprocess.Popen(
+        list(map(str, command)),
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=heed_interrupts,
+    )
+    deadline = time.monotonic() + 60
+    while not database.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert stderr == "error: interrupted\n"
+    assert process.returncode in (130, -signal.SIGINT)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["db.jsonl", "m.onnx"]
+    lines = [json.loads(line) for line in database.read_text().splitlines()]
+    assert 0 < len(lines) < 12

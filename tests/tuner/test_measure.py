@@ -1,0 +1,159 @@
+"""Timing in real sessions: that it runs, what it refuses, and that nothing is left behind. No figure is looked at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from onnx import numpy_helper
+
+from onnx_sparseconv.converter.decisions import Choice
+from onnx_sparseconv.errors import ProviderError, UsageError
+from onnx_sparseconv.runtime.verify import verify
+from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, tune
+from onnx_sparseconv.tuner.candidates import DenseCandidate, Prepared, SparseCandidate, candidates_for
+from onnx_sparseconv.tuner.measure import OrtBench, WholeModel
+from onnx_sparseconv.tuner.setting import read_setting
+from tests.runtime import networks
+from tests.support.odd_models import conv, model, pruned, tensor, value
+from tests.support.real_models import find_model
+from tests.tuner.plans import FAST
+from tests.tuner.test_pieces import Cutter
+
+
+@pytest.fixture
+def bench():
+    return OrtBench("cpu", 1, FAST["quick"])
+
+
+def piece(dtype=np.float32):
+    cutter = Cutter(networks.dense(networks.weights(layers=1, dtype=dtype)))
+    return cutter.piece(cutter.regions[0]).model
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A layer with another weight."""
+
+    name: str = "wrong"
+    choice: Choice = Choice.SPARSE
+
+    def prepare(self, piece):
+        other = type(piece)()
+        other.CopyFrom(piece)
+        for initializer in other.graph.initializer:
+            values = numpy_helper.to_array(initializer)
+            initializer.CopyFrom(numpy_helper.from_array(2 * values, initializer.name))
+        return Prepared(other, False)
+
+
+@dataclass(frozen=True)
+class Unloadable:
+    """A model that ONNX Runtime refuses."""
+
+    name: str = "unloadable"
+    choice: Choice = Choice.SPARSE
+    config: dict = field(default_factory=dict)
+
+    def prepare(self, piece):
+        other = type(piece)()
+        other.CopyFrom(piece)
+        other.graph.node[0].op_type = "Nonsense"
+        return Prepared(other, False)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_all_candidates_are_timed(bench, dtype):
+    times = bench.layer(piece(dtype), candidates_for("cpu"))
+    assert all(0 < time < math.inf for time in times.times_us.values())
+    assert list(times.times_us) == ["dense", "sparse"]
+    assert times.problems == {}
+
+
+def test_a_candidate_that_is_wrong_or_does_not_run_is_infinitely_slow(bench):
+    times = bench.layer(piece(), (DenseCandidate(), SparseCandidate(), Wrong(), Unloadable()))
+    assert [math.isinf(time) for time in times.times_us.values()] == [False, False, True, True]
+    assert "differs from that of the dense layer" in times.problems["wrong"]
+    assert "cannot load" in times.problems["unloadable"]
+
+
+def test_layouts_are_seen_where_onnxruntime_changes_them(bench):
+    weight = tensor(pruned((32, 32, 1, 1), 0.5), "W")
+    cutter = Cutter(model([conv(pads=[0] * 4)], [weight], [value("X", (1, 32, 28, 28))]))
+    times = bench.layer(cutter.piece(cutter.regions[0]).model, candidates_for("cpu"))
+    assert times.reorder_out_us > 0 or times.reorder_in_us > 0 or not _has_blocked_layout()
+
+
+def _has_blocked_layout():
+    """Whether ONNX Runtime has a blocked layout for this processor; it has for every x86-64 with AVX."""
+    from pathlib import Path
+
+    return "avx" in Path("/proc/cpuinfo").read_text()
+
+
+def test_whole_models_run_on_the_same_inputs(bench, tmp_path):
+    weights = networks.weights()
+    dense = networks.save(networks.dense(weights), tmp_path / "d.onnx")
+    sparse = networks.save(networks.sparse(weights), tmp_path / "s.onnx")
+    samples = bench.whole([WholeModel(dense, False), WholeModel(sparse, True)], Case(batch=3))
+    assert [len(found.all_us) for found in samples] == [1, 1]
+
+
+def test_cuda_has_its_candidates():
+    found = candidates_for("cuda")
+    assert [c.choice for c in found] == [Choice.DENSE, Choice.DENSE, Choice.SPARSE]
+    assert len({c.name for c in found}) == 3
+    assert found[2].config == {"sparseconv.cuda_kernel": "csr"}
+
+
+def test_a_provider_that_is_not_there_is_an_error(tmp_path):
+    path = networks.save(networks.dense(networks.weights()), tmp_path / "m.onnx")
+    with pytest.raises(ProviderError):
+        tune(path, TuneOptions(provider="cuda", database=tmp_path / "db"))
+
+
+def test_this_machine():
+    setting = read_setting("cpu", 3)
+    assert setting["processor"]
+    assert (setting["gpu"], setting["driver"], setting["provider"], setting["threads"]) == (None, None, "cpu", 3)
+    assert setting == read_setting("cpu", 3)
+
+
+def test_candidates_prepare_without_touching_the_piece():
+    made = piece()
+    before = made.SerializeToString()
+    for candidate in candidates_for("cpu"):
+        candidate.prepare(made)
+    assert made.SerializeToString() == before
+    assert candidates.SparseCandidate().prepare(made).model.graph.node[0].op_type == "SparseConv"
+
+
+def test_a_real_tune_of_a_small_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("onnx_sparseconv.tuner.options.PRESETS", FAST)
+    path = networks.save(networks.dense(networks.weights(channels=32, sparsity=0.95)), tmp_path / "m.onnx")
+    options = TuneOptions(threads=1, cases=make_cases([1, 2]), database=tmp_path / "db.jsonl")
+    seen = []
+    report = tune(path, options, progress=lambda *step: seen.append(step))
+    assert [layer.node for layer in report.decisions.layers] == ["conv0", "conv1"]
+    assert seen[-1][:2] == (2, 2)
+    assert machine_notes(report.decisions) == ()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["db.jsonl", "m.onnx"]
+    with pytest.raises(UsageError, match="has no input z"):
+        tune(path, TuneOptions(cases=make_cases([], ["z:1"]), database=tmp_path / "db.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["lenet5_dns_sparse", "squeezenet_deep_compression"])
+def test_a_real_model_is_tuned_and_right(name, tmp_path):
+    """The quick preset, as a user would run it."""
+    from onnx_sparseconv.converter import ConvertOptions, convert
+
+    path = find_model(name)
+    report = tune(path, TuneOptions(preset="quick", threads=1, database=tmp_path / "db.jsonl"))
+    assert report.num_measured + report.num_alike > 1
+    made, converted = convert(path, tmp_path / "fast.onnx", ConvertOptions(decisions=report.decisions))
+    assert converted.model.num_rewritten == report.decisions.num_sparse
+    assert report.gain == (report.decisions.num_sparse > 0)
+    if made is not None:
+        assert verify(path, tmp_path / "fast.onnx").passed
