@@ -16,6 +16,7 @@ from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import Plan, default_opset, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.decide import DecisionOptions
+from onnx_sparseconv.converter.dense_folding import fold_dense
 from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
 from onnx_sparseconv.converter.half_weights import Lost, through_half
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
@@ -157,7 +158,9 @@ def convert(
     proto = plan.view.proto
     if to_half:
         proto = _with_half_opset(proto)
-        report = _to_half(proto, plan, options, report, lost)
+        folded, lost_more = fold_dense(proto)
+        notes = (*notes, *folded)
+        report = _to_half(proto, plan, options, report, (*lost, *lost_more))
     notes = (*notes, *drop_stale(proto, images_before))
     if targets and options.dry_run:
         notes = (*notes, "a dry run compiles no GPU images")
@@ -226,7 +229,7 @@ def _rewrite(
     view, proto = plan.view, plan.view.proto
     opset = default_opset(proto)
     chosen = [s for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
-    pipeline = Pipeline(view, plan.shapes, chosen)
+    pipeline = Pipeline(view, plan.shapes, chosen, to_half=to_half)
     pipeline.fold()
     attributes, biases = {}, {}
     lost: list[Lost] = []
@@ -234,8 +237,8 @@ def _rewrite(
         if progress:
             progress(index, len(chosen), site.name)
         layer = pipeline.layers[id(site.node)]
-        if to_half:
-            layer, loss = through_half(layer, site.name)
+        if to_half and site.weight is not None:
+            layer, loss = through_half(layer, site.weight.values.dtype, site.name)
             lost += [loss] if loss is not None else []
         layer = layer.rounded()
         attributes[id(site.node)] = _encode(layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
@@ -43,22 +44,26 @@ def vanishing(values: Array) -> int:
     return int(np.count_nonzero((values != 0) & (to_half(values) == 0)))
 
 
-def through_half(layer: ConvLayer, name: str) -> tuple[ConvLayer, Lost | None]:
-    """A layer that folding has scaled, rounded from float64 to what float16 can hold; its type stays what it is.
+def through_half(layer: ConvLayer, source: np.dtype[Any], name: str) -> tuple[ConvLayer, Lost | None]:
+    """A layer of the type of its source, what folding has scaled rounded from float64 to what float16 can hold.
 
-    When it becomes float16 later on, nothing is rounded a second time. A layer that does not fit stays as it is.
+    When it becomes float16 later on, nothing is rounded a second time.
+
+    Args:
+        layer: a layer for which it was checked that what was folded fits into float16, if ``source`` is float32.
+        source: the type that its weight had.
+        name: of the layer.
     """
-    weight, bias = layer.weight, layer.bias
-    known = [weight, *([bias] if bias is not None else [])]
-    if layer.dtype != np.float32 or any(overflows(values) for values in known):
+    if source != np.float32:
         return layer, None
+    weight, bias = layer.weight, layer.bias
     lost = None
     if weight.dtype == np.float64:
         lost = _loss(weight, name)
         weight = to_half(weight).astype(np.float64)
     if bias is not None and bias.dtype == np.float64:
         bias = to_half(bias).astype(np.float64)
-    return replace(layer, weight=weight, bias=bias), lost
+    return replace(layer, weight=weight, bias=bias, dtype=source), lost
 
 
 def constant_problem(node: NodeProto, index: int, tensor: TensorProto, *, is_heavy: bool) -> str:

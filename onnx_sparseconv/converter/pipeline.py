@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.converter.constants import ConstantResolver
@@ -39,11 +40,13 @@ class Pipeline:
         view: the model.
         shapes: shapes of its tensors.
         chosen: the convolutions that will be rewritten.
+        to_half: float ones will become float16, so what is folded has to fit into that.
     """
 
-    def __init__(self, view: ModelView, shapes: ShapeMap, chosen: Sequence[ConvSite]) -> None:
+    def __init__(self, view: ModelView, shapes: ShapeMap, chosen: Sequence[ConvSite], *, to_half: bool = False) -> None:
         self._view = view
         self._shapes = shapes
+        self._to_half = to_half
         self._resolver = ConstantResolver(view)
         self._pinned = view.pinned_names()
         self._edits: dict[str, list[tuple[Scope, Edit]]] = {kind.__name__: [] for kind in _ORDER}
@@ -120,7 +123,10 @@ class Pipeline:
         except RefusedError:
             bias = None
         is_unknown = tensor is not None and (bias is None or bias.shape != weight.values.shape[:1])
-        return ConvLayer(geometry, weight.values, weight.values.dtype, None if is_unknown else bias, is_unknown)
+        dtype = weight.values.dtype
+        if self._to_half and dtype == np.float32:
+            dtype = np.dtype(np.float16)
+        return ConvLayer(geometry, weight.values, dtype, None if is_unknown else bias, is_unknown)
 
     def _constants(self, scope: Scope) -> ConstantLookup:
         def constant(tensor: gs.Tensor) -> Array | None:

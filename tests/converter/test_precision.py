@@ -114,16 +114,30 @@ def test_a_square_stays_float_and_so_does_the_variance_made_of_it():
 
 
 def test_a_constant_beyond_the_range_keeps_its_node_float():
-    nodes = [conv(out="a"), node("Mul", ["a", "K"], "b"), conv("b", "Y")]
-    _, report = checked(build(nodes, {"K": np.float32(1e5)}), **dense())
-    assert kept(report) == {"Mul_b": "Mul: its constant 'K' holds 1e+05, float16 ends at 65504"}
+    nodes = [conv(out="x"), node("Relu", ["x"], "a"), node("Mul", ["a", "K"], "b"), node("Mul", ["b", "L"], "c")]
+    nodes.append(conv("c", "Y"))
+    converted, report = checked(build(nodes, {"K": np.float32(1e5), "L": np.float32(1e-5)}), **dense())
+    assert kept(report) == {
+        "Mul_b": "Mul: its constant 'K' holds 1e+05, float16 ends at 65504",
+        "Mul_c": "Mul: it would gain nothing: what is around it is float",
+    }
+    assert ops(converted) == ["Cast", "Conv", "Relu", "Cast", "Mul", "Mul", "Cast", "Conv", "Cast"]
+
+
+def test_what_does_not_fit_into_float16_is_not_folded():
+    nodes = [conv(out="a"), node("Mul", ["a", "K"], "b"), node("Add", ["b", "b"], "Y")]
+    for options in (dense(), {}):
+        _, report = convert(build(nodes, {"K": np.float32(1e5)}), options=half_options(**options))
+        assert "Mul_b" in kept(report)
+        assert "conv_a" not in kept(report)
+        assert any("the folded weights would not fit into float16" in note for note in report.notes)
 
 
 def test_a_divisor_that_would_be_zero_keeps_its_node_float():
     divisor = numbers(1, (8, 1, 1))
     divisor[3] = 1e-8
     inputs = {"X": np.zeros(INPUT, np.float32)}
-    nodes = [conv(out="a"), node("Div", ["a", "K"], "b"), conv("b", "Y")]
+    nodes = [conv(out="x"), node("Relu", ["x"], "a"), node("Div", ["a", "K"], "b"), node("Add", ["b", "a"], "Y")]
     _, report = checked(build(nodes, {"K": divisor}), inputs, **dense())
     assert "zero in float16" in kept(report)["Div_b"]
 
@@ -131,7 +145,7 @@ def test_a_divisor_that_would_be_zero_keeps_its_node_float():
 def test_small_numbers_among_others_are_rounded_and_counted():
     addend = numbers(1, (8, 1, 1))
     addend[3] = 1e-9
-    nodes = [conv(out="a"), node("Add", ["a", "K"], "b"), conv("b", "Y")]
+    nodes = [conv(out="x"), node("Relu", ["x"], "a"), node("Add", ["a", "K"], "b"), conv("b", "Y")]
     _, report = checked(build(nodes, {"K": addend}), **dense())
     assert report.precision.kept == ()
     assert "1 weights that are not zero are zero in float16" in report.precision.notes[0]
@@ -205,6 +219,40 @@ def test_folding_rounds_once():
     np.testing.assert_array_equal(decode(attributes.weight), exact.astype(np.float16))
 
 
+def test_batch_normalization_is_folded_into_dense_layers_in_float64():
+    """Its variances would be zero in float16, in which ONNX Runtime would fold it."""
+    scale, shift, mean = numbers(9, low=0.1, high=3), numbers(8, low=-1, high=1), numbers(7)
+    variance = numbers(6, low=1e-8, high=2e-8)
+    weight = DENSE * np.float32(1e-4)
+    nodes = [
+        node("Pad", ["X", "pads"], "p"),
+        conv("p", "a", bias="B", pads=[0] * 4),
+        node("BatchNormalization", ["a", "s", "b", "m", "v"], "c", epsilon=1e-9),
+        node("Relu", ["c"], "Y"),
+    ]
+    pads = np.array([0, 0, 1, 1, 0, 0, 1, 1], np.int64)
+    constants = {"W": weight, "B": VECTOR, "s": scale, "b": shift, "m": mean, "v": variance, "pads": pads}
+    constants |= {"B": mean + numbers(4, low=-1e-4, high=1e-4)}
+    converted, report = checked(build(nodes, constants), **dense())
+    assert ops(converted) == ["Cast", "Conv", "Relu", "Cast"]
+    assert "1 Pad, 1 BatchNormalization folded into convolutions that stay dense" in report.notes
+    stored = next(numpy_helper.to_array(t) for t in converted.graph.initializer if t.name == "W_folded")
+    factor = scale.astype(np.float64) / np.sqrt(variance.astype(np.float64) + float(np.float32(1e-9)))
+    np.testing.assert_array_equal(stored, (weight.astype(np.float64) * factor.reshape(8, 1, 1, 1)).astype(np.float16))
+    assert not {"s", "b", "m", "v", "W", "pads"} & types_of(converted).keys()
+
+
+def test_a_variance_that_float16_cannot_hold_keeps_its_node_float():
+    constants = {"s": VECTOR, "b": VECTOR, "m": VECTOR, "v": numbers(6, low=1e-8, high=2e-8)}
+    batch_norm = node("BatchNormalization", ["a", "s", "b", "m", "v"], "c", epsilon=1e-9)
+    nodes = [conv(out="x"), node("Relu", ["x"], "a"), batch_norm, node("Softmax", ["c"], "Y")]
+    _, report = convert(build(nodes, constants), options=half_options(**dense()))
+    assert "variances 'v' are too small" in kept(report)["BatchNormalization_c"]
+    constants["v"] = numbers(6)
+    _, report = convert(build(nodes, constants), options=half_options(**dense()))
+    assert report.precision.kept == ()
+
+
 def test_folded_weights_that_vanish_are_counted_too():
     scale = VECTOR.copy()
     scale[2] = 1e-9
@@ -215,7 +263,8 @@ def test_folded_weights_that_vanish_are_counted_too():
 
 
 def test_a_constant_read_in_both_types_is_stored_in_both():
-    nodes = [conv(out="a"), node("Mul", ["a", "K"], "b"), node("Exp", ["K"], "c"), node("Mul", ["b", "c"], "Y")]
+    nodes = [conv(out="x"), node("Relu", ["x"], "a"), node("Mul", ["a", "K"], "b"), node("Exp", ["K"], "c")]
+    nodes.append(node("Mul", ["b", "c"], "Y"))
     converted, _ = checked(build(nodes, {"K": numbers(1, (8, 1, 1))}), **dense())
     assert types_of(converted)["K"] == TensorProto.FLOAT
     assert types_of(converted)["K_fp16"] == HALF
@@ -237,8 +286,8 @@ def test_a_weight_in_another_form_is_stored_in_float16():
 @pytest.mark.parametrize("form", ["value", "value_float", "value_floats"])
 def test_constant_nodes(form):
     values = {"value": tensor(VECTOR[:1], ""), "value_float": 1.5, "value_floats": [1.5]}
-    nodes = [node("Constant", [], "K", **{form: values[form]}), conv(out="a"), node("Mul", ["a", "K"], "Y")]
-    converted, _ = checked(build(nodes), **dense())
+    nodes = [node("Constant", [], "K", **{form: values[form]}), conv(out="x"), node("Relu", ["x"], "a")]
+    converted, _ = checked(build([*nodes, node("Mul", ["a", "K"], "Y")]), **dense())
     if form == "value":
         assert converted.graph.node[0].attribute[0].t.data_type == HALF
         assert ops(converted).count("Cast") == 2
@@ -273,7 +322,8 @@ def test_sizes_are_computed_in_float():
 
 def test_positions_made_of_layers_stay_float():
     """What the network itself rounds to whole numbers is not rounded to float16 before."""
-    nodes = [conv(out="a"), node("Mul", ["a", "K"], "b"), node("Cast", ["b"], "Y", to=TensorProto.INT32)]
+    nodes = [conv(out="x"), node("Relu", ["x"], "a"), node("Mul", ["a", "K"], "b")]
+    nodes.append(node("Cast", ["b"], "Y", to=TensorProto.INT32))
     proto = build(nodes, {"K": np.float32(3000)})
     proto.graph.output[0].type.tensor_type.elem_type = TensorProto.INT32
     converted, report = convert(proto, options=half_options(**dense()))
