@@ -20,6 +20,8 @@ from onnx_sparseconv.tuner.options import Case
 
 # The sum of the layers is contradicted where the whole takes longer than foretold by more than this share.
 TOLERANCE = 0.10
+# Less than this share of the dense model's time is no gain but noise.
+MIN_GAIN = 0.01
 # A step keeps so much of the weighted gain of the layers before it.
 _KEPT_GAIN = 0.85
 
@@ -91,7 +93,7 @@ class _Timed:
 
     @property
     def is_faster(self) -> bool:
-        return all(case.measured_us < case.dense_us for case in self.cases)
+        return all(case.measured_us < case.dense_us * (1 - MIN_GAIN) for case in self.cases)
 
     @property
     def share(self) -> float:

@@ -157,3 +157,23 @@ def test_a_real_model_is_tuned_and_right(name, tmp_path):
     assert report.gain == (report.decisions.num_sparse > 0)
     if made is not None:
         assert verify(path, tmp_path / "fast.onnx").passed
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda")
+def test_another_provider_goes_the_same_way(tmp_path, monkeypatch, cuda_on_cpu):
+    """CUDA plugs in by its candidates alone; here the CPU stands in for it."""
+    monkeypatch.setattr("onnx_sparseconv.tuner.options.PRESETS", FAST)
+    path = networks.save(networks.dense(networks.weights(channels=32, sparsity=0.95)), tmp_path / "m.onnx")
+    report = tune(path, TuneOptions(provider="cuda", database=tmp_path / "db.jsonl"))
+    assert [c.name for c in report.decisions.layers[0].candidates] == ["dense, default", "dense, nhwc", "sparse, csr"]
+    assert all(0 < time < math.inf for c in report.decisions.layers[0].candidates for time in c.times_us)
+    assert {"prefer_nhwc": "1"} in cuda_on_cpu
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_a_sparse_layer_that_runs_elsewhere_is_no_candidate(tmp_path, monkeypatch):
+    monkeypatch.setattr("onnx_sparseconv.tuner.options.PRESETS", FAST)
+    path = networks.save(networks.dense(networks.weights(channels=32, sparsity=0.95)), tmp_path / "m.onnx")
+    report = tune(path, TuneOptions(provider="cuda", database=tmp_path / "db.jsonl"))
+    assert report.decisions.num_sparse == 0
+    assert "runs 1 of 1 SparseConv nodes on cpu" in report.decisions.layers[0].text

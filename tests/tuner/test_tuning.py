@@ -156,7 +156,7 @@ def test_a_layer_that_fails_altogether_is_decided_by_its_sparsity(tuned):
     def fail():
         raise ModelError("out of luck")
 
-    report = tuned(network(0.9, 0.1), FakeBench(on_layer=fail, whole_us=lambda sparse: 100 - len(sparse)))
+    report = tuned(network(0.9, 0.1), FakeBench(on_layer=fail, whole_us=lambda sparse: 100 - 10 * len(sparse)))
     assert choices(report) == {"conv0": "sparse", "conv1": "dense"}
     assert report.decisions.layers[0].cause is Cause.NOT_MEASURED
     assert "out of luck" in report.decisions.layers[0].text
@@ -231,7 +231,7 @@ def test_several_shapes_are_one_decision(tuned):
 
 
 def test_layers_without_names_have_others(tuned):
-    report = tuned(network(0.9, 0.4, names=False), FakeBench(whole_us=lambda sparse: 100 - len(sparse)))
+    report = tuned(network(0.9, 0.4, names=False), FakeBench(whole_us=lambda sparse: 100 - 10 * len(sparse)))
     assert choices(report) == {"Conv_c0": "sparse", "Conv_c1": "dense"}
 
 
@@ -242,7 +242,7 @@ UNRUNNABLE = {"bfloat16", "double", "int32", "unsqueeze"}
 @pytest.mark.parametrize("name", sorted(FEEDS.keys() - UNRUNNABLE))
 def test_odd_models_get_decisions_that_fit_them(tuned, name):
     proto = FEEDS[name].build()
-    report = tuned(proto, FakeBench(whole_us=lambda sparse: 100 - len(sparse)))
+    report = tuned(proto, FakeBench(whole_us=lambda sparse: 100 - 10 * len(sparse)))
     _, converted = convert(proto, options=ConvertOptions(decisions=report.decisions))
     assert converted.model.num_rewritten == report.decisions.num_sparse
 
