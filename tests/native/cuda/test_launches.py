@@ -184,6 +184,18 @@ def test_millions_of_groups_are_counted_quickly(probe):
     assert launch.groups > 10**6
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_row_of_millions_is_staged_in_parts(probe, kernel, dtype):
+    weight = np.ones((4, 4, kernel), np.float32)
+    case = SparseConvCase(weight, ConvGeometry((kernel,), (1,), (0, 0), (1,)), dtype=np.dtype(dtype))
+    plan = make_plan(case, is_pointwise=int(kernel == 1), threads=512, channel_pitch=16 + 512 * 4 + 32)
+    width = 5_000_011  # a prime, so that there is no other way to cut it into rows
+    launch = generated(probe, plan, (1, 1, width, 1, width - kernel + 1))
+    assert launch.parts == launch.groups > 4096
+    assert launch.slots >= 400
+
+
 def csr(probe, out_dims, out_channels, batch):
     text = ctypes.create_string_buffer(TEXT_BYTES)
     probe.probe_csr(

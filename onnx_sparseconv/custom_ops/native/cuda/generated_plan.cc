@@ -103,9 +103,7 @@ class GroupSearch {
         sum += elements;
       }
     } else {
-      // The worst place to begin is the last slot of a row.
-      const int64_t out_rows = std::min(sizes_.out_h, CeilDivide(row_slots_ - 1 + slots, row_slots_));
-      most = std::min(sizes_.in_h, (out_rows - 1) * plan_.strides[0] + ReachH()) * row_pitch_;
+      most = MostStagedElements(slots);
       sum = most * groups;
     }
     const int64_t image_pitch = ImagePitch(most, vector_ - 1);
@@ -149,6 +147,18 @@ class GroupSearch {
         ((end - 1) % row_slots_ + 1) * step - plan_.strides[1] - plan_.pads_begin[1] + ReachW(), sizes_.in_w);
     const int64_t columns = std::max<int64_t>(0, end_column - first);
     return rows * (CeilDivide(columns, plan_.columns_per_slot) * plan_.columns_per_slot);
+  }
+
+  // What any group of so many slots reads of a channel, at most.
+  int64_t MostStagedElements(int64_t slots) const {
+    if (ReachH() == 1 && sizes_.out_h == 1) {
+      // Part of the only row, and a column more where the first one is odd.
+      const int64_t columns = (slots * plan_.columns_per_slot - 1) * plan_.strides[1] + ReachW();
+      return std::min(row_pitch_, (CeilDivide(columns, plan_.columns_per_slot) + 1) * plan_.columns_per_slot);
+    }
+    // The worst place to begin is the last slot of a row.
+    const int64_t out_rows = std::min(sizes_.out_h, CeilDivide(row_slots_ - 1 + slots, row_slots_));
+    return std::min(sizes_.in_h, (out_rows - 1) * plan_.strides[0] + ReachH()) * row_pitch_;
   }
 
   // Copies of 16 bytes also bring what lies before the first element: up to `misalignment` elements, and those by
