@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite, output_sizes
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
-from onnx_sparseconv.custom_ops.schema import MAX_SPATIAL_RANK
+from onnx_sparseconv.custom_ops.schema import MAX_GEOMETRY_VALUE, MAX_SPATIAL_RANK
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 
@@ -126,6 +126,10 @@ def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
     rank = len(geometry.kernel_shape)
     if rank > MAX_SPATIAL_RANK:
         return Reason.UNSUPPORTED_FORM, f"it has {rank} spatial axes; up to {MAX_SPATIAL_RANK} are supported"
+    largest = max(*geometry.strides, *geometry.dilations, *geometry.pads)
+    if largest > MAX_GEOMETRY_VALUE:
+        text = f"one of its strides, dilations and pads is {largest}, more than {MAX_GEOMETRY_VALUE}"
+        return Reason.UNSUPPORTED_FORM, text
     if any(p < 0 for p in geometry.pads):
         return Reason.UNSUPPORTED_FORM, f"it has negative pads {list(geometry.pads)}"
     if geometry.auto_pad != "NOTSET" and any(d != 1 for d in geometry.dilations):

@@ -22,6 +22,8 @@ SPARSE_CONV = "SparseConv"
 SPARSE_CONV_ADD = "SparseConvAdd"
 OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD)
 MAX_SPATIAL_RANK = 3
+# The native library counts strides, dilations and pads in 32 bits.
+MAX_GEOMETRY_VALUE = 2**31 - 1
 
 # onnx.TensorProto.DataType of the types that X, B, Z and Y may have.
 ELEMENT_TYPES: dict[np.dtype[Any], int] = {np.dtype(np.float32): 1, np.dtype(np.float16): 10}

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from onnx_sparseconv.kernels.unified_csr import Array
 
 SPATIAL_AXES = 2
+# Larger strides, dilations and pads are no convolution's; sums of products of them fit into the kernel's 32 bits.
+MAX_STEP = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ def make_layer(
     rank = weight.ndim - 2
     if not pads:
         return Refusal("its padding is only known at run time (auto_pad SAME with a stride)")
+    largest = max(*strides, *dilations, *pads)
+    if largest > MAX_STEP:
+        return Refusal(f"one of its strides, dilations and pads is {largest}, more than {MAX_STEP}")
     begins, ends = pads[:rank], pads[rank:]
     if rank > SPATIAL_AXES:
         if any(n > 1 for n in (*weight.shape[2:], *strides)) or any(pads):

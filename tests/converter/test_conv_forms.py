@@ -224,6 +224,14 @@ def test_negative_pads_stay_dense():
     assert "-1" in verdict.text
 
 
+@pytest.mark.parametrize("attributes", [{"strides": [2**31, 1]}, {"dilations": [1, 2**40]}, {"pads": [0, 2**31, 0, 0]}])
+def test_numbers_that_the_library_cannot_count_stay_dense(attributes):
+    source = conv_model(pruned((8, 4, 1, 1), 0.9), (7, 7), **attributes)
+    verdict = inspect(source, FORCE).layers[0].verdict
+    assert verdict.reason is Reason.UNSUPPORTED_FORM
+    assert "more than 2147483647" in verdict.text
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_convolution(data):

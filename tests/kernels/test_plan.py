@@ -51,3 +51,12 @@ def test_every_tile_finds_its_input_channels(out_channels, group):
 def test_a_layer_without_weights_says_so():
     layer = dataclasses.replace(make((8, 4, 3, 3)), weight=np.zeros((8, 4, 3, 3), np.float32))
     assert choose_plan(layer, 90) == Refusal("all its weights are zero")
+
+
+@pytest.mark.parametrize("geometry", [{"strides": (1, 2**21)}, {"dilations": (2**21, 1)}, {"pads": (0, 0, 0, 2**30)}])
+def test_what_does_not_fit_into_the_code_is_refused(geometry):
+    whole = {"strides": (1, 1), "dilations": (1, 1), "pads": (0, 0, 0, 0), **geometry}
+    weight = random_weight((8, 4, 1, 1), 0.5)
+    layer = make_layer(weight, **whole, group=1, element_type=np.dtype(np.float32), activation=0)
+    assert isinstance(layer, Refusal)
+    assert str(2**20) in layer.reason
