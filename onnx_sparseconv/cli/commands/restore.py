@@ -21,7 +21,7 @@ def command(
     converted: ConvertedArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="The dense model.", show_default=False)],
 ) -> ExitCode:
-    """Turn every sparse convolution back into a Conv with the very bits of the original weights."""
+    """Turn every sparse convolution back into a Conv with the very bits of the weights that it holds."""
     from onnx_sparseconv.converter import restore  # noqa: PLC0415
 
     require_not_an_input(output, [converted])
