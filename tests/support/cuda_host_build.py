@@ -30,7 +30,7 @@ SHIM = Path(__file__).parent / "cuda_on_host"
 CACHE = ROOT / "build/cuda_on_host"
 _OPTIONS = (
     *("-std=c++17", "-O1", "-g0", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-gnu-unique", "-pthread"),
-    *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"),
+    *("-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Wno-unused-parameter"),
     *("-I", str(ROOT / "onnx_sparseconv/custom_ops/native")),  # for half.h
 )
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\s*\(')

@@ -120,6 +120,18 @@ def test_plans_as_they_are_chosen(driver, make_session, dtype, architecture):
         run_and_check(make_session, driver, case, container, (2, 48, *size))
 
 
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_tiles_and_chunks_without_weights(driver, make_session, dtype):
+    weight = random_weight((24, 12, 3, 3), 0.4)
+    weight[:8] = 0  # a tile
+    weight[8:16, 4:8] = 0  # a chunk of another one
+    case = SparseConvCase(weight, conv_2d((3, 3)), Activation.RELU, dtype=dtype)
+    changes = {"tile_channels": 8, "num_tiles": 3, "chunk_channels": 4, "threads": 64}
+    container = pack([image_of(case, (8, 8), **changes)])
+    for settings in ({}, {"cuda_splits": 3}, {"cuda_passes": 3, "cuda_splits": 1}):
+        run_and_check(make_session, driver, case, container, (2, 12, 8, 8), **settings)
+
+
 @pytest.mark.parametrize("channels", [64, 512])
 def test_half_sums_are_accurate(make_session, channels):
     """The error is at most 4 times that of sums in float that are rounded once, as in ONNX Runtime's Conv."""
