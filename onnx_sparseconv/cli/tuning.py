@@ -136,7 +136,7 @@ def say_whole(decisions: Decisions) -> None:
     """Print what the check of the whole model gave."""
     whole: Any = decisions.whole_model
     if not whole:
-        say("whole model   no layer is faster sparse, so all stay dense")
+        say("whole model   no layer gains by being sparse, so all stay dense")
         return
     say(f"whole model   {whole['text']}", hang=14)
     for trial in whole["trials"] if len(whole["trials"]) > 1 else ():

@@ -55,8 +55,8 @@ class CandidateTime:
     Attributes:
         name: such as ``dense`` or ``sparse``.
         choice: which of the two it is.
-        times_us: median time of the layer alone at each of the tuned shapes, microseconds; infinite where it cannot
-            run.
+        times_us: median time of the layer alone at each of the tuned shapes, microseconds, without the cost of a
+            call; infinite where it cannot run.
         problem: why it cannot run; empty where it can.
     """
 

@@ -29,7 +29,7 @@ class LayerTimes:
     """Median times of one layer at one shape.
 
     Attributes:
-        times_us: microseconds by name of the candidate; infinite where it cannot run.
+        times_us: microseconds by name of the candidate, without the cost of a call; infinite where it cannot run.
         problems: why, by the same names.
         reorder_in_us, reorder_out_us: what the dense layer's time holds of changing the memory layout of its input and
             output, which neighbours that are dense too save it.

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto, helper
 
+from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
 from onnx_sparseconv.runtime.depth import numerical_depth
@@ -28,6 +29,9 @@ from onnx_sparseconv.tuner.options import Case, Preset
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+# Of the time of a call, a layer's own is at least this share.
+_LEAST_SHARE = 0.02
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ class OrtBench:
         self._threads = threads
         self._preset = preset
         self._clock = clock
+        self._empty_runs: BoundRuns | None = None
 
     def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
-        """Median times of all candidates, measured in turn in this process.
+        """Median times of all candidates, measured in turn in this process, without what an empty run costs.
 
         A candidate that cannot run, or whose output is not that of the first, gets an infinite time and the reason.
 
@@ -86,9 +91,14 @@ class OrtBench:
                 continue
             dense = dense or opened
             runs[candidate.name] = opened.runs
-        samples = measure(list(runs.values()), self._preset.layer, clock=self._clock) if runs else ()
         times = {candidate.name: math.inf for candidate in candidates}
-        times |= {name: found.stats().median_us for name, found in zip(runs, samples, strict=True)}
+        if runs:
+            empty, *samples = measure([self._empty(), *runs.values()], self._preset.layer, clock=self._clock)
+            floor_us = empty.stats().median_us
+            times |= {
+                name: _without_floor(found.stats().median_us, floor_us)
+                for name, found in zip(runs, samples, strict=True)
+            }
         return LayerTimes(times, problems, *self._reorders(piece, dense))
 
     def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
@@ -114,6 +124,15 @@ class OrtBench:
             self._whole_run(session, str(model.path), inputs) for session, model in zip(sessions, models, strict=True)
         ]
         return measure(runs, self._preset.whole, clock=self._clock)
+
+    def _empty(self) -> BoundRuns:
+        """Runs of a model that does nothing to speak of: what a call of ONNX Runtime costs by itself."""
+        if self._empty_runs is None:
+            tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x0", "y")]
+            graph = helper.make_graph([helper.make_node("Relu", ["x0"], ["y"])], "empty", tensors[:1], tensors[1:])
+            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
+            self._empty_runs = self._open(Prepared(model, False), None, model).runs
+        return self._empty_runs
 
     def _whole_run(self, session: ort.InferenceSession, name: str, inputs: Mapping[str, Array]) -> Callable[[], object]:
         outputs = run_session(session, inputs, name)
@@ -165,6 +184,11 @@ class _Opened:
     runs: BoundRuns
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+
+
+def _without_floor(time_us: float, floor_us: float) -> float:
+    """A layer's own time: never nothing, however the clock may stutter."""
+    return max(time_us - floor_us, _LEAST_SHARE * time_us)
 
 
 def _inputs_of(session: ort.InferenceSession) -> dict[str, Array]:

@@ -42,6 +42,10 @@ Progress = Callable[[int, int, str], None]
 _NOT_ABOUT_SPEED = NOT_FORCIBLE | {Reason.OVERRIDABLE_WEIGHT, Reason.QUANTISED}
 
 
+class _UnconvertibleError(ModelError):
+    """Layers gain, but the model as a whole cannot carry sparse ones."""
+
+
 @dataclass(frozen=True)
 class TuneReport:
     """What tuning found.
@@ -168,16 +172,20 @@ class _Tuner:
         by_rule = frozenset(id(la.site.node) for la in layers if la.verdict.rewrite and id(la.site.node) not in found)
         wanted = model.choose(by_rule)
         chosen, whole = wanted, None
+        notes: tuple[str, ...] = ()
         if wanted:
             check = WholeCheck(job.path, lambda s, p: self._convert(layers, s, p), job.bench, options.cases, model)
-            chosen, whole = check.run(wanted, options.plan.max_steps)
+            try:
+                chosen, whole = check.run(wanted, options.plan.max_steps)
+            except _UnconvertibleError as error:
+                chosen, notes = frozenset(), (str(error),)
         decisions = Decisions(
             model=str(job.path.name),
             setting={**job.setting, "preset": options.preset},
             input_shapes=tuple(inputs for inputs, _ in shapes),
             layers=tuple(self._decision(layer, found, costs, wanted, chosen) for layer in layers),
             whole_model=to_plain(whole) if whole is not None else {},
-            notes=(*self._database.notes, *_notes(found, self._candidates)),
+            notes=(*notes, *self._database.notes, *_notes(found, self._candidates)),
         )
         alike = sum(bool(one.measured_as) for one in found.values())
         return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
@@ -282,9 +290,11 @@ class _Tuner:
     def _convert(self, layers: Sequence[_Layer], sparse: AbstractSet[int], path: Path) -> None:
         """Write the model in which certain layers are sparse."""
         chosen = Decisions("", {}, (), tuple(_as_decision(layer, sparse) for layer in layers))
-        made, _ = convert(self._job.path, path, ConvertOptions(decisions=chosen))
+        made, report = convert(self._job.path, path, ConvertOptions(decisions=chosen))
         if made is None:
-            raise ModelError("the model cannot be converted as it was tuned")
+            refused = next(layer for layer in layers if id(layer.site.node) in sparse)
+            verdicts = dict(zip((layer.key for layer in layers), report.model.layers, strict=True))
+            raise _UnconvertibleError(f"all layers stay dense: {verdicts[refused.key].verdict.text}")
 
     def _decision(
         self,

@@ -14,7 +14,7 @@ from onnx_sparseconv.errors import ProviderError, UsageError
 from onnx_sparseconv.runtime.verify import verify
 from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, tune
 from onnx_sparseconv.tuner.candidates import DenseCandidate, Prepared, SparseCandidate, candidates_for
-from onnx_sparseconv.tuner.measure import OrtBench, WholeModel
+from onnx_sparseconv.tuner.measure import OrtBench, WholeModel, _without_floor
 from onnx_sparseconv.tuner.setting import read_setting
 from tests.runtime import networks
 from tests.support.odd_models import conv, model, pruned, tensor, value
@@ -91,6 +91,12 @@ def _has_blocked_layout():
     from pathlib import Path
 
     return "avx" in Path("/proc/cpuinfo").read_text()
+
+
+def test_a_layers_time_is_without_the_call_but_never_nothing():
+    assert _without_floor(100.0, 30.0) == 70
+    assert 0 < _without_floor(30.0, 30.0) < _without_floor(31.0, 10.0)
+    assert _without_floor(20.0, 30.0) > 0
 
 
 def test_whole_models_run_on_the_same_inputs(bench, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, prune
 from onnx_sparseconv.converter.decisions import Cause, Choice, decisions_text, read_decisions, write_decisions
@@ -12,7 +13,7 @@ from onnx_sparseconv.tuner import Case, TuneOptions, tune
 from onnx_sparseconv.tuner.cost_model import speedup_bound
 from tests.runtime import networks
 from tests.support import architectures
-from tests.support.odd_models import FEEDS
+from tests.support.odd_models import FEEDS, call, conv, function, model, pruned, tensor, value
 from tests.tuner.fakes import SETTING, FakeBench, FakeClock
 
 
@@ -251,6 +252,17 @@ def test_odd_models_get_decisions_that_fit_them(tuned, name):
 def test_what_cannot_be_run_cannot_be_tuned(tuned, name):
     with pytest.raises(ModelError, match=r"cannot (load|be run)"):
         tuned(FEEDS[name].build())
+
+
+def test_a_model_that_cannot_carry_sparse_layers_stays_dense(tuned):
+    """Its opset is too old and cannot be raised, which only shows once a layer is to be rewritten."""
+    body = function("f", ["x"], [helper.make_node("Relu", ["x"], ["y"])], opset=8)
+    weight = tensor(pruned(sparsity=0.6), "W")
+    proto = model([conv(out="c"), call("f", ["c"])], [weight], [value("X", (2, 16, 6, 6))], opset=8, functions=[body])
+    report = tuned(proto, FakeBench(sparsity={"conv": 0.6}))
+    assert choices(report) == {"conv": "dense"}
+    assert report.whole is None
+    assert any("cannot be raised" in note for note in report.decisions.notes)
 
 
 def test_a_whole_network_from_a_file(tmp_path):
