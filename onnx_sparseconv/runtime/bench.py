@@ -219,7 +219,7 @@ def bench(
         SparseConvError: a model cannot be loaded or run.
     """
     if cuda is not None and provider != "cuda":
-        raise UsageError("CUDA graphs, dense options and rotated inputs need --provider cuda")
+        raise UsageError("CUDA graphs, dense options, rotated inputs and the choice of a kernel need --provider cuda")
     cuda, plan = cuda or CudaBench(), plan or TimingPlan()
     sides = tuple(
         _Side(role, Path(path), load_structure(path), provider, threads, config)

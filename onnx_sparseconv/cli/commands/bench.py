@@ -157,7 +157,8 @@ def print_report(report: BenchReport) -> None:
 def _speedup_text(report: BenchReport) -> str:
     gain = report.speedup
     spread = f"{gain.low:.2f}x to {gain.high:.2f}x in 8 of 10 rounds"
-    word = "faster" if gain.of_medians >= 1 else "SLOWER than the original"
+    # Unless nearly all rounds agree, noise decides which of the two looks faster.
+    word = "faster" if gain.low > 1 else "SLOWER than the original" if gain.high < 1 else "no clear difference"
     return f"{gain.of_medians:.2f}x of medians ({spread}): {word}"
 
 
