@@ -6,15 +6,19 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
 
+from onnx_sparseconv.cli.commands import bench as bench_command
 from onnx_sparseconv.errors import ProviderError
 from onnx_sparseconv.runtime.doctor import CacheCheck, DoctorReport, LibraryCheck, Problem
 from onnx_sparseconv.runtime.environment import read_environment
+from onnx_sparseconv.runtime.timing import Speedup
+from tests.converter.test_network import network
 from tests.runtime import networks
 
 
@@ -268,6 +272,24 @@ def test_run_writes_the_outputs(sparseconv, model, converted, tmp_path):
     assert sparseconv("run", model, "--inputs", tmp_path / "in.npz", "-o", tmp_path / "in.npz").exit_code == 2
     assert sparseconv("run", model, "--inputs", tmp_path / "absent.npz", "-o", tmp_path / "o.npz").exit_code == 1
     assert not (tmp_path / "o.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(1.1, 1.4, "faster"), (0.6, 0.9, "SLOWER than the original"), (0.9, 1.4, "no clear difference")],
+)
+def test_bench_only_claims_what_the_rounds_agree_on(low, high, word):
+    text = bench_command._speedup_text(SimpleNamespace(speedup=Speedup(1.2, low, high)))
+    assert text == f"1.20x of medians ({low:.2f}x to {high:.2f}x in 8 of 10 rounds): {word}"
+
+
+def test_inspect_advises_to_measure_where_the_network_decides(sparseconv, tmp_path):
+    pointwise, depthwise = ((32, 32, 1, 1), 0.05, 1), ((32, 1, 3, 3), 1.0, 32)
+    onnx.save(network(pointwise, depthwise, pointwise), tmp_path / "mobile.onnx")
+    result = sparseconv("inspect", tmp_path / "mobile.onnx")
+    assert "2 layers would pay by themselves" in result.stdout
+    assert f"sparseconv tune {tmp_path / 'mobile.onnx'} -o mobile.decisions.json" in result.stdout
+    assert "prune" not in result.stdout
 
 
 def test_bench_prints_tables_or_json(sparseconv, model, converted, tmp_path):

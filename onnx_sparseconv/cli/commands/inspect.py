@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ModelReport
 
 NAME = "inspect"
+# Reasons that lie in the network and not in the layer (`converter.network`).
+_HELD_BACK = ("beside-depthwise", "little-work")
 
 
 @failures.command
@@ -131,7 +133,15 @@ def _print_next_step(path: Path, report: ModelReport) -> None:
     if report.num_rewritten:
         say("Next:")
         say_command(shlex.join(["sparseconv", "convert", str(path), "-o", str(suggested_output(path, "sparse"))]))
-    elif report.layers and not report.converted_by:
+        return
+    if not report.layers or report.converted_by:
+        return
+    held_back = sum(layer.verdict.reason.value in _HELD_BACK for layer in report.layers)
+    if held_back:
+        many = count(held_back, "layer")
+        say(f"Nothing qualifies: {many} would pay by themselves, but perhaps not in this network. To measure it:")
+        say_command(shlex.join(["sparseconv", "tune", str(path), "-o", f"{path.stem}.decisions.json"]))
+    else:
         say("Nothing qualifies. A model gets faster here only when most of its Conv weights are zero. To try it out:")
         say_command(
             shlex.join(
