@@ -242,6 +242,13 @@ def _verdict(decisions: Decisions, layer: LayerDecision, site: ConvSite, verdict
             f"{decisions.name}: {_label(layer)} has other weights, or another form, than when it was measured: tune "
             "again"
         )
+    if verdict.reason is Reason.ALREADY_SPARSE and layer.choice is layer.advice:
+        return verdict
+    if verdict.reason is Reason.ALREADY_SPARSE and layer.choice is Choice.DENSE:
+        raise DecisionsError(
+            f"{decisions.name}: {_label(layer)} is to be dense, but is sparse in the model: 'sparseconv restore' the "
+            "model, or decide on the one that it was made from"
+        )
     if layer.choice is Choice.SPARSE and verdict.reason in NOT_FORCIBLE:
         raise DecisionsError(f"{decisions.name}: {_label(layer)} is to be sparse, but cannot: {verdict.text}")
     by_hand = layer.choice is not layer.advice

@@ -164,7 +164,9 @@ class _Tuner:
         layers = self._layers(plan, regions)
         names = list(dict.fromkeys(tensor.name for region in regions.values() for tensor in region.inputs))
         shapes = [run_for_shapes(plan.view.proto, names, case) for case in options.cases]
-        weights = self._weights()
+        # Layers that are sparse already stay so.
+        dense = WholeModel(job.path, any(site.is_sparse for site in plan.sites))
+        weights = self._weights(dense)
         found = self._measure_all(plan, finder, layers, [tensors for _, tensors in shapes])
         costs = {key: self._costs(found.get(key)) for key in regions}
         model = CostModel(costs, find_links(regions), weights)
@@ -174,7 +176,7 @@ class _Tuner:
         chosen, whole = wanted, None
         notes: tuple[str, ...] = ()
         if wanted:
-            check = WholeCheck(job.path, lambda s, p: self._convert(layers, s, p), job.bench, options.cases, model)
+            check = WholeCheck(dense, lambda s, p: self._convert(layers, s, p), job.bench, options.cases, model)
             try:
                 chosen, whole = check.run(wanted, options.plan.max_steps)
             except _UnconvertibleError as error:
@@ -190,13 +192,12 @@ class _Tuner:
         alike = sum(bool(one.measured_as) for one in found.values())
         return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
 
-    def _weights(self) -> list[float]:
+    def _weights(self, dense: WholeModel) -> list[float]:
         """What a microsecond counts at each case: with several, each counts by its share of its model's own time."""
         job = self._job
         if len(job.options.cases) == 1:
             return [1.0]
-        dense = [WholeModel(job.path, False)]
-        return [1 / job.bench.whole(dense, case)[0].stats().median_us for case in job.options.cases]
+        return [1 / job.bench.whole([dense], case)[0].stats().median_us for case in job.options.cases]
 
     def _costs(self, found: _Found | None) -> list[LayerCost]:
         """Costs of a layer at each case. One that was not timed has none, dense or sparse: it changes no comparison."""
@@ -327,7 +328,7 @@ class _Tuner:
 
 def _as_decision(layer: _Layer, sparse: AbstractSet[int]) -> LayerDecision:
     graph, node, number = layer.key
-    choice = Choice.SPARSE if id(layer.site.node) in sparse else Choice.DENSE
+    choice = Choice.SPARSE if id(layer.site.node) in sparse or layer.site.is_sparse else Choice.DENSE
     return LayerDecision(node, graph, number, choice, choice, Cause.MEASURED, "tuned")
 
 

@@ -110,14 +110,14 @@ class WholeCheck:
     """What is checked, and with what.
 
     Attributes:
-        dense: file of the dense model.
+        dense: the model as it is.
         convert: makes the others.
         bench: the stopwatch.
         cases: shapes.
         model: what single layers take.
     """
 
-    dense: Path
+    dense: WholeModel
     convert: Convert
     bench: Bench
     cases: Sequence[Case]
@@ -149,7 +149,7 @@ class WholeCheck:
         return frozenset(), WholeResult(False, as_dense, trials, _no_gain(timed, best))
 
     def _time(self, choices: Sequence[frozenset[int]], directory: Path) -> list[_Timed]:
-        models = [WholeModel(self.dense, False)]
+        models = [self.dense]
         for number, sparse in enumerate(choices):
             path = directory / f"{number}.onnx"
             self.convert(sparse, path)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from onnx import helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, prune
 from onnx_sparseconv.converter.decisions import Cause, Choice, decisions_text, read_decisions, write_decisions
-from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.errors import DecisionsError, ModelError, UsageError
 from onnx_sparseconv.tuner import Case, TuneOptions, tune
 from onnx_sparseconv.tuner.cost_model import speedup_bound
 from tests.runtime import networks
@@ -252,6 +254,29 @@ def test_odd_models_get_decisions_that_fit_them(tuned, name):
 def test_what_cannot_be_run_cannot_be_tuned(tuned, name):
     with pytest.raises(ModelError, match=r"cannot (load|be run)"):
         tuned(FEEDS[name].build())
+
+
+def test_layers_that_are_sparse_already_stay_so(tuned):
+    proto = network(0.9, 0.6)
+    converted, _ = convert(proto, options=ConvertOptions(min_sparsity=0.8))
+    bench = FakeBench(sparsity=zeros(proto))
+    report = tuned(converted, bench)
+    assert choices(report) == {"conv0": "sparse", "conv1": "sparse"}
+    assert causes(report) == {"conv0": Cause.REFUSED, "conv1": Cause.MEASURED}
+    assert bench.wholes[0] == {"conv0"}
+    _, again = convert(converted, options=ConvertOptions(decisions=report.decisions))
+    assert again.model.num_rewritten == 1
+    first, second = report.decisions.layers
+    edited = replace(report.decisions, layers=(replace(first, choice=Choice.DENSE), second))
+    with pytest.raises(DecisionsError, match="'conv0' is to be dense, but is sparse in the model"):
+        convert(converted, options=ConvertOptions(decisions=edited))
+
+
+def test_a_model_without_convolutions(tuned):
+    proto = model([helper.make_node("Relu", ["X"], ["Y"])], [])
+    report = tuned(proto)
+    assert (report.decisions.layers, report.gain) == ((), False)
+    assert convert(proto, options=ConvertOptions(decisions=report.decisions))[0] is None
 
 
 def test_a_model_that_cannot_carry_sparse_layers_stays_dense(tuned):
