@@ -116,11 +116,22 @@ class _Writer:
                 # The name of an output of the graph goes to what has the output's type.
                 name = proto.output[index] = self._unique(f"{name}_{_SUFFIX[element_type]}")
             self._define(scope, tensor, element_type, name)
+        self._use_cast(node)
         if is_half and proto.domain == DOMAIN:
             attributes, lost = sparse_to_half(proto)
             write_sparse(proto, attributes)
             self.lost += [lost] if lost is not None else []
         nodes.append(proto)
+
+    def _use_cast(self, node: Node) -> None:
+        """Take what a Cast of the source makes as the other version of what it reads, if there is none yet."""
+        if node.op != "Cast" or not is_indifferent(node.proto):
+            return
+        source, target = node.inputs[0], node.outputs[0]
+        if source is None or not source.is_float or target is None or target.element_type not in _SUFFIX:
+            return
+        if target.element_type not in self._known(node.scope, source):
+            self._define(node.scope, source, target.element_type, node.proto.output[0])
 
     def _write_constant(self, scope: GraphScope, tensor: Tensor, graph: GraphProto) -> None:
         """Store a constant in float16, if a node wants it so; beside the float one, if another wants that."""

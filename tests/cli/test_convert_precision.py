@@ -6,7 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.kernels.image_container import parse
+from tests.kernels.compile_tasks import TinyGenerator
 from tests.runtime import networks
+from tests.support.gpu_images import needs_nvrtc
 
 
 def test_the_report_in_words_and_as_json(sparseconv, model, tmp_path):
@@ -80,6 +84,23 @@ def test_what_does_not_fit_together_is_one_line(sparseconv, model, tmp_path, opt
 
 def test_an_unknown_precision_is_refused(sparseconv, model, tmp_path):
     assert sparseconv("convert", model, "-o", tmp_path / "h.onnx", "--precision", "int8").exit_code == 2
+
+
+@needs_nvrtc
+def test_gpu_images_are_those_of_float16_layers(sparseconv, model, tmp_path, monkeypatch):
+    monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("onnx_sparseconv.kernels.compile.StraightLineCode", TinyGenerator)
+    out = tmp_path / "h.onnx"
+    for source in (model, out):  # the second time it is float16 already, and its images are replaced
+        result = sparseconv("convert", source, "-o", tmp_path / "new.onnx", "--precision", "fp16", "--target", "sm_80")
+        assert result.exit_code == 0, result.stderr
+        (tmp_path / "new.onnx").replace(out)
+        sparse = [attributes_from_proto(n) for n in onnx.load(str(out)).graph.node if n.op_type == "SparseConv"]
+        assert [s.element_type for s in sparse] == [np.float16] * 2
+        for attributes in sparse:
+            (image,) = parse(attributes.cuda_images.tobytes())
+            assert image.plan.element_type == 10
+    assert sparseconv("verify", model, out).exit_code == 0
 
 
 def test_metadata_stays(sparseconv, model, tmp_path):

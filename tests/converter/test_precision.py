@@ -468,6 +468,16 @@ def test_a_mixed_model_gets_no_cast_too_many():
     assert "1 nodes compute in float16 already" not in report.precision.notes[0]
 
 
+@pytest.mark.parametrize("to", [TensorProto.FLOAT, HALF])
+def test_casts_of_the_source_are_used(to):
+    """Two equal casts side by side are also what ONNX Runtime 1.31 once made a cycle of."""
+    nodes = [conv(out="a"), node("Cast", ["a"], "b", to=to), node("Cast", ["b"], "c", to=TensorProto.FLOAT)]
+    nodes += [node("Exp", ["a"], "d"), node("Exp", ["c"], "e"), node("Add", ["d", "e"], "Y")]
+    converted, report = checked(build(nodes), {"X": numbers(1, INPUT, -0.1, 0.1)}, **dense())
+    assert report.precision.casts == (1 if to == TensorProto.FLOAT else 2)
+    assert ops(converted).count("Cast") == report.precision.casts + 2
+
+
 @pytest.mark.parametrize("dtype", [TensorProto.DOUBLE, TensorProto.BFLOAT16])
 def test_other_floating_point_types_are_left_alone_and_said(dtype):
     nodes = [
