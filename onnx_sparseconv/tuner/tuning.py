@@ -187,7 +187,12 @@ class _Tuner:
             input_shapes=tuple(inputs for inputs, _ in shapes),
             layers=tuple(self._decision(layer, found, costs, wanted, chosen) for layer in layers),
             whole_model=to_plain(whole) if whole is not None else {},
-            notes=(*notes, *self._database.notes, *_notes(found, self._candidates)),
+            notes=(
+                *notes,
+                *self._database.notes,
+                *_against_rule(layers, found, chosen),
+                *_notes(found, self._candidates),
+            ),
         )
         alike = sum(bool(one.measured_as) for one in found.values())
         return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
@@ -367,6 +372,15 @@ def _candidate_times(found: _Found, candidates: Sequence[Candidate]) -> tuple[Ca
         )
         for candidate in candidates
     )
+
+
+def _against_rule(layers: Sequence[_Layer], found: Mapping[int, _Found], chosen: AbstractSet[int]) -> tuple[str, ...]:
+    """How often the rule for machines that are not at hand is wrong here."""
+    timed = [layer for layer in layers if id(layer.site.node) in found]
+    wrong = sum(layer.verdict.rewrite != (id(layer.site.node) in chosen) for layer in timed)
+    if not wrong:
+        return ()
+    return (f"by their sparsity alone, {wrong} of the {len(timed)} timed layers would have been decided otherwise",)
 
 
 def _notes(found: Mapping[int, _Found], candidates: Sequence[Candidate]) -> tuple[str, ...]:

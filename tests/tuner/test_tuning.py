@@ -69,6 +69,14 @@ def test_each_layer_is_decided_by_its_times(tuned):
     assert case.dense_us == 350
 
 
+def test_how_often_the_rule_errs_is_told(tuned):
+    report = tuned(network(0.9, 0.4, 0.6))
+    assert (
+        "by their sparsity alone, 1 of the 3 timed layers would have been decided otherwise" in report.decisions.notes
+    )
+    assert tuned(network(0.9)).decisions.notes == ()
+
+
 def test_the_decisions_make_the_model_that_was_tuned(tuned, tmp_path):
     proto = network(0.9, 0.4, 0.6)
     write_decisions(tuned(proto).decisions, tmp_path / "d.json")
