@@ -8,7 +8,6 @@ import pytest
 
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.kernels.image_container import parse
-from tests.kernels.compile_tasks import TinyGenerator
 from tests.runtime import networks
 from tests.support.gpu_images import needs_nvrtc
 
@@ -89,7 +88,6 @@ def test_an_unknown_precision_is_refused(sparseconv, model, tmp_path):
 @needs_nvrtc
 def test_gpu_images_are_those_of_float16_layers(sparseconv, model, tmp_path, monkeypatch):
     monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("onnx_sparseconv.kernels.compile.StraightLineCode", TinyGenerator)
     out = tmp_path / "h.onnx"
     for source in (model, out):  # the second time it is float16 already, and its images are replaced
         result = sparseconv("convert", source, "-o", tmp_path / "new.onnx", "--precision", "fp16", "--target", "sm_80")
