@@ -10,6 +10,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, numpy_helper
 
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import SparseConvAttributes
+from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.kernels.unified_csr import Array, decode, encode
 from onnx_sparseconv.passes.conv_layer import ConvLayer
 
@@ -77,8 +78,11 @@ def constant_problem(node: NodeProto, index: int, tensor: TensorProto, *, is_hea
         index: which of its inputs the constant is.
         tensor: the constant, float32.
         is_heavy: whether the node gains from float16 by itself.
+
+    Raises:
+        ModelError: the constant's data are broken.
     """
-    values = numpy_helper.to_array(tensor)
+    values = _values(tensor)
     name = tensor.name or node.input[index]
     if node.op_type not in SATURATING and overflows(values):
         finite = np.abs(values[np.isfinite(values)])
@@ -103,7 +107,14 @@ def _variance_problem(node: NodeProto, name: str, variance: Array) -> str:
 
 def constant_loss(tensor: TensorProto, name: str) -> Lost | None:
     """What float16 takes from a weight; None where it takes nothing."""
-    return _loss(numpy_helper.to_array(tensor), name)
+    return _loss(_values(tensor), name)
+
+
+def _values(tensor: TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"tensor {tensor.name!r}: its data cannot be read: {error}") from error
 
 
 def _loss(values: Array, name: str) -> Lost | None:
@@ -113,7 +124,7 @@ def _loss(values: Array, name: str) -> Lost | None:
 
 def half_tensor(tensor: TensorProto, name: str) -> TensorProto:
     """A float32 tensor in float16, under another name; numbers beyond the range become the largest (see above)."""
-    values = numpy_helper.to_array(tensor)
+    values = _values(tensor)
     bounded = np.where(np.isfinite(values), np.clip(values, -_LARGEST, _LARGEST), values)
     result = numpy_helper.from_array(to_half(bounded), name)
     result.doc_string = tensor.doc_string

@@ -531,6 +531,17 @@ def test_a_dry_run_tells_the_same():
     assert (dry.precision, dry.bytes_after) == (report.precision, report.bytes_after)
 
 
+def test_broken_data_are_one_clear_error():
+    proto = build(
+        [conv(out="a"), node("Gemm", ["f", "G", "H"], "Y")], {"G": numbers(2, (288, 4)), "H": numbers(3, (4,))}
+    )
+    proto.graph.node.insert(1, node("Flatten", ["a"], "f"))
+    broken = next(t for t in proto.graph.initializer if t.name == "G")
+    broken.raw_data = broken.raw_data[:-6]
+    with pytest.raises(ModelError, match="G"):
+        convert(proto, options=half_options())
+
+
 def test_options_that_need_float16():
     for options in ({"fp16_io": True}, {"keep_float": ("Softmax",)}):
         with pytest.raises(UsageError, match="need the precision fp16"):
