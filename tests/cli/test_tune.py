@@ -174,7 +174,9 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
         preexec_fn=heed_interrupts,
     )
     deadline = time.monotonic() + 60
-    while not database.exists() and process.poll() is None and time.monotonic() < deadline:
+    while (
+        not (database.exists() and database.stat().st_size) and process.poll() is None and time.monotonic() < deadline
+    ):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
