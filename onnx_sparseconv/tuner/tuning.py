@@ -264,6 +264,9 @@ class _Tuner:
             except SparseConvError as error:
                 layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {error}"))
                 continue
+            if times is not None and (problem := self._why_no_dense(times)):
+                layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {problem}"))
+                continue
             if times is None:
                 layers[index] = replace(layer, left=(Cause.BUDGET, "not timed: the budget was spent"))
                 continue
@@ -288,6 +291,14 @@ class _Tuner:
             times.append(known)
         self._num_measured += measured
         return tuple(times)
+
+    def _why_no_dense(self, times: Sequence[LayerTimes]) -> str:
+        """Why there is nothing to compare with; empty where dense runs, as it should."""
+        names = [candidate.name for candidate in self._candidates if candidate.choice is Choice.DENSE]
+        for at_case in times:
+            if all(math.isinf(at_case.times_us[name]) for name in names):
+                return at_case.problems.get(names[0], "the dense layer does not run")
+        return ""
 
     def _is_spent(self) -> bool:
         budget = self._job.options.budget_s

@@ -173,6 +173,14 @@ def test_a_layer_that_fails_altogether_is_decided_by_its_sparsity(tuned):
     assert "out of luck" in report.decisions.layers[0].text
 
 
+def test_a_layer_without_a_dense_time_is_decided_by_its_sparsity(tuned):
+    bench = FakeBench(problems={"dense": "no kernel"}, whole_us=lambda sparse: 100 - 10 * len(sparse))
+    report = tuned(network(0.9, 0.4), bench)
+    assert choices(report) == {"conv0": "sparse", "conv1": "dense"}
+    assert set(causes(report).values()) == {Cause.NOT_MEASURED}
+    assert report.decisions.layers[1].text == "it cannot be timed: no kernel"
+
+
 def test_the_budget_ends_the_timing_but_not_the_decisions(tuned):
     clock = FakeClock()
 
