@@ -35,7 +35,8 @@ _MAX_CHUNK_CHANNELS = 64
 # Instructions of all warps of a block in a chunk: many against what is done once a chunk, few enough that small batches
 # can split the work.
 _CHUNK_INSTRUCTIONS = 14_000
-_STAGES = 4
+# Stages of a block, the most that fit: fewer hide less, but fewer threads cost more.
+_STAGES = (4, 3, 2)
 # Code that stays in the instruction cache of a multiprocessor, and the bytes of an instruction.
 RESIDENT_CODE_BYTES = 96 << 10
 _INSTRUCTION_BYTES = 16
@@ -164,10 +165,12 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
     shared = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
     while threads >= _MIN_THREADS:
         pitch = _channel_pitch(layer, threads)
-        stages = shared - _BATCH_BYTES_A_THREAD * threads
+        room = shared - _BATCH_BYTES_A_THREAD * threads
+        least = min(4, tile_in_channels)
+        stages = next((n for n in _STAGES if room // (n * pitch) >= least), 0)
         wanted = max(4, int(_CHUNK_INSTRUCTIONS / (a_channel * threads / _WARP)))
-        limit = min(stages // (_STAGES * pitch), tile_in_channels, _MAX_CHUNK_CHANNELS)
-        if limit >= min(4, tile_in_channels):
+        if stages:
+            limit = min(room // (stages * pitch), tile_in_channels, _MAX_CHUNK_CHANNELS)
             break
         threads = threads // 2 // _WARP * _WARP
     else:
@@ -191,7 +194,7 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         num_chunks=-(-tile_in_channels // chunk),
         columns_per_slot=columns_per_slot(layer),
         threads=threads,
-        num_stages=_STAGES,
+        num_stages=stages,
         channel_pitch=pitch,
         plane_residue=_plane_residue(layer),
         code_bytes=code_bytes,

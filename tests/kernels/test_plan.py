@@ -60,3 +60,11 @@ def test_what_does_not_fit_into_the_code_is_refused(geometry):
     layer = make_layer(weight, **whole, group=1, element_type=np.dtype(np.float32), activation=0)
     assert isinstance(layer, Refusal)
     assert str(2**20) in layer.reason
+
+
+@pytest.mark.parametrize(("architecture", "size"), [(75, 224), (86, 512), (90, 1080)])
+def test_wide_planes_get_fewer_stages_and_not_fewer_threads(architecture, size):
+    plan = choose_plan(make((32, 32, 3, 3), in_size=(size, size)), architecture)
+    assert plan.threads >= 256
+    assert 2 <= plan.num_stages < 4
+    assert choose_plan(make((32, 32, 3, 3), in_size=(28, 28)), architecture).num_stages == 4
