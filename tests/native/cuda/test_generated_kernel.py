@@ -132,6 +132,25 @@ def test_tiles_and_chunks_without_weights(driver, make_session, dtype):
         run_and_check(make_session, driver, case, container, (2, 12, 8, 8), **settings)
 
 
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_weights_that_are_no_numbers_act_as_in_the_other_kernel(make_session, dtype):
+    weight = random_weight((8, 4, 3, 3), 0.3).astype(dtype)
+    limits = np.finfo(dtype)
+    for row, value in enumerate((np.nan, np.inf, -np.inf, limits.max)):
+        weight[row, 0, 1, 1] = value
+    weight[4] = limits.smallest_subnormal
+    case = SparseConvCase(weight, conv_2d((3, 3)), dtype=dtype)
+    inputs = random_inputs(case, (2, 4, 9, 8), seed=1)
+    model = model_with(case, pack([image_of(case, (9, 8))]))
+    generated, csr = (make_session(model, cuda_kernel=kernel).run(None, inputs)[0] for kernel in ("generated", "csr"))
+    assert np.isnan(generated).any()
+    assert np.isinf(generated).any()
+    np.testing.assert_array_equal(np.isnan(generated), np.isnan(csr))
+    np.testing.assert_array_equal(np.isinf(generated), np.isinf(csr))
+    tolerance = 64 * ROUNDING if dtype == HALF else 1e-5
+    np.testing.assert_allclose(generated[:, 4:], csr[:, 4:], atol=tolerance)
+
+
 @pytest.mark.parametrize("channels", [64, 512])
 def test_half_sums_are_accurate(make_session, channels):
     """The error is at most 4 times that of sums in float that are rounded once, as in ONNX Runtime's Conv."""
