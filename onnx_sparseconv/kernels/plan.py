@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,19 +87,12 @@ class GeneratedPlan:
         return self.num_stages * self.chunk_channels * self.channel_pitch
 
     def __str__(self) -> str:
+        tiles = "1 tile" if self.num_tiles == 1 else f"{self.num_tiles} tiles"
         return (
-            f"{self.num_tiles} tiles of {self.tile_channels} channels, chunks of {self.chunk_channels} input channels, "
+            f"{tiles} of {self.tile_channels} channels, chunks of {self.chunk_channels} input channels, "
             f"{self.threads} threads, {self.num_stages} stages of {self.shared_bytes // self.num_stages} bytes, "
             f"about {self.code_bytes} bytes of code a tile"
         )
-
-
-def plan_to_ints(plan: GeneratedPlan) -> list[int]:
-    """The fields as the struct holds them, pairs laid out flat."""
-    flat: list[int] = []
-    for value in astuple(plan):
-        flat.extend(value if isinstance(value, tuple) else (value,))
-    return flat
 
 
 def has_short_sums(layer: SparseLayer) -> bool:
