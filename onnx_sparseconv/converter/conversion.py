@@ -18,7 +18,6 @@ from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.dense_folding import fold_dense
 from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
-from onnx_sparseconv.converter.half_weights import Lost, through_half
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
@@ -29,6 +28,7 @@ from onnx_sparseconv.converter.precision import (
     fix_initializers,
     inline_functions,
 )
+from onnx_sparseconv.converter.precision.weights import Lost, through_half
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, PassReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_functions

@@ -14,9 +14,9 @@ import onnx_graphsurgeon as gs
 from onnx import ModelProto, TensorProto
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
-from onnx_sparseconv.converter.half_weights import Lost, through_half
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.pipeline import Pipeline
+from onnx_sparseconv.converter.precision.weights import Lost, through_half
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.passes.base import detach
 from onnx_sparseconv.passes.conv_layer import ConvLayer

@@ -10,8 +10,8 @@ Both were read, and neither would do, with or without lists of blocked nodes:
   share the names of their casts; a model that already holds a float16 tensor is refused, or converted wrongly.
 - Nothing keeps shape arithmetic, coordinates and variances in float, but lists that users would have to write.
 
-So this is a converter of our own. It needs no more than the operators' schemas, which come with onnx: `half_graph`
-finds the type of every tensor, `half_plan` decides, `half_rewrite` carries it out, `half_weights` rounds.
+So this is a converter of our own. It needs no more than the operators' schemas, which come with onnx: `graph`
+finds the type of every tensor, `plan` decides, `rewrite` carries it out, `weights` rounds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import onnx.inliner
 from onnx import ModelProto, TensorProto
 
 from onnx_sparseconv.converter.functions import write_defaults_at_calls
-from onnx_sparseconv.converter.half_graph import GraphScope, Node, all_nodes, read_graph
-from onnx_sparseconv.converter.half_ops import is_heavy
-from onnx_sparseconv.converter.half_plan import plan_half
-from onnx_sparseconv.converter.half_rewrite import rewrite
-from onnx_sparseconv.converter.half_weights import Lost
 from onnx_sparseconv.converter.model_io import one_line
 from onnx_sparseconv.converter.opset import raise_ir_version
+from onnx_sparseconv.converter.precision.graph import GraphScope, Node, all_nodes, read_graph
+from onnx_sparseconv.converter.precision.ops import is_heavy
+from onnx_sparseconv.converter.precision.plan import plan_half
+from onnx_sparseconv.converter.precision.rewrite import rewrite
+from onnx_sparseconv.converter.precision.weights import Lost
 from onnx_sparseconv.converter.report import NodeNote, PrecisionReport
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import DOMAIN

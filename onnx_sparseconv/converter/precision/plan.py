@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from onnx_sparseconv.converter.half_graph import GraphScope, Node, Tensor, all_nodes
-from onnx_sparseconv.converter.half_ops import (
+from onnx_sparseconv.converter.precision.graph import GraphScope, Node, Tensor, all_nodes
+from onnx_sparseconv.converter.precision.ops import (
     FLOAT,
     HALF,
     element_type,
@@ -18,7 +18,7 @@ from onnx_sparseconv.converter.half_ops import (
     position_inputs,
     refusal,
 )
-from onnx_sparseconv.converter.half_weights import constant_problem, sparse_to_half
+from onnx_sparseconv.converter.precision.weights import constant_problem, sparse_to_half
 from onnx_sparseconv.custom_ops.schema import DOMAIN
 from onnx_sparseconv.errors import FormatError
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from onnx_sparseconv.converter.half_graph import GraphScope, Node, Tensor
-from onnx_sparseconv.converter.half_ops import FLOAT, HALF, is_indifferent
-from onnx_sparseconv.converter.half_plan import HalfPlan, half_inputs, half_outputs
-from onnx_sparseconv.converter.half_weights import (
+from onnx_sparseconv.converter.precision.graph import GraphScope, Node, Tensor
+from onnx_sparseconv.converter.precision.ops import FLOAT, HALF, is_indifferent
+from onnx_sparseconv.converter.precision.plan import HalfPlan, half_inputs, half_outputs
+from onnx_sparseconv.converter.precision.weights import (
     Lost,
     constant_loss,
     half_tensor,
