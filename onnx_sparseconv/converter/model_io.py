@@ -163,6 +163,8 @@ def _data_bytes(tensor: TensorProto) -> int:
 def _parse(path: Path) -> ModelProto:
     try:
         data = path.read_bytes()
+    except IsADirectoryError as error:
+        raise ModelError(f"{path}: is a folder: name the models in it, such as {path / '*.onnx'}") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:

@@ -109,7 +109,9 @@ def test_foreign_files(command, data, tmp_path):
 def test_files_that_are_not_there_or_no_files(command, tmp_path):
     assert "missing.onnx: cannot be read" in one_clear_error(command, tmp_path / "missing.onnx", tmp_path / "o.onnx")
     (tmp_path / "folder.onnx").mkdir()
-    assert "folder.onnx: cannot be read" in one_clear_error(command, tmp_path / "folder.onnx", tmp_path / "o.onnx")
+    assert "folder.onnx: is a folder: name the models in it" in one_clear_error(
+        command, tmp_path / "folder.onnx", tmp_path / "o.onnx"
+    )
 
 
 @commands
