@@ -77,7 +77,7 @@ class ConvertOptions(DecisionOptions):
     @property
     def asks_cpu(self) -> bool:
         """Not where the model is made for GPUs."""
-        return super().asks_cpu and not self.targets
+        return super().asks_cpu and not self.targets and self.precision == "keep"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -75,7 +75,9 @@ def test_a_residual_connection_leads_to_a_neighbour():
     assert reasons(model) == [Reason.BESIDE_DEPTHWISE, Reason.BESIDE_DEPTHWISE, Reason.DEPTHWISE]
 
 
-@pytest.mark.parametrize("options", [{"min_sparsity": 0.5}, {"force": True}, {"targets": ("sm_90",)}])
+@pytest.mark.parametrize(
+    "options", [{"min_sparsity": 0.5}, {"force": True}, {"targets": ("sm_90",)}, {"precision": "fp16"}]
+)
 def test_asking_for_it_overrules(options):
     model = network(POINTWISE, DEPTHWISE, POINTWISE)
     first, _, last = reasons(model, **options)
