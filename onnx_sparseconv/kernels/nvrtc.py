@@ -10,6 +10,7 @@ The functions are those of the NVRTC documentation, chapter "API": nvrtcCreatePr
 from __future__ import annotations
 
 import ctypes
+import locale
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,9 +119,12 @@ class Nvrtc:
             c_strings(names),
         )
         self._check(status, f"nvrtcCreateProgram for {program.name}")
+        # NVRTC 12.1 leaves the process in the C locale, in which Python reads and writes ASCII.
+        settings = locale.setlocale(locale.LC_ALL)
         try:
             return self._compile(handle, program)
         finally:
+            locale.setlocale(locale.LC_ALL, settings)
             self._library.nvrtcDestroyProgram(ctypes.byref(handle))
 
     def _compile(self, handle: ctypes.c_void_p, program: Program) -> Compiled:

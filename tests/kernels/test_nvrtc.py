@@ -1,3 +1,4 @@
+import locale
 import os
 import pickle
 import subprocess
@@ -152,3 +153,9 @@ def test_importing_the_module_is_cheap():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout.strip() == "[]"
+
+
+def test_the_locale_of_the_process_stays(compiler):
+    before = locale.setlocale(locale.LC_ALL)
+    compiler.compile(program("--gpu-architecture=compute_75"))
+    assert locale.setlocale(locale.LC_ALL) == before
