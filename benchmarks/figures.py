@@ -187,6 +187,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": layers_table,
     "cpu-models": lambda: models_table("cpu-models"),
     "cpu-models-other-run": lambda: models_table("cpu-models-other-run"),
+    "cpu-architectures": lambda: models_table("cpu-architectures"),
+    "cpu-beside-depthwise": lambda: models_table("cpu-beside-depthwise"),
     "cpu-break-even": break_even_table,
     "cpu-history": history_table,
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
