@@ -9,8 +9,9 @@ The functions are those of the NVRTC documentation, chapter "API": nvrtcCreatePr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import locale
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,12 +120,10 @@ class Nvrtc:
             c_strings(names),
         )
         self._check(status, f"nvrtcCreateProgram for {program.name}")
-        # NVRTC 12.1 leaves the process in the C locale, in which Python reads and writes ASCII.
-        settings = locale.setlocale(locale.LC_ALL)
         try:
-            return self._compile(handle, program)
+            with _kept_locale():
+                return self._compile(handle, program)
         finally:
-            locale.setlocale(locale.LC_ALL, settings)
             self._library.nvrtcDestroyProgram(ctypes.byref(handle))
 
     def _compile(self, handle: ctypes.c_void_p, program: Program) -> Compiled:
@@ -200,6 +199,21 @@ def _wheel_files(major: int) -> Iterator[Path]:
     """``libnvrtc.so.<major>`` of the installed wheel."""
     if major in WHEELS:
         yield from wheel_files(WHEELS[major], _LOADER_NAME.format(major))
+
+
+@contextlib.contextmanager
+def _kept_locale() -> Iterator[None]:
+    """NVRTC 12.1 leaves the calling thread in the C locale, in which Python reads and writes files in ASCII."""
+    use_locale = getattr(ctypes.CDLL(None), "uselocale", None) if os.name == "posix" else None
+    if use_locale is None:
+        yield
+        return
+    use_locale.restype, use_locale.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    before = use_locale(None)
+    try:
+        yield
+    finally:
+        use_locale(before)
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

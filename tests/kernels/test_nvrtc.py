@@ -155,7 +155,9 @@ def test_importing_the_module_is_cheap():
     assert run.stdout.strip() == "[]"
 
 
-def test_the_locale_of_the_process_stays(compiler):
-    before = locale.setlocale(locale.LC_ALL)
+def test_the_locale_stays(compiler):
+    before = locale.getpreferredencoding(do_setlocale=False)
     compiler.compile(program("--gpu-architecture=compute_75"))
-    assert locale.setlocale(locale.LC_ALL) == before
+    with pytest.raises(CompileError):
+        compiler.compile(program("--gpu-architecture=compute_75", source="?"))
+    assert locale.getpreferredencoding(do_setlocale=False) == before
