@@ -64,6 +64,14 @@ def test_layers_of_real_size(shape, dtype):
     check_code(layer, plan, make_source(layer, plan).text)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_weights_that_are_no_numbers(dtype):
+    layer = make(dtype=dtype)
+    layer.weight[0, 0, 0] = [np.nan, np.inf, -np.inf]
+    plan = choose_plan(layer, 90)
+    check_code(layer, plan, make_source(layer, plan).text)
+
+
 def _swap(text):
     first, second = re.findall(r"0f[0-9A-F]{8}", text)[:2]
     return text.replace(first, "0f#", 1).replace(second, first, 1).replace("0f#", second, 1)

@@ -452,7 +452,8 @@ def print_conversion(job: Job, report: ConversionReport) -> None:
         return
     verb = "would become" if job.dry_run else "became"
     if report.converted:
-        say(f"{job.model}: {len(rewritten)} of {count(len(layers), 'Conv layer')} {verb} sparse convolutions")
+        what = "a sparse convolution" if len(rewritten) == 1 else "sparse convolutions"
+        say(f"{job.model}: {len(rewritten)} of {count(len(layers), 'Conv layer')} {verb} {what}")
         say()
         say_table(converted_table(layers))
     elif report.is_half:
