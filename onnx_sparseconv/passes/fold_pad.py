@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from collections.abc import Set as AbstractSet
-
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnx_sparseconv.passes.base import (
-    ConstantLookup,
-    Edit,
-    PassResult,
-    Refusal,
-    RefusedError,
-    is_standard,
-    members,
-    number_attribute,
-    remove,
-    require_sole_reader,
-)
+from onnx_sparseconv.passes.base import RefusedError, is_standard, number_attribute, require_sole_reader
 from onnx_sparseconv.passes.conv_layer import ConvLayer
+from onnx_sparseconv.passes.fold import FoldBefore
 
 # More than that is no padding that a convolution is made with; kernels bound it, too.
 MAX_PAD = 1 << 20
 
 
-class FoldPad:
+class FoldPad(FoldBefore):
     """Add the amounts of a Pad to the padding of the chosen Conv that reads it.
 
     1. The mode is ``constant`` and the value is zero, or absent.
@@ -34,51 +21,19 @@ class FoldPad:
        and the channels.
     3. The convolution's own padding is known: not a SAME ``auto_pad`` that depends on sizes at run time.
     4. The convolution is the only reader of the Pad's output, which is not pinned.
-
-    Args:
-        layers: of the chosen nodes, by ``id`` of the gs.Node; brought up to date.
-        pinned: names of tensors that have to stay.
-        constant: finds values.
     """
 
-    title = "folded into the convolutions after them"
-
-    def __init__(
-        self, layers: MutableMapping[int, ConvLayer], pinned: AbstractSet[str], constant: ConstantLookup
-    ) -> None:
-        self._layers = layers
-        self._pinned = pinned
-        self._constant = constant
-
-    def apply(self, graph: gs.Graph | gs.Function) -> PassResult:
-        """Fold what can be folded in ``graph`` itself."""
-        edits: list[Edit] = []
-        refusals: list[Refusal] = []
-        own = members(graph)
-        for convolution in [node for node in graph.nodes if id(node) in self._layers]:
-            x = convolution.inputs[0]
-            pad = x.inputs[0] if len(x.inputs) == 1 else None
-            if pad is None or id(pad) not in own or not is_standard(pad, "Pad"):
-                continue
-            try:
-                self._layers[id(convolution)] = self._folded(pad, self._layers[id(convolution)])
-            except RefusedError as refused:
-                refusals.append(Refusal(pad, str(refused)))
-                continue
-            edits.append(Edit(convolution, pad.op, pad.name))
-            convolution.inputs[0] = pad.inputs[0]
-            own.discard(id(pad))
-            remove(graph, [pad])
-        return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
-
-    def _folded(self, pad: gs.Node, layer: ConvLayer) -> ConvLayer:
-        require_sole_reader(pad.outputs[0], self._pinned)
-        if _mode(pad) != "constant":
-            raise RefusedError(f"its mode is {_mode(pad)}, not constant")
-        value = self._value(pad)
+    def _folded(self, convolution: gs.Node, node: gs.Node) -> tuple[ConvLayer, gs.Tensor] | None:
+        if not is_standard(node, "Pad"):
+            return None
+        require_sole_reader(node.outputs[0], self._pinned)
+        if _mode(node) != "constant":
+            raise RefusedError(f"its mode is {_mode(node)}, not constant")
+        value = self._value(node)
         if value is None or value != 0:
             raise RefusedError("it pads with something else than zero")
-        return layer.with_pads(self._spatial_amounts(pad, layer.rank))
+        layer = self._layers[id(convolution)]
+        return layer.with_pads(self._spatial_amounts(node, layer.rank)), node.inputs[0]
 
     def _value(self, pad: gs.Node) -> float | None:
         if len(pad.inputs) < 3 or pad.inputs[2].is_empty():

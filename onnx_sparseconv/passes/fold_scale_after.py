@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from collections.abc import Set as AbstractSet
-
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.passes.base import (
-    ConstantLookup,
     Edit,
     PassResult,
     Refusal,
@@ -21,9 +17,10 @@ from onnx_sparseconv.passes.base import (
 )
 from onnx_sparseconv.passes.channel_affine import AFFINE_OPS, read_affine
 from onnx_sparseconv.passes.conv_layer import ConvLayer
+from onnx_sparseconv.passes.fold import Fold
 
 
-class FoldScaleAfter:
+class FoldScaleAfter(Fold):
     """Fold BatchNormalization, Mul, Add, Sub and Div behind a chosen Conv into it. Zeros of the weight stay zero.
 
     1. A BatchNormalization is in its form for inference: no training mode, no further outputs.
@@ -33,21 +30,9 @@ class FoldScaleAfter:
     5. The node is the only reader of the convolution's result, which is not pinned.
     6. Scale and shift are finite, and what is folded keeps the precision of the weight's type (`ConvLayer`).
     7. The convolution takes the node's output; then the next node behind it is looked at.
-
-    Args:
-        layers: of the chosen nodes, by ``id`` of the gs.Node; brought up to date.
-        pinned: names of tensors that have to stay.
-        constant: finds values.
     """
 
     title = "folded into the convolutions before them"
-
-    def __init__(
-        self, layers: MutableMapping[int, ConvLayer], pinned: AbstractSet[str], constant: ConstantLookup
-    ) -> None:
-        self._layers = layers
-        self._pinned = pinned
-        self._constant = constant
 
     def apply(self, graph: gs.Graph | gs.Function) -> PassResult:
         """Fold what can be folded in ``graph`` itself."""

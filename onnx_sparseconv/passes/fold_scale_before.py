@@ -10,23 +10,19 @@ import onnx_graphsurgeon as gs
 from onnx_sparseconv.passes.activations import match_gate
 from onnx_sparseconv.passes.base import (
     ConstantLookup,
-    Edit,
-    PassResult,
-    Refusal,
     RefusedError,
     is_standard,
-    members,
-    remove,
     require_sole_reader,
     sole_producer,
 )
 from onnx_sparseconv.passes.channel_affine import AFFINE_OPS, ChannelAffine, read_affine
 from onnx_sparseconv.passes.conv_layer import ConvLayer
+from onnx_sparseconv.passes.fold import FoldBefore, producer
 
 ShapeLookup = Callable[[str], tuple[int | None, ...] | None]
 
 
-class FoldScaleBefore:
+class FoldScaleBefore(FoldBefore):
     """Fold BatchNormalization, Mul, Add, Sub and Div in front of a chosen Conv into it. Zeros of the weight stay zero.
 
     1. A BatchNormalization is in its form for inference: no training mode, no further outputs.
@@ -43,13 +39,11 @@ class FoldScaleBefore:
        residual, is left to `FuseActivation`.
 
     Args:
-        layers: of the chosen nodes, by ``id`` of the gs.Node; brought up to date.
-        pinned: names of tensors that have to stay.
-        constant: finds values.
+        layers: as in `Fold`.
+        pinned: as in `Fold`.
+        constant: as in `Fold`.
         shape_of: shape of a tensor by its name, None where not even the rank is known.
     """
-
-    title = "folded into the convolutions after them"
 
     def __init__(
         self,
@@ -58,31 +52,8 @@ class FoldScaleBefore:
         constant: ConstantLookup,
         shape_of: ShapeLookup,
     ) -> None:
-        self._layers = layers
-        self._pinned = pinned
-        self._constant = constant
+        super().__init__(layers, pinned, constant)
         self._shape_of = shape_of
-
-    def apply(self, graph: gs.Graph | gs.Function) -> PassResult:
-        """Fold what can be folded in ``graph`` itself."""
-        edits: list[Edit] = []
-        refusals: list[Refusal] = []
-        own = members(graph)
-        for convolution in [node for node in graph.nodes if id(node) in self._layers]:
-            while (node := _producer(convolution.inputs[0])) is not None and id(node) in own:
-                try:
-                    found = self._folded(convolution, node)
-                except RefusedError as refused:
-                    refusals.append(Refusal(node, str(refused)))
-                    break
-                if found is None:
-                    break
-                self._layers[id(convolution)], data = found
-                edits.append(Edit(convolution, node.op, node.name))
-                convolution.inputs[0] = data
-                own.discard(id(node))
-                remove(graph, [node])
-        return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
     def _folded(self, convolution: gs.Node, node: gs.Node) -> tuple[ConvLayer, gs.Tensor] | None:
         if not is_standard(node, *AFFINE_OPS):
@@ -97,29 +68,25 @@ class FoldScaleBefore:
         return layer.with_scaled_input(affine.scale, affine.shift), affine.data
 
     def _is_for_dense_conv(self, data: gs.Tensor) -> bool:
-        producer = sole_producer(data, self._pinned)
-        return producer is not None and is_standard(producer, "Conv") and id(producer) not in self._layers
+        source = sole_producer(data, self._pinned)
+        return source is not None and is_standard(source, "Conv") and id(source) not in self._layers
 
     def _ends_activation(self, node: gs.Node, data: gs.Tensor) -> bool:
         """Whether ``node`` is the last of an activation behind a chosen convolution, or behind its residual."""
-        multiply = _producer(data)
+        multiply = producer(data)
         if multiply is None:
             return False
         matches = ((x, match_gate(multiply, x, self._constant)) for x in multiply.inputs)
         return any(self._comes_from_chosen(x) for x, match in matches if match is not None and match.nodes[-1] is node)
 
     def _comes_from_chosen(self, tensor: gs.Tensor) -> bool:
-        producer = _producer(tensor)
-        if producer is None:
+        maker = producer(tensor)
+        if maker is None:
             return False
-        sources = map(_producer, producer.inputs) if is_standard(producer, "Add", "Sum") else iter(())
-        return id(producer) in self._layers or any(id(source) in self._layers for source in sources if source)
+        sources = map(producer, maker.inputs) if is_standard(maker, "Add", "Sum") else iter(())
+        return id(maker) in self._layers or any(id(source) in self._layers for source in sources if source)
 
     def _require_shape(self, affine: ChannelAffine, layer: ConvLayer) -> None:
         shape = self._shape_of(affine.data.name)
         if shape is None or len(shape) != layer.rank or shape[1] != layer.in_channels:
             raise RefusedError("it may broadcast its operand, whose shape is not known to be that of its result")
-
-
-def _producer(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if len(tensor.inputs) == 1 else None
