@@ -12,7 +12,7 @@ import onnx
 from onnx import ModelProto
 
 from onnx_sparseconv.converter import decisions, metadata
-from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_sizes
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_positions
 from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name, unsupported_opset
 from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
 from onnx_sparseconv.converter.gpu_images import images_of
@@ -272,12 +272,10 @@ def _report_layer(site: ConvSite, verdict: Verdict) -> LayerReport:
 
 def _flops(site: ConvSite, counts: _Counts | None, geometry: ConvGeometry | None) -> int | None:
     """Dense floating-point operations for one image, 2 a multiply-add; None where sizes are unknown."""
-    if counts is None or geometry is None or site.input_shape is None:
+    if counts is None or geometry is None:
         return None
-    if len(site.input_shape) != len(geometry.kernel_shape) + 2:
-        return None
-    sizes = [s for s in output_sizes(geometry, site.input_shape[2:]) if s is not None and s > 0]
-    return 2 * math.prod(sizes) * counts.size if len(sizes) == len(geometry.kernel_shape) else None
+    positions = output_positions(geometry, site.input_shape)
+    return 2 * positions * counts.size if positions else None
 
 
 def _encoded_size(weight: Array, group: int) -> tuple[int, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -96,6 +97,19 @@ def output_sizes(geometry: ConvGeometry, sizes: Shape) -> Shape:
             extent = geometry.dilations[axis] * (geometry.kernel_shape[axis] - 1) + 1
             result.append((padded - extent) // stride + 1)
     return tuple(result)
+
+
+def output_positions(geometry: ConvGeometry, input_shape: Shape | None) -> int | None:
+    """Places of the output for one image, 0 where the kernel does not fit; None where sizes are unknown.
+
+    Args:
+        geometry: of the convolution.
+        input_shape: ``[N, C, D1..Dn]`` with None for unknown sizes, or None.
+    """
+    if input_shape is None or len(input_shape) != len(geometry.kernel_shape) + 2:
+        return None
+    sizes = [size for size in output_sizes(geometry, input_shape[2:]) if size is not None]
+    return math.prod(max(size, 0) for size in sizes) if len(sizes) == len(geometry.kernel_shape) else None
 
 
 def _convolutions(scope: Scope) -> Iterator[gs.Node]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from onnx import TensorProto, helper
 
-from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite, output_sizes
+from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite, output_positions
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import MAX_GEOMETRY_VALUE, MAX_SPATIAL_RANK
@@ -71,15 +70,10 @@ def decide(site: ConvSite, options: DecisionOptions) -> Verdict:
 def default_min_sparsity(site: ConvSite) -> tuple[float, str]:
     """The share of zeros from which a layer pays on a CPU, and the class of layers that it is measured for."""
     assert site.geometry is not None
-    sizes = (
-        output_sizes(site.geometry, site.input_shape[2:])
-        if site.input_shape is not None and len(site.input_shape) == len(site.geometry.kernel_shape) + 2
-        else (None,)
-    )
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes):
+    positions = output_positions(site.geometry, site.input_shape)
+    if positions is None:
         return MIN_SPARSITY_SMALL_MAP, "layers whose output size is not known"
-    if math.prod(known) <= SMALL_MAP_POSITIONS:
+    if positions <= SMALL_MAP_POSITIONS:
         return MIN_SPARSITY_SMALL_MAP, "layers with small output maps"
     return MIN_SPARSITY, "such layers"
 

@@ -7,13 +7,12 @@ all their zeros save (docs/cpu-kernel.md, "When it pays").
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import onnx_graphsurgeon as gs
 
-from onnx_sparseconv.converter.conv_sites import ConvSite, output_sizes
+from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
 from onnx_sparseconv.converter.decide import is_depthwise
 from onnx_sparseconv.converter.report import Reason, Verdict
 
@@ -48,12 +47,8 @@ def multiply_adds(site: ConvSite) -> int | None:
     """Dense multiply-adds for one image; None where sizes are unknown, 0 for what is no float convolution."""
     if site.weight is None or site.geometry is None:
         return 0
-    if site.input_shape is None or len(site.input_shape) != len(site.geometry.kernel_shape) + 2:
-        return None
-    sizes = output_sizes(site.geometry, site.input_shape[2:])
-    if any(size is None for size in sizes):
-        return None
-    return math.prod(max(size or 0, 0) for size in sizes) * site.weight.values.size
+    positions = output_positions(site.geometry, site.input_shape)
+    return None if positions is None else positions * site.weight.values.size
 
 
 def _leave_little_work(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> list[Verdict]:

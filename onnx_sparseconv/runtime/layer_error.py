@@ -40,16 +40,6 @@ class LayerError:
     num_nonfinite: int
 
 
-def out_sizes(geometry: ConvGeometry, in_sizes: Shape) -> Shape:
-    """Sizes of the output's spatial axes; ``geometry`` has explicit padding."""
-    rank = len(in_sizes)
-    extents = [d * (k - 1) + 1 for d, k in zip(geometry.dilations, geometry.kernel_shape, strict=True)]
-    return tuple(
-        (size + geometry.pads[i] + geometry.pads[rank + i] - extents[i]) // geometry.strides[i] + 1
-        for i, size in enumerate(in_sizes)
-    )
-
-
 def sample_places(out_shape: Shape, count: int = 256, seed: int = 0) -> NDArray[np.int64]:
     """Places of an output ``[N, K, E1..En]``: the corners of the first and the last image, and random ones.
 

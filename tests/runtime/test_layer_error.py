@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from onnx_sparseconv.converter.conv_sites import output_sizes
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
-from onnx_sparseconv.runtime.layer_error import error_ratio, exact_values, layer_error, out_sizes, sample_places
+from onnx_sparseconv.runtime.layer_error import error_ratio, exact_values, layer_error, sample_places
 from tests.support.sparse_nodes import convolve
 
 
@@ -29,7 +30,7 @@ def test_the_exact_values_are_those_of_a_whole_convolution(x_shape, weight_shape
     whole = convolve(
         x, weight, strides=geometry.strides, pads=geometry.pads, dilations=geometry.dilations, group=geometry.group
     )
-    assert whole.shape[2:] == out_sizes(geometry, x_shape[2:])
+    assert whole.shape[2:] == output_sizes(geometry, x_shape[2:])
     whole = _relu(whole + bias.astype(np.float64).reshape(1, -1, *(1,) * (len(x_shape) - 2)))
     places = sample_places(whole.shape, 50)
     exact = exact_values(x, weight, bias, geometry=geometry, places=places, activation=_relu)
