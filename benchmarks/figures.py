@@ -131,7 +131,7 @@ def gpu_layers_table(results: str) -> str:
     if not (RESULTS / f"{results}.json").is_file():
         return NOT_MEASURED
     head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv", "kernel", "speed-up", "8 of 10 rounds"]
-    head += ["TFLOP/s", "of the memory floor", "error, to dense"]
+    head += ["back to back", "speed-up", "TFLOP/s", "of the memory floor", "error, to dense"]
     return table(head, [_gpu_row(record) for record in load(results)["layers"]])
 
 
@@ -141,7 +141,7 @@ def _gpu_row(record: Record) -> list[str]:
     best = record["comparisons"][record["best"]] if record.get("best") else {}
     dense = [f"{best['dense_us']:.0f} us", best["dense_mode"]] if best else ["failed", "-"]
     if "sparse_us" not in best:
-        return [*name, *dense, *["-"] * 7]
+        return [*name, *dense, *["-"] * 9]
     share, ratio = best["share_of_floor"], best["error_ratio"]
     return [
         *name,
@@ -150,6 +150,8 @@ def _gpu_row(record: Record) -> list[str]:
         best["sparse_kernel"],
         f"{best['speedup']:.2f}x",
         f"{best['speedup_low']:.2f} to {best['speedup_high']:.2f}x",
+        f"{best['dense_burst_us']:.0f} and {best['sparse_burst_us']:.0f} us",
+        f"{best['speedup_burst']:.2f}x",
         f"{best['sparse_tflops']:.0f}",
         "-" if share is None else f"{share:.0%}",
         "-" if ratio is None else f"{ratio:.1f}x",

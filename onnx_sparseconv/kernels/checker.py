@@ -32,10 +32,7 @@ _MULTIPLY_ADD = re.compile(r"fma\.rn\.(?:f32|f16x2) %(\d+), (\w+), (\w+), %(\d+)
 _MULTIPLY = re.compile(r"mul\.rn\.f16x2 %(\d+), (\w+), c")
 # Bytes that `prmt` chooses for one half of a word: 0 and 1, or 2 and 3; 4 more for the second word.
 _HALF_BYTES = {0x10: 0, 0x32: 1, 0x54: 0, 0x76: 1}
-_FLUSH_HALF = re.compile(r"add\.rn\.f16x2 %(\d+), %(\d+), %(\d+)")
-_FLUSH_SPLIT = re.compile(r"mov\.b32 \{h0, h1\}, %(\d+)")
-_FLUSH_ADD = re.compile(r"add\.f32 %(\d+), %(\d+), (f[01])")
-_FLUSH_CONVERT = re.compile(r"cvt\.f32\.f16 f([01]), h\1")
+_FLUSH = re.compile(r"add\.rn\.f16x2 %(\d+), %(\d+), %(\d+)")
 _REGISTERS = re.compile(r"\.reg \.\w+ .*")
 
 
@@ -108,8 +105,7 @@ class _Chunk:
         self._values: dict[str, tuple[int, int]] = {}  # register -> (channel, tap)
         self._words: dict[str, _Word] = {}
         self._constant = 0
-        self._flushed: set[int] = set()
-        self._split = -1
+        self._flushed: set[int] = set()  # sums that must restart: the second level has them
 
     def products(self) -> Iterator[tuple[int, int, int, float]]:
         """``(output channel of the tile, channel of the chunk, tap, weight)`` of every multiply-add."""
@@ -117,40 +113,45 @@ class _Chunk:
             if not instruction or _REGISTERS.fullmatch(instruction):
                 continue
             if match := _MULTIPLY_ADD.fullmatch(instruction):
+                k = self._sum(match[1])
                 if match[1] != match[4]:
                     raise CodeError(f"a product is added to another sum: {instruction}")
-                yield (int(match[1]), *self._value(match[2]), self._weight(match[3]))
-                self._flushed.discard(int(match[1]))
+                if k in self._flushed:
+                    raise CodeError(f"a sum is added twice: {instruction}")
+                yield (k, *self._value(match[2]), self._weight(match[3]))
             elif match := _MULTIPLY.fullmatch(instruction):
                 # It overwrites the sum, which must have been brought to safety.
-                if int(match[1]) not in self._flushed:
+                k = self._sum(match[1])
+                if k not in self._flushed:
                     raise CodeError(f"a sum is lost: {instruction}")
-                yield (int(match[1]), *self._value(match[2]), self._weight("c"))
-                self._flushed.discard(int(match[1]))
+                yield (k, *self._value(match[2]), self._weight("c"))
+                self._flushed.discard(k)
             else:
                 self._follow(instruction)
+        if self._flushed:
+            raise CodeError(f"sum {min(self._flushed)} is added twice: nothing restarts it")
+
+    def _sum(self, operand: str) -> int:
+        k = int(operand)
+        if k >= self._plan.tile_channels:
+            raise CodeError(f"operand {k} is no sum of products")
+        return k
 
     def _follow(self, instruction: str) -> None:
-        n = self._plan.tile_channels
         if match := _LOAD.fullmatch(instruction):
             self._words[match[1]] = self._word(int(match[2]), int(match[3]))
         elif match := _JOIN.fullmatch(instruction):
             self._join(match[1], (match[2], match[3]), int(match[4], 16))
         elif match := _CONSTANT.fullmatch(instruction):
             self._constant = int(match[1], 16)
-        elif (match := _FLUSH_HALF.fullmatch(instruction)) and match[1] == match[2]:
-            if int(match[1]) != int(match[3]) + n:
+        elif match := _FLUSH.fullmatch(instruction):
+            k = self._sum(match[3])
+            if match[1] != match[2] or int(match[1]) != k + self._plan.tile_channels:
                 raise CodeError(f"a sum is added to another one: {instruction}")
-            self._flushed.add(int(match[3]))
-        elif match := _FLUSH_SPLIT.fullmatch(instruction):
-            self._split = int(match[1])
-        elif (match := _FLUSH_ADD.fullmatch(instruction)) and match[1] == match[2]:
-            offset = n if match[3] == "f0" else 2 * n
-            if int(match[1]) != self._split + offset:
-                raise CodeError(f"a sum is added to another one: {instruction}")
-            if match[3] == "f1":
-                self._flushed.add(self._split)
-        elif not _FLUSH_CONVERT.fullmatch(instruction):
+            if k in self._flushed:
+                raise CodeError(f"a sum is added twice: {instruction}")
+            self._flushed.add(k)
+        else:
             raise CodeError(f"unknown instruction: {instruction}")
 
     def _word(self, operand: int, offset: int) -> _Word:
@@ -205,39 +206,35 @@ class Launch:
     out_h: int
     out_w: int
     num_groups: int
-    images_per_group: int
-    groups_per_image: int
     group_slots: int
+    num_slots: int
 
 
 def count_writes(plan: GeneratedPlan, launch: Launch) -> NDArray[np.int64]:
     """How often a launch writes each output, ``[num_splits, batch, out_channels, out_h, out_w]``.
 
     It follows ``cuda/generated_conv.cuh``: the grid, the groups of each block, the slots of its threads.
+
+    Raises:
+        CodeError: it also writes beyond the last image.
     """
     writes = np.zeros((launch.num_splits, launch.batch, plan.out_channels, launch.out_h, launch.out_w), np.int64)
     row_slots = -(-launch.out_w // plan.columns_per_slot)
-    plane_slots = launch.out_h * row_slots
     units = plan.num_tiles * launch.num_splits
     threads = np.arange(plan.threads)
     for block in range(units * launch.num_lanes):
         tile, split, lane = block % units % plan.num_tiles, block % units // plan.num_tiles, block // units
         channels = slice(tile * plan.tile_channels, min((tile + 1) * plan.tile_channels, plan.out_channels))
         for group in range(lane, launch.num_groups, launch.num_lanes):
-            if launch.groups_per_image > 1:
-                first_image, images = group // launch.groups_per_image, 1
-                first_slot = group % launch.groups_per_image * launch.group_slots
-                slots = min(launch.group_slots, plane_slots - first_slot)
-            else:
-                first_image = group * launch.images_per_group
-                images, first_slot, slots = min(launch.images_per_group, launch.batch - first_image), 0, plane_slots
-            image, slot = np.divmod(threads, launch.group_slots)
-            active = (image < images) & (slot < slots)
-            row, column = np.divmod(first_slot + slot[active], row_slots)
+            first = group * launch.group_slots
+            slots = first + threads[: max(0, min(launch.group_slots, launch.num_slots - first))]
+            image, slot = np.divmod(slots, launch.out_h * row_slots)
+            if (image >= launch.batch).any():
+                raise CodeError(f"group {group} writes image {image.max()} of {launch.batch}")
+            row, column = np.divmod(slot, row_slots)
             for step in range(plan.columns_per_slot):
                 at = column * plan.columns_per_slot + step
                 there = at < launch.out_w
-                where = first_image + image[active][there], row[there], at[there]
                 # A view with the channels last, since they are written together.
-                np.add.at(writes[split, :, channels].transpose(0, 2, 3, 1), where, 1)
+                np.add.at(writes[split, :, channels].transpose(0, 2, 3, 1), (image[there], row[there], at[there]), 1)
     return writes

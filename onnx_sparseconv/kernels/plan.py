@@ -1,8 +1,7 @@
 """Plans of generated CUDA kernels: the sizes that the code is made for, chosen by a model of the machine.
 
-The model counts what one warp of a multiprocessor needs for its share: issue slots (four instructions a cycle), loads
-of shared memory (one warp a cycle), and the input that has to come from the second-level cache. Its constants are
-leads, to be replaced by measurements.
+The model counts what one warp of a multiprocessor needs for its share: instructions, how fast they can be fetched and
+issued, and the input that has to come from the second-level cache. Its constants were measured on an H200.
 """
 
 from __future__ import annotations
@@ -20,33 +19,50 @@ from onnx_sparseconv.kernels.schedule import columns_per_slot, words_and_taps
 # Dynamic shared memory of a block, by architecture (major * 10 + minor); the highest that is not above counts.
 _SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 MIN_ARCHITECTURE = 75
-# Static shared memory: barriers, and for every thread the values that it finishes at a time (cuda/sums.cuh).
-_BARRIER_BYTES = 64
-_BATCH_BYTES_A_THREAD = 32
+_BARRIER_BYTES = 64  # static shared memory
+_ZERO_BYTES = 144  # before each staged channel
+# Bulk copies have a warp of their own.
+_BULK_ARCHITECTURE = 90
 # Each quarter of a multiprocessor has registers for its own warps: these, for a lane of all of them. They are given out
 # eight at a time.
 _QUARTERS = 4
 _LANE_REGISTERS = 512
-_TILE_CHANNELS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 4, 2, 1)
+_TILE_CHANNELS = (128, 64, 32, 16, 8, 4, 2, 1)
 _MAX_WORDS = 64
 _MAX_THREADS = 1024
 _MIN_THREADS = 64
+_MAX_REGISTERS = 255
 _MAX_CHUNK_CHANNELS = 64
-# Instructions of all warps of a block in a chunk: many against what is done once a chunk, few enough that small batches
-# can split the work.
-_CHUNK_INSTRUCTIONS = 14_000
-# Stages of a block, the most that fit: fewer hide less, but fewer threads cost more.
-_STAGES = (4, 3, 2)
-# Code that stays in the instruction cache of a multiprocessor, and the bytes of an instruction.
-RESIDENT_CODE_BYTES = 96 << 10
+# Instructions of a chunk: many against what is done once a chunk, few enough that small batches can split the work.
+_CHUNK_INSTRUCTIONS = 1500
+_MIN_CHUNK_CHANNELS = 4
+# Stages of a block: with more, warps run ahead of each other and share less of the code that they fetch.
+_STAGES = 2
 _INSTRUCTION_BYTES = 16
-# Registers besides sums and addresses: loads in flight, geometry, parameters.
-_OTHER_REGISTERS = 40
-LOADS_AHEAD = 8
-# Terms that are summed in half before they are added to the second level. A sum of n terms in half has about
-# sqrt(1 + n / 2) times the error of one in float that is rounded once; levels add up in the root.
-HALF_TERMS = 16
-MAX_HALF_ERROR = 3.6
+# Registers of a thread, at least, by those of its sums, and one more for each address beyond those of a 3x3 kernel: fewer
+# would be spilled, more leave room for fewer warps.
+_FEW_WORDS = 9
+_REGISTERS = {32: 72, 96: 128, _MAX_REGISTERS: 208}
+# Registers besides sums, addresses and loads in flight.
+_OTHER_REGISTERS = 19
+LOADS_AHEAD = 4
+# Terms that are summed in half before they are added to a second level, also in half. A sum of n terms in half has
+# about sqrt(1 + n / 2) times the error of one in float that is rounded once; levels add up in the root, and so do
+# passes, between which sums are rounded.
+HALF_TERMS = 12
+MAX_HALF_ERROR = 3.75
+# Cycles that a warp takes for a line of 128 bytes of code, by the bytes of a tile's code: little more than for its
+# instructions where all of it is near, over a hundred where it has to be fetched again and again. Measured on an H200.
+_LINE_INSTRUCTIONS = 128 // _INSTRUCTION_BYTES
+_LINE_CODE_BYTES = (72 << 10, 96 << 10, 280 << 10)
+_LINE_CYCLES = (38.0, 68.0, 115.0)
+# Instructions a cycle, at best.
+_MAX_RATE = 3.0
+_MANY_WARPS = 20
+_MANY_WARPS_RATE = 2.7  # many warps have few registers each, and wait for loads of shared memory
+# Instructions that a warp runs once for every group and tile, and once for every chunk of them.
+_GROUP_INSTRUCTIONS = 150
+_CHUNK_OVERHEAD = 45
 # The input size that a plan is made for when the model does not tell.
 _DEFAULT_SIZE = (56, 56)
 # Cache and memory bandwidth of a multiprocessor, bytes a cycle (H200: about 5.5 and 4.3 TB/s over 132 at 1.75 GHz).
@@ -76,9 +92,11 @@ class GeneratedPlan:
     num_chunks: int
     columns_per_slot: int
     threads: int
+    staging_threads: int
     num_stages: int
     channel_pitch: int
     plane_residue: int
+    min_passes: int
     code_bytes: int
 
     @property
@@ -95,17 +113,21 @@ class GeneratedPlan:
         )
 
 
-def has_short_sums(layer: SparseLayer) -> bool:
-    """Whether float16 sums are short enough for a second level in half (see `HALF_TERMS`)."""
+def min_passes(layer: SparseLayer) -> int:
+    """Passes or splits among which float16 sums must be divided to stay accurate; 0 if none are enough."""
+    if layer.element_type != np.float16:
+        return 1
     terms = int(np.count_nonzero(layer.used_weights.reshape(layer.out_channels, -1), axis=1).max(initial=0))
-    return math.sqrt(1 + HALF_TERMS / 2 + math.ceil(terms / HALF_TERMS) / 2) <= MAX_HALF_ERROR
+    flushes = math.ceil(terms / HALF_TERMS)
+    for passes in range(1, math.isqrt(flushes) + 2):
+        if 1 + (HALF_TERMS + flushes / passes + passes - 1) / 2 <= MAX_HALF_ERROR**2:
+            return passes
+    return 0
 
 
 def registers_a_channel(layer: SparseLayer) -> int:
     """Registers that the sums of one output channel of a slot take."""
-    if layer.element_type != np.float16:
-        return 1
-    return 2 if has_short_sums(layer) else 3
+    return 2 if layer.element_type == np.float16 else 1
 
 
 def choose_plan(layer: SparseLayer, architecture: int) -> GeneratedPlan | Refusal:
@@ -126,6 +148,8 @@ def _why_none(layer: SparseLayer, architecture: int) -> str:
         return (
             f"a kernel of {layer.kernel_shape[0]}x{layer.kernel_shape[1]} needs more addresses than there are registers"
         )
+    if min_passes(layer) == 0:
+        return "its sums have too many terms to be accurate in float16"
     return "the rows that its taps span do not fit in shared memory"
 
 
@@ -134,8 +158,10 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
     words, _ = words_and_taps(layer)
     if architecture < MIN_ARCHITECTURE or len(words) > _MAX_WORDS or not layer.used_weights.any():
         return
+    if min_passes(layer) == 0:
+        return
     group_out = layer.group_out_channels
-    for tile_channels in sorted({min(channels, layer.out_channels) for channels in _TILE_CHANNELS}):
+    for tile_channels in sorted({_even_tile(layer.out_channels, channels) for channels in _TILE_CHANNELS}):
         # A tile is part of a group, or spans whole ones: as many as every other tile, for the plan has one number.
         is_even = tile_channels % group_out == 0 and layer.out_channels % tile_channels == 0
         if layer.group > 1 and group_out % tile_channels and not is_even:
@@ -145,30 +171,36 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
             yield plan
 
 
+def _even_tile(out_channels: int, most: int) -> int:
+    """Channels of tiles of nearly equal size: blocks of all tiles then take equally long."""
+    return -(-out_channels // -(-out_channels // most))
+
+
 def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_words: int) -> GeneratedPlan | None:
     group_out, group_in = layer.group_out_channels, layer.group_in_channels
-    registers = tile_channels * registers_a_channel(layer) + num_words + LOADS_AHEAD + _OTHER_REGISTERS
-    max_threads = min(_MAX_THREADS, _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS * _WARP)
-    if registers > 255 or max_threads < _MIN_THREADS:
-        return None
+    sums = tile_channels * registers_a_channel(layer)
+    least = next((count for most, count in _REGISTERS.items() if sums <= most), _MAX_REGISTERS + 1)
+    registers = max(sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS, least + max(0, num_words - _FEW_WORDS))
+    staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE else 0
+    warps = _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS
+    threads = min(_MAX_THREADS, warps * _WARP) - staging_threads
     tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))
-    threads = _choose_threads(layer, max_threads)
+    passes = min_passes(layer)
+    if registers > _MAX_REGISTERS or threads < _MIN_THREADS or passes > tile_in_channels:
+        return None
     code_bytes = _code_bytes(layer, tile_channels)
-    a_channel = max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels)
-    shared = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
-    while threads >= _MIN_THREADS:
+    wanted = int(_CHUNK_INSTRUCTIONS / max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels))
+    room = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
+    while True:
         pitch = _channel_pitch(layer, threads)
-        room = shared - _BATCH_BYTES_A_THREAD * threads
-        least = min(4, tile_in_channels)
-        stages = next((n for n in _STAGES if room // (n * pitch) >= least), 0)
-        wanted = max(4, int(_CHUNK_INSTRUCTIONS / (a_channel * threads / _WARP)))
-        if stages:
-            limit = min(room // (stages * pitch), tile_in_channels, _MAX_CHUNK_CHANNELS)
+        fitting = room // (_STAGES * pitch)
+        if fitting >= min(_MIN_CHUNK_CHANNELS, tile_in_channels):
             break
         threads = threads // 2 // _WARP * _WARP
-    else:
-        return None
-    chunk = _chunk_channels(min(wanted, limit), limit, tile_in_channels)
+        if threads < _MIN_THREADS:
+            return None
+    limit = min(fitting, tile_in_channels // passes, _MAX_CHUNK_CHANNELS)
+    chunk = _chunk_channels(min(max(wanted, _MIN_CHUNK_CHANNELS), limit), limit, tile_in_channels)
     return GeneratedPlan(
         element_type=10 if layer.element_type == np.float16 else 1,
         in_channels=layer.in_channels,
@@ -187,9 +219,11 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
         num_chunks=-(-tile_in_channels // chunk),
         columns_per_slot=columns_per_slot(layer),
         threads=threads,
-        num_stages=stages,
+        staging_threads=staging_threads,
+        num_stages=_STAGES,
         channel_pitch=pitch,
         plane_residue=_plane_residue(layer),
+        min_passes=passes,
         code_bytes=code_bytes,
     )
 
@@ -220,22 +254,11 @@ def _slots(layer: SparseLayer) -> tuple[int, int]:
     return max(1, -(-width // columns_per_slot(layer))), max(1, height)
 
 
-def _choose_threads(layer: SparseLayer, max_threads: int) -> int:
-    """Threads of a block such that few of them idle, and as many warps as possible share the code."""
-    row, height = _slots(layer)
-    plane = row * height
-
-    def busy(threads: int) -> float:
-        if plane <= threads:
-            return threads // plane * plane / threads
-        return plane / (-(-plane // threads) * threads)
-
-    candidates = range(_WARP * max(2, max_threads // 64), max_threads + 1, _WARP)
-    return max(candidates, key=lambda t: busy(t) * (1 - 2 * _WARP / t / 10), default=max_threads)
-
-
 def _channel_pitch(layer: SparseLayer, threads: int) -> int:
-    """Bytes of a staged channel: the leading zeros, and what any group of slots reads of one or several images."""
+    """Bytes of a staged channel: the leading zeros, and what any group of slots reads of one or several images.
+
+    A group begins anywhere: it may end in the middle of the next image, or of one after it.
+    """
     row, height = _slots(layer)
     in_height, in_width = layer.row_size or _DEFAULT_SIZE
     size = layer.element_type.itemsize
@@ -243,19 +266,25 @@ def _channel_pitch(layer: SparseLayer, threads: int) -> int:
     reach_h, reach_w = (
         (kernel - 1) * dilation + 1 for kernel, dilation in zip(layer.kernel_shape, layer.dilations, strict=True)
     )
-    pitch = in_width + in_width % columns
+    width = in_width + in_width % columns
     plane = row * height
-    images = max(1, threads // plane)
-    slots = -(-plane // -(-plane // threads))
-    if plane <= threads:
-        elements = in_height * pitch
-    elif in_height == 1:
-        elements = (slots * columns - 1) * layer.strides[1] + reach_w + columns
-    else:
-        out_rows = min(height, -(-slots // row) + (1 if slots % row else 0))
-        elements = min(in_height, (out_rows - 1) * layer.strides[0] + reach_h) * pitch
-    image = -(-(elements * size + 16 - size) // 16) * 16
-    return 16 + images * image + 16
+
+    def part(begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+        # Bytes that the slots [begin, end) of an image take; 16 bytes more for either misalignment.
+        first, last = begin // row, (end - 1) // row
+        rows = np.minimum(last * layer.strides[0] - layer.pads[0] + reach_h, in_height)
+        rows = np.maximum(0, rows - np.clip(first * layer.strides[0] - layer.pads[0], 0, in_height))
+        elements = rows * width
+        if reach_h == 1:
+            reached = (end - begin) * columns * layer.strides[1] + reach_w + 2 * columns
+            elements = np.where(first == last, np.minimum(reached, width), elements)
+        return np.where(end > begin, -(-(elements * size) // 16) * 16 + 32, 0)
+
+    begins = np.arange(plane)
+    bytes_ = part(begins, np.minimum(begins + threads, plane))
+    for image in range(1, -(-threads // plane) + 1):
+        bytes_ = bytes_ + part(np.zeros_like(begins), np.clip(begins + threads - image * plane, 0, plane))
+    return _ZERO_BYTES + int(bytes_.max())
 
 
 @dataclass(frozen=True)
@@ -288,7 +317,7 @@ def _work(layer: SparseLayer, tile_channels: int) -> _Work:
     multiply_adds = by_tile(np.add.reduceat(used.sum(axis=(1, 2)), starts))
     others = by_tile(tap_used[:, :, is_joined].sum(axis=(1, 2)))
     if layer.element_type == np.float16:
-        others += multiply_adds // HALF_TERMS * (1 if has_short_sums(layer) else 4)
+        others += multiply_adds // HALF_TERMS
     return _Work(multiply_adds, by_tile(word_used.sum(axis=(1, 2))), others)
 
 
@@ -300,17 +329,21 @@ def _code_bytes(layer: SparseLayer, tile_channels: int) -> int:
 def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan) -> float:
     """Cycles of a multiprocessor for a warp's slots of all output channels; only good for comparing plans."""
     work = _work(layer, plan.tile_channels)
-    issued = (work.multiply_adds + work.loads + work.others) / 4
-    compute = float(np.maximum(issued, work.loads * layer.strides[1]).sum())
+    instructions = int((work.multiply_adds + work.loads + work.others).sum()) + plan.num_tiles * (
+        _GROUP_INSTRUCTIONS + 3 * plan.tile_channels + _CHUNK_OVERHEAD * plan.num_chunks
+    )
+    warps = plan.threads / _WARP
+    # Warps wait for instructions, line by line, the longer the more code there is; many warps hide it.
+    line_cycles = float(np.interp(plan.code_bytes, _LINE_CODE_BYTES, _LINE_CYCLES))
+    best = _MAX_RATE if warps <= _MANY_WARPS else _MANY_WARPS_RATE
+    rate = min(best, warps * _LINE_INSTRUCTIONS / line_cycles)
     size = layer.element_type.itemsize
     row, height = _slots(layer)
     in_height, in_width = layer.row_size or _DEFAULT_SIZE
     halo = plan.channel_pitch / size / plan.threads / plan.columns_per_slot
     halo = max(halo, in_height * in_width / (row * height * plan.columns_per_slot))
-    staged = plan.num_tiles * plan.tile_in_channels * _WARP * plan.columns_per_slot * halo * size / _CACHE_BYTES_A_CYCLE
-    passes = -(-plan.code_bytes // RESIDENT_CODE_BYTES)
-    partial = (passes - 1) * 2 * 4 * layer.out_channels * _WARP * plan.columns_per_slot / _MEMORY_BYTES_A_CYCLE
-    moved = staged + partial
-    # Fewer warps hide less; sixteen are enough.
-    warps = plan.threads / _WARP
-    return (max(compute, moved) + 0.3 * min(compute, moved)) * (1 + max(0.0, 16 - warps) / 32)
+    columns = _WARP * plan.columns_per_slot
+    staged = plan.num_tiles * plan.tile_in_channels * columns * halo * size / _CACHE_BYTES_A_CYCLE
+    stored = (2 * plan.min_passes - 1) * layer.out_channels * columns * size / _MEMORY_BYTES_A_CYCLE
+    compute, moved = instructions / rate, staged + stored
+    return float(max(compute, moved) + 0.3 * min(compute, moved))

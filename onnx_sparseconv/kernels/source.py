@@ -14,7 +14,7 @@ import numpy as np
 
 from onnx_sparseconv.kernels.device_sources import read_device_sources
 from onnx_sparseconv.kernels.layer import SparseLayer
-from onnx_sparseconv.kernels.plan import HALF_TERMS, LOADS_AHEAD, GeneratedPlan, has_short_sums
+from onnx_sparseconv.kernels.plan import HALF_TERMS, LOADS_AHEAD, GeneratedPlan
 from onnx_sparseconv.kernels.schedule import Item, Tap, tile_items, words_and_taps
 
 KERNEL_NAME = "sparseconv_generated"
@@ -48,6 +48,7 @@ def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
         "NumTiles": plan.num_tiles,
         "ChunkChannels": plan.chunk_channels,
         "Threads": plan.threads,
+        "StagingThreads": plan.staging_threads,
         "NumStages": plan.num_stages,
         "ChannelPitch": plan.channel_pitch,
         "PlaneResidue": plan.plane_residue,
@@ -104,9 +105,7 @@ def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
 
 def sums_type(layer: SparseLayer) -> str:
     """The type in ``cuda/sums.cuh`` that holds a thread's sums."""
-    if layer.element_type != np.float16:
-        return "FloatSums"
-    return "ShortHalfSums" if has_short_sums(layer) else "HalfSums"
+    return "HalfSums" if layer.element_type == np.float16 else "FloatSums"
 
 
 def _lookup(name: str, values: list[int]) -> list[str]:
@@ -176,10 +175,9 @@ class _Ptx:
 
     def __init__(self, layer: SparseLayer, plan: GeneratedPlan) -> None:
         self._is_half = layer.element_type == np.float16
-        self._is_short = has_short_sums(layer)
         self._channels = plan.tile_channels
         self._num_words = len(words_and_taps(layer)[0])
-        self._words_from = self._channels * (1 if not self._is_half else 2 if self._is_short else 3)
+        self._words_from = self._channels * (2 if self._is_half else 1)
 
     def chunk(self, lines: Iterable[str], num_loads: int, num_values: int) -> str:
         """An asm statement of the chunk's instructions."""
@@ -187,19 +185,14 @@ class _Ptx:
         body = "\n".join(lines)
         if not body:
             return "        // no weights"
-        scratch = ".reg .b32 c;\n.reg .b16 h0, h1;\n.reg .f32 f0, f1;\n" if self._is_half else ""
+        scratch = ".reg .b32 c;\n" if self._is_half else ""
         text = f"{{\n.reg .{kind} w<{num_loads}>;\n.reg .{kind} v<{num_values}>;\n{scratch}{body}\n}}"
         words = ", ".join(f'"r"(words[{i}])' for i in range(self._num_words))
         indent = "\n            : "
         return indent.join((f'        asm volatile(R"({text})"', self._sum_operands(), words, '"memory");'))
 
     def _sum_operands(self) -> str:
-        if not self._is_half:
-            arrays = [("sum", "f")]
-        elif self._is_short:
-            arrays = [("part", "r"), ("whole", "r")]
-        else:
-            arrays = [("part", "r"), ("left", "f"), ("right", "f")]
+        arrays = [("part", "r"), ("whole", "r")] if self._is_half else [("sum", "f")]
         return ", ".join(f'"+{kind}"(sums.{name}[{k}])' for name, kind in arrays for k in range(self._channels))
 
     def load(self, index: int, word: int, byte_offset: int) -> str:
@@ -225,14 +218,8 @@ class _Ptx:
 
     def flush(self, sum_index: int) -> str:
         """Add the first level of a sum to the second."""
-        n = self._channels
-        if self._is_short:
-            return f"add.rn.f16x2 %{sum_index + n}, %{sum_index + n}, %{sum_index};"
-        left, right = sum_index + n, sum_index + 2 * n
-        return (
-            f"mov.b32 {{h0, h1}}, %{sum_index};\ncvt.f32.f16 f0, h0;\ncvt.f32.f16 f1, h1;\n"
-            f"add.f32 %{left}, %{left}, f0;\nadd.f32 %{right}, %{right}, f1;"
-        )
+        whole = sum_index + self._channels
+        return f"add.rn.f16x2 %{whole}, %{whole}, %{sum_index};"
 
 
 def _float(weight: float) -> str:

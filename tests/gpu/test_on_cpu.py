@@ -14,6 +14,7 @@ import onnx
 import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation
+from onnx_sparseconv.kernels.plan import HALF_TERMS
 from tests.gpu import sanitized_sample
 from tests.gpu.layers import GENERATED, TYPES, case_of
 from tests.gpu.test_accuracy import LAYERS, dense_model
@@ -66,24 +67,24 @@ def test_sums_in_float16_pass_and_a_lost_weight_does_not(name, activation):
         assert_right_with_half_sums(wrong.astype(np.float16), case, inputs)
 
 
-def _half_sums(case, inputs, terms=32):
-    """Stride 1, equal padding: products are added up in float16, ``terms`` at a time, and these sums in float."""
+def _half_sums(case, inputs):
+    """Stride 1, equal padding: products are added up in float16, a few at a time, and these sums in float16 too."""
     weight, pads = case.weight, case.geometry.pads
     rank = weight.ndim - 2
     x = np.pad(inputs["X"], [(0, 0), (0, 0), *zip(pads[:rank], pads[rank:], strict=True)])
     sizes = [size - k + 1 for size, k in zip(x.shape[2:], weight.shape[2:], strict=True)]
-    y = np.zeros((x.shape[0], weight.shape[0], *sizes), np.float32)
+    y = np.zeros((x.shape[0], weight.shape[0], *sizes), np.float16)
+    y += inputs["B"].reshape(1, -1, *(1,) * rank)
     for k in range(weight.shape[0]):
         taps = np.argwhere(weight[k])
-        for begin in range(0, len(taps), terms):
+        for begin in range(0, len(taps), HALF_TERMS):
             partial = np.zeros((x.shape[0], *sizes), np.float16)
-            for c, *tap in taps[begin : begin + terms]:
+            for c, *tap in taps[begin : begin + HALF_TERMS]:
                 window = tuple(slice(t, t + size) for t, size in zip(tap, sizes, strict=True))
                 product = x[(slice(None), c, *window)].astype(np.float32) * np.float32(weight[(k, c, *tap)])
                 partial = (partial.astype(np.float32) + product).astype(np.float16)
             y[:, k] += partial
-    y += inputs["B"].astype(np.float32).reshape(1, -1, *(1,) * rank)
-    return (np.maximum(y, 0) if case.activation == Activation.RELU else y).astype(np.float16)
+    return np.maximum(y, 0) if case.activation == Activation.RELU else y
 
 
 def test_models_of_dense_layers_are_valid():

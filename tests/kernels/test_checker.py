@@ -86,6 +86,28 @@ def _drop_first_chunk(text):
     return re.sub(r"asm volatile.*?\);\n        break;", "break;", text, count=1, flags=re.DOTALL)
 
 
+_FLUSH = re.compile(r"add\.rn\.f16x2 %(\d+), %(\d+), %(\d+);\n")
+
+
+def _go_on_after_a_flush(text):
+    return re.sub(r"mul\.rn\.f16x2 %(\d+), (\w+), c;", r"fma.rn.f16x2 %\1, \2, c, %\1;", text, count=1)
+
+
+def _flush_at_the_end(text):
+    (flush, *_) = _FLUSH.findall(text)
+    return text.replace('\n})"', '\nadd.rn.f16x2 %{}, %{}, %{};\n}})"'.format(*flush), 1)
+
+
+def _flush_to_the_next(match):
+    to, first, second = map(int, match.groups())
+    return f"add.rn.f16x2 %{to + 1}, %{first + 1}, %{second};\n"
+
+
+def _multiply_into_the_second_level(text):
+    (to, *_), *_ = _FLUSH.findall(text)
+    return re.sub(r"fma\.rn\.f16x2 %\d+, (\w+), c, %\d+;", rf"fma.rn.f16x2 %{to}, \1, c, %{to};", text, count=1)
+
+
 def _replace_first_product(replacement):
     return lambda text: re.sub(r"fma.rn.f32 %0, (.*), %0;", replacement, text, count=1)
 
@@ -100,6 +122,11 @@ MUTATIONS = {
     "a chunk is missing": (np.float32, _drop_first_chunk, "not used"),
     "halves are crossed": (np.float16, lambda t: t.replace("0x5432", "0x7610", 1), "holds no tap"),
     "a flush is missing": (np.float16, lambda t: re.sub(r"add.rn.f16x2[^;]*;\n", "", t, count=1), "a sum is lost"),
+    "a flush is there twice": (np.float16, lambda t: _FLUSH.sub(r"\g<0>\g<0>", t, count=1), "added twice"),
+    "a flushed sum goes on": (np.float16, _go_on_after_a_flush, "added twice"),
+    "a flushed sum never restarts": (np.float16, _flush_at_the_end, "added twice"),
+    "another second level": (np.float16, lambda t: _FLUSH.sub(_flush_to_the_next, t, count=1), "another one"),
+    "products go to the second level": (np.float16, _multiply_into_the_second_level, "no sum of products"),
     "a constant is stale": (np.float16, _drop_second_constant, "the code has"),
 }
 
@@ -125,9 +152,8 @@ def launch(**changes):
         "out_h": 7,
         "out_w": 9,
         "num_groups": 6,
-        "images_per_group": 1,
-        "groups_per_image": 2,
         "group_slots": 32,
+        "num_slots": 189,
     }
     return Launch(**{**values, **changes})
 
@@ -137,9 +163,11 @@ def launch(**changes):
     [
         {},
         {"num_splits": 2},
-        {"groups_per_image": 1, "num_groups": 3, "group_slots": 63, "num_lanes": 1},
-        {"groups_per_image": 1, "images_per_group": 2, "num_groups": 2, "group_slots": 63},
+        {"num_groups": 3, "group_slots": 63, "num_lanes": 1},
+        {"num_groups": 2, "group_slots": 128, "num_lanes": 2},
+        {"num_groups": 2, "group_slots": 100, "num_lanes": 1},
         {"num_lanes": 6},
+        {"num_groups": 189, "group_slots": 1, "num_lanes": 189},
     ],
 )
 def test_every_output_is_written_once(changes):
@@ -147,7 +175,30 @@ def test_every_output_is_written_once(changes):
     assert (count_writes(plan, launch(**changes)) == 1).all()
 
 
-@pytest.mark.parametrize("changes", [{"num_groups": 5}, {"group_slots": 31}, {"num_groups": 7, "batch": 4}])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_rows_of_an_odd_number_of_halves_are_written_once(batch):
+    plan = dataclasses.replace(choose_plan(make(dtype=np.float16), 90), threads=64)
+    slots = batch * 7 * 5
+    changes = {"batch": batch, "num_slots": slots, "group_slots": 64, "num_groups": -(-slots // 64), "num_lanes": 1}
+    assert (count_writes(plan, launch(**changes)) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_groups": 5},
+        {"group_slots": 31},
+        {"batch": 4},
+        {"num_slots": 188},
+        {"group_slots": 189, "num_groups": 1, "num_lanes": 1},  # more than threads
+    ],
+)
 def test_a_launch_that_misses_outputs_is_seen(changes):
     plan = dataclasses.replace(choose_plan(make(), 90), threads=128)
     assert not (count_writes(plan, launch(**changes)) == 1).all()
+
+
+def test_a_launch_that_goes_beyond_the_last_image_is_seen():
+    plan = dataclasses.replace(choose_plan(make(), 90), threads=128)
+    with pytest.raises(CodeError, match="writes image 3 of 3"):
+        count_writes(plan, launch(num_slots=190))

@@ -16,8 +16,9 @@ from tests.support.sparse_models import random_weight
 
 COMPILERS = [pytest.param(compiler, id=f"NVRTC {compiler.version[0]}") for compiler in nvrtc.installed()]
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
-# A few values of what is done once a chunk; sums would be many more.
-MAX_SPILL_BYTES = 32
+# Of the instructions: a few values of what is done once a chunk or a group. Sums would be many more.
+MAX_SPILL_SHARE = 0.02
+INSTRUCTION_BYTES = 16
 FORMS = {
     "3x3": ((64, 64, 3, 3), 1),
     "1x1": ((64, 128, 1, 1), 1),
@@ -47,13 +48,14 @@ def compile_layer(compiler, architecture, shape, stride, dtype):
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_no_spills(compiler, architecture, dtype):
+def test_next_to_nothing_is_spilled(compiler, architecture, dtype):
     if architecture not in compiler.supported_architectures():
         pytest.skip(f"NVRTC {compiler.version} does not know sm_{architecture}")
     forms = FORMS if architecture in (75, 90) else {"3x3": FORMS["3x3"]}
     for name, (shape, stride) in forms.items():
         compiled = compile_layer(compiler, architecture, shape, stride, dtype)
         assert KERNEL_NAME.encode() in compiled.cubin, name
-        spills = [int(n) for n in re.findall(r"(\d+) bytes spill", compiled.log)]
-        assert spills, compiled.log
-        assert max(spills) <= MAX_SPILL_BYTES, f"{name}: {compiled.log}"
+        spilled = [int(n) / 4 for n in re.findall(r"(\d+) bytes spill", compiled.log)]
+        assert spilled, compiled.log
+        instructions = len(compiled.cubin) / INSTRUCTION_BYTES
+        assert sum(spilled) <= MAX_SPILL_SHARE * instructions, f"{name}: {compiled.log}"

@@ -81,18 +81,24 @@ class Epilogue(ctypes.Structure):
     )
 
 
+class Divisor(ctypes.Structure):
+    """The struct of that name in params.h."""
+
+    _fields_ = (("multiplier", ctypes.c_uint), ("shift", ctypes.c_int))
+
+
 class GeneratedParams(ctypes.Structure):
     """The struct of that name in params.h."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "y")),
-        ("epilogue", Epilogue),
-        *((name, ctypes.c_void_p) for name in ("partial_in", "partial_out")),
-        ("partial_stride", ctypes.c_longlong),
+        *((name, ctypes.c_void_p) for name in ("x", "out", "bias", "addend")),
+        ("split_stride", ctypes.c_longlong),
+        *((name, ctypes.c_float) for name in ("alpha", "beta")),
+        *((name, ctypes.c_int) for name in ("is_final", "is_paired")),
         *((name, ctypes.c_int) for name in ("chunk_begin", "chunk_end", "num_splits", "num_lanes", "staging")),
         *((name, ctypes.c_int) for name in ("batch", "in_h", "in_w", "out_h", "out_w", "num_groups")),
-        *((name, ctypes.c_int) for name in ("images_per_group", "groups_per_image", "group_slots", "row_pitch")),
-        ("image_pitch", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("group_slots", "num_slots", "row_pitch", "image_pitch")),
+        *((name, Divisor) for name in ("by_row_slots", "by_plane_slots")),
     )
 
 
@@ -106,6 +112,7 @@ class FakeDriver:
         self._library.fake_cuda_all_calls.restype = ctypes.c_long
         self._library.fake_cuda_live.restype = ctypes.c_long
         self._library.fake_cuda_take_launches.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        self._launches: list[tuple[str, tuple[int, ...], int, int]] = []
 
     def reset(self) -> None:
         """An H200, but for its few multiprocessors; nothing fails."""
@@ -163,13 +170,19 @@ class FakeDriver:
 
     def take_launches(self) -> list[tuple[str, tuple[int, ...], int, int]]:
         """Launches since the last call: kernel, grid, threads, bytes of dynamic shared memory."""
+        launches = list(self.launches())
+        self._launches.clear()
+        return launches
+
+    def launches(self) -> list[tuple[str, tuple[int, ...], int, int]]:
+        """The same, without taking them."""
         buffer = ctypes.create_string_buffer(1 << 20)
         self._library.fake_cuda_take_launches(buffer, len(buffer))
-        launches = []
         for line in buffer.value.decode().splitlines():
             name, grid, threads, shared_bytes = line.split()
-            launches.append((name, tuple(int(size) for size in grid.split("x")), int(threads), int(shared_bytes)))
-        return launches
+            sizes = tuple(int(size) for size in grid.split("x"))
+            self._launches.append((name, sizes, int(threads), int(shared_bytes)))
+        return self._launches
 
 
 @functools.cache

@@ -208,8 +208,13 @@ def activate(case, x):
             return x / (1 + np.exp(-x)), 1.1
 
 
-def oracle(case, inputs):
+def oracle(case, inputs, stored_sums=0):
     """The exact output, and a bound on the error of each element.
+
+    Args:
+        case: the layer.
+        inputs: of the model.
+        stored_sums: how often float16 sums are rounded, and stored, before they are whole.
 
     A sum of n products in float has an error of at most about n eps sum |w| |x| (Higham, 3.1); bias and residual are
     two more terms. The activation passes that on times its Lipschitz constant and adds a few roundings of its own;
@@ -224,6 +229,8 @@ def oracle(case, inputs):
     eps = np.finfo(np.float32).eps
     y, lipschitz = activate(case, exact)
     bound = lipschitz * terms * eps * magnitude
+    if case.dtype == np.float16:
+        bound = bound + 1.01 * lipschitz * stored_sums * (2.0**-11 * magnitude + 2.0**-25)
     if case.activation >= Activation.LEAKY_RELU:
         bound = bound + 8 * eps * (np.abs(y) + lipschitz * np.abs(exact) + abs(case.beta) + 1)
     if case.dtype == np.float16:

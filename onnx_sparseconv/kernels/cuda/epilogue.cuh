@@ -34,6 +34,42 @@ __device__ __forceinline__ float Activate(float x, float alpha, float beta) {
   return x;
 }
 
+// Activations that `Limited` applies, none among them.
+__device__ constexpr bool IsLimit(int code) {
+  return code == kNoActivation || code == kRelu || code == kClip || code == kLeakyRelu;
+}
+
+// Parameters of `Limited`, such that it changes nothing where a sum is not final.
+struct Limits {
+  float low, high, slope;
+
+  template <int kCode>
+  static __device__ __forceinline__ Limits Of(bool is_final, float alpha, float beta) {
+    const float infinity = BitsToFloat(0x7F800000u);
+    Limits limits{-infinity, infinity, 1.0f};
+    if (!is_final) return limits;
+    if constexpr (kCode == kRelu) limits.low = 0.0f;
+    if constexpr (kCode == kClip) limits.low = alpha, limits.high = beta;
+    if constexpr (kCode == kLeakyRelu) limits.slope = alpha;
+    return limits;
+  }
+};
+
+template <int kCode>
+__device__ __forceinline__ float Limited(float x, const Limits& limits) {
+  if constexpr (kCode == kRelu) return Larger(limits.low, x);
+  if constexpr (kCode == kClip) return AtMost(limits.high, AtLeast(limits.low, x));
+  if constexpr (kCode == kLeakyRelu) return x < 0.0f ? limits.slope * x : x;
+  return x;
+}
+
+template <int kCode>
+__device__ __forceinline__ Half2 Limited(Half2 pair, const Limits& limits) {
+  if constexpr (kCode == kNoActivation || !IsLimit(kCode)) return pair;
+  if constexpr (kCode == kRelu) return limits.low == 0.0f ? AtLeastZero(pair) : pair;
+  return ToHalves(Limited<kCode>(ToFloat(Lower(pair)), limits), Limited<kCode>(ToFloat(Upper(pair)), limits));
+}
+
 // The same where the code is only known at run time, with little code: the kernel has many copies of it. All threads of
 // a launch take the same way.
 __device__ __forceinline__ float Activate(int code, float x, float alpha, float beta) {

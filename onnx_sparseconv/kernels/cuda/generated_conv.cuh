@@ -24,24 +24,32 @@
 
 namespace sparseconv::cuda {
 
-// The slots that a block computes in one go, and the input rows that they read.
+// The slots that a block computes in one go.
 struct Group {
   int first_image;
+  int first_slot;  // of that image
+  int num_slots;   // of all images
   int num_images;
-  int first_slot;
-  int num_slots;  // in each image
+};
+
+// What a group reads of an image: whole rows, or columns of a single one. Contiguous in either case.
+struct Part {
   int first_row;
   int num_rows;
   int first_column;  // 0, and columns to the end of the row, unless a single row is read
   int num_columns;
 };
 
+__device__ __forceinline__ int Divide(int n, const Divisor& divisor) {
+  const auto product = static_cast<unsigned long long>(2u * static_cast<unsigned>(n)) * divisor.multiplier;
+  return static_cast<int>(static_cast<unsigned>(product >> 32) >> divisor.shift);
+}
+
 template <class Code>
 class Generated {
  public:
-  explicit __device__ __forceinline__ Generated(const GeneratedParams& params, int tile, Shared stages, Shared batch,
-                                                Shared barriers)
-      : p_(params), tile_(tile), stages_(stages), batch_(batch), barriers_(barriers) {
+  explicit __device__ __forceinline__ Generated(const GeneratedParams& params, int tile, Shared stages, Shared barriers)
+      : p_(params), tile_(tile), stages_(stages), barriers_(barriers) {
     const int num_units = Code::kNumTiles * p_.num_splits;
     split_ = static_cast<int>(blockIdx.x) % num_units / Code::kNumTiles;
     lane_ = static_cast<int>(blockIdx.x) / num_units;
@@ -49,40 +57,44 @@ class Generated {
     chunk_begin_ = p_.chunk_begin + num_chunks * split_ / p_.num_splits;
     chunk_end_ = p_.chunk_begin + num_chunks * (split_ + 1) / p_.num_splits;
     row_slots_ = (p_.out_w + kColumnsPerSlot - 1) / kColumnsPerSlot;
+    next_group_ = lane_;
+    next_chunk_ = chunk_begin_;
   }
 
   __device__ __forceinline__ void Run() {
     Prepare();
-    next_group_ = lane_;
-    next_chunk_ = chunk_begin_;
-    // The first round only fills the stages: what stages a chunk is a good part of the code, so it stands in one place.
+#if SPARSECONV_HAS_BULK_COPIES
+    if (IsBulk() && threadIdx.x >= ComputingThreads()) {
+      StageAll();
+      return;
+    }
+#endif
+    if (!IsBulk()) {
+#pragma unroll 1
+      for (int stage = 0; stage < Code::kNumStages; ++stage) StageNext(stage);
+    }
     int stage = 0;
-    unsigned round = 0;
+    unsigned parity = 0;
     for (int index = lane_; index < p_.num_groups; index += p_.num_lanes) {
       const Group group = Locate(index);
       const Place place = PlaceOf(group);
       Shared words[Code::kNumWords];
-      FindWords(group, place, stage, words);
+      FindWords(PartOf(group, 0), place, stage, words);
       typename Code::Sums sums;
-      sums.Clear();
+      Begin(sums);
       // All threads of a warp agree: warps without a slot leave the issue slots to the others.
-      const int num_busy = (group.num_images - 1) * p_.group_slots + group.num_slots;
-      const bool is_busy = static_cast<int>(threadIdx.x) / kWarp * kWarp < num_busy;
-      for (int chunk = chunk_begin_; chunk < chunk_end_;) {
-        if (round > 0) {
-          AwaitStage(stage, (round - 1) % 2);
-          if (is_busy) Code::RunChunk(tile_, chunk, sums, words);
-          __syncthreads();
-          ++chunk;
-        }
-        StageNext(stage);
+      const bool is_busy = static_cast<int>(threadIdx.x) / kWarp * kWarp < group.num_slots;
+      for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
+        AwaitStage(stage, parity);
+        if (is_busy) Code::RunChunk(tile_, chunk, sums, words);
+        ReleaseStage(stage);
         const bool is_last = ++stage == Code::kNumStages;
         const int step = is_last ? -(Code::kNumStages - 1) * kStageBytes : kStageBytes;
 #pragma unroll
         for (int i = 0; i < Code::kNumWords; ++i) words[i] += static_cast<Shared>(step);
         if (is_last) {
           stage = 0;
-          ++round;
+          parity ^= 1;
         }
       }
       Finish(place, sums);
@@ -91,25 +103,29 @@ class Generated {
 
  private:
   using Element = typename Code::Sums::Element;
+  using Word = typename Code::Sums::Word;  // of a slot's columns
   static constexpr int kSize = static_cast<int>(sizeof(Element));
   static constexpr int kColumnsPerSlot = Code::Sums::kColumns;
   static constexpr int kVector = 16 / kSize;  // elements of 16 bytes
-  static constexpr int kZeroBytes = 16;
+  static constexpr int kZeroBytes = kGeneratedZeroBytes;
   static constexpr int kStageBytes = Code::kChunkChannels * Code::kChannelPitch;
   static constexpr int kWarp = 32;
 
   // Where a thread's slot lies.
   struct Place {
     bool is_active;
-    int image;  // of the group
+    int image;  // counted from the group's first
     int batch_index;
     int out_row;
     int slot_column;
   };
 
+  // The launch has no more of them than a group has slots; the others of a block only stage.
+  static __device__ __forceinline__ unsigned ComputingThreads() { return blockDim.x - Code::kStagingThreads; }
+
   __device__ __forceinline__ bool IsBulk() const {
 #if SPARSECONV_HAS_BULK_COPIES
-    return p_.staging == kBulkStaging;
+    return Code::kStagingThreads > 0 && p_.staging == kBulkStaging;
 #else
     return false;
 #endif
@@ -118,67 +134,77 @@ class Generated {
   // Zeroes the words that taps outside of the input read, and makes the barriers.
   __device__ __forceinline__ void Prepare() {
     const int thread = static_cast<int>(threadIdx.x);
-    for (int i = thread; i < Code::kNumStages * Code::kChunkChannels * (kZeroBytes / 4); i += Code::kThreads) {
-      StoreShared(stages_ + static_cast<Shared>(i / 4 * Code::kChannelPitch + i % 4 * 4), 0u);
+    for (int i = thread; i < Code::kNumStages * Code::kChunkChannels * (kZeroBytes / 4);
+         i += static_cast<int>(blockDim.x)) {
+      constexpr int kZeroWords = kZeroBytes / 4;
+      StoreShared(stages_ + static_cast<Shared>(i / kZeroWords * Code::kChannelPitch + i % kZeroWords * 4), 0u);
     }
 #if SPARSECONV_HAS_BULK_COPIES
-    if (thread < Code::kNumStages) InitBarrier(Barrier(thread), kWarp);
+    if (thread < Code::kNumStages) {
+      InitBarrier(Filled(thread), 1);
+      InitBarrier(Emptied(thread), ComputingThreads() / kWarp);
+    }
     FenceBarrierInit();
 #endif
     __syncthreads();
   }
 
-  __device__ __forceinline__ Shared Barrier(int stage) const { return barriers_ + static_cast<Shared>(stage * 8); }
+  // The barriers of a stage: its copies have arrived; every computing warp is done with it.
+  __device__ __forceinline__ Shared Filled(int stage) const { return barriers_ + static_cast<Shared>(stage * 16); }
+  __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
+
+  __device__ __forceinline__ int PlaneSlots() const { return p_.out_h * row_slots_; }
 
   __device__ __forceinline__ Group Locate(int index) const {
-    const int plane_slots = p_.out_h * row_slots_;
+    const int first = index * p_.group_slots;
     Group group;
-    if (p_.groups_per_image > 1) {
-      group.first_image = index / p_.groups_per_image;
-      group.num_images = 1;
-      group.first_slot = index % p_.groups_per_image * p_.group_slots;
-      group.num_slots = min(p_.group_slots, plane_slots - group.first_slot);
-    } else {
-      group.first_image = index * p_.images_per_group;
-      group.num_images = min(p_.images_per_group, p_.batch - group.first_image);
-      group.first_slot = 0;
-      group.num_slots = plane_slots;
-    }
-    const int first_out_row = group.first_slot / row_slots_;
-    const int last_out_row = (group.first_slot + group.num_slots - 1) / row_slots_;
-    group.first_row = min(max(first_out_row * Code::kStrideH - Code::kPadTop, 0), p_.in_h);
-    const int end_row = min(last_out_row * Code::kStrideH - Code::kPadTop + Code::kReachH, p_.in_h);
-    group.num_rows = max(end_row - group.first_row, 0);
-    group.first_column = 0;
-    group.num_columns = p_.in_w;
-    if (Code::kReachH == 1 && first_out_row == last_out_row) {
-      const int first = group.first_slot % row_slots_, last = (group.first_slot + group.num_slots - 1) % row_slots_;
-      constexpr int kStep = Code::kStrideW * kColumnsPerSlot;
-      // Even, so that words of two halves stay whole.
-      group.first_column = min(max(first * kStep - Code::kPadLeft, 0), p_.in_w) / kColumnsPerSlot * kColumnsPerSlot;
-      const int end = min((last + 1) * kStep - Code::kStrideW - Code::kPadLeft + Code::kReachW, p_.in_w);
-      group.num_columns = max(end - group.first_column, 0);
-    }
+    group.first_image = Divide(first, p_.by_plane_slots);
+    group.first_slot = first - group.first_image * PlaneSlots();
+    group.num_slots = min(p_.group_slots, p_.num_slots - first);
+    group.num_images = Divide(group.first_slot + group.num_slots - 1, p_.by_plane_slots) + 1;
     return group;
+  }
+
+  // `image` is counted from the group's first.
+  __device__ __forceinline__ Part PartOf(const Group& group, int image) const {
+    const int begin = image == 0 ? group.first_slot : 0;
+    const int last = min(group.first_slot + group.num_slots - image * PlaneSlots(), PlaneSlots()) - 1;
+    const int first_out_row = Divide(begin, p_.by_row_slots), last_out_row = Divide(last, p_.by_row_slots);
+    Part part;
+    part.first_row = min(max(first_out_row * Code::kStrideH - Code::kPadTop, 0), p_.in_h);
+    const int end_row = min(last_out_row * Code::kStrideH - Code::kPadTop + Code::kReachH, p_.in_h);
+    part.num_rows = max(end_row - part.first_row, 0);
+    part.first_column = 0;
+    part.num_columns = p_.in_w;
+    if (Code::kReachH == 1 && first_out_row == last_out_row) {
+      constexpr int kStep = Code::kStrideW * kColumnsPerSlot;
+      const int row_begin = first_out_row * row_slots_;
+      // Even, so that words of two halves stay whole.
+      part.first_column =
+          min(max((begin - row_begin) * kStep - Code::kPadLeft, 0), p_.in_w) / kColumnsPerSlot * kColumnsPerSlot;
+      const int end = min((last - row_begin + 1) * kStep - Code::kStrideW - Code::kPadLeft + Code::kReachW, p_.in_w);
+      part.num_columns = max(end - part.first_column, 0);
+    }
+    return part;
   }
 
   __device__ __forceinline__ Place PlaceOf(const Group& group) const {
     const int thread = static_cast<int>(threadIdx.x);
     Place place;
-    place.image = thread / p_.group_slots;
-    const int slot = thread - place.image * p_.group_slots;
-    place.is_active = place.image < group.num_images && slot < group.num_slots;
+    place.is_active = thread < group.num_slots;
+    place.image = Divide(group.first_slot + thread, p_.by_plane_slots);
     place.batch_index = group.first_image + place.image;
-    place.out_row = (group.first_slot + slot) / row_slots_;
-    place.slot_column = (group.first_slot + slot) % row_slots_;
+    const int slot = group.first_slot + thread - place.image * PlaneSlots();
+    place.out_row = Divide(slot, p_.by_row_slots);
+    place.slot_column = slot - place.out_row * row_slots_;
     return place;
   }
 
   // Elements between a multiple of 16 bytes and the first staged one of chunk channel 0.
-  __device__ __forceinline__ int Misalignment(const Group& group) const {
+  __device__ __forceinline__ int Misalignment(const Part& part) const {
     return p_.staging == kElementStaging
                ? 0
-               : static_cast<int>(static_cast<unsigned>(group.first_row * p_.in_w + group.first_column) % kVector);
+               : static_cast<int>(static_cast<unsigned>(part.first_row * p_.in_w + part.first_column) % kVector);
   }
 
   // The same for another channel, on top of it.
@@ -187,12 +213,31 @@ class Generated {
                                     : static_cast<int>(static_cast<unsigned>(channel * Code::kPlaneResidue) % kVector);
   }
 
-  // Addresses of the words of chunk channel 0 in a stage. Words outside of the input become the zeros before it.
-  __device__ __forceinline__ void FindWords(const Group& group, const Place& place, int stage,
+  // Elements from a staged row to the next; those of halves are filled up to even.
+  __device__ __forceinline__ int RowPitch(const Part& part) const {
+    return part.num_rows == 1 ? part.num_columns + part.num_columns % kColumnsPerSlot : p_.row_pitch;
+  }
+
+  // Bytes from a channel's first image to its second, if a group has so many: a multiple of 16, with room for any skew.
+  __device__ __forceinline__ int FirstImageBytes(const Part& part) const {
+    constexpr int kMaxSkew = Code::kPlaneResidue == 0 ? 0 : kVector - 1;
+    return ((Misalignment(part) + kMaxSkew + part.num_rows * RowPitch(part)) * kSize + 15) / 16 * 16;
+  }
+
+  // Where an image's part begins in a channel.
+  __device__ __forceinline__ int OffsetOf(const Part& first, int image) const {
+    return image == 0 ? 0 : FirstImageBytes(first) + (image - 1) * p_.image_pitch;
+  }
+
+  // Addresses of the words of chunk channel 0 in a stage. Words outside of the input become zeros before it, in the
+  // same bank of shared memory: so they never conflict with the words of other threads.
+  __device__ __forceinline__ void FindWords(const Part& first, const Place& place, int stage,
                                             Shared (&words)[Code::kNumWords]) const {
     const Shared zeros = stages_ + static_cast<Shared>(stage * kStageBytes);
-    const Shared image =
-        zeros + static_cast<Shared>(kZeroBytes + place.image * p_.image_pitch + Misalignment(group) * kSize);
+    // Every image but the first begins with its first row.
+    const int first_element =
+        place.image == 0 ? first.first_row * p_.row_pitch + first.first_column - Misalignment(first) : 0;
+    const Shared image = zeros + static_cast<Shared>(kZeroBytes + OffsetOf(first, place.image) - first_element * kSize);
     const int top = place.out_row * Code::kStrideH - Code::kPadTop;
     const int left = place.slot_column * (Code::kStrideW * kColumnsPerSlot);
 #pragma unroll
@@ -200,23 +245,17 @@ class Generated {
       const int row = top + Code::Row(i), column = left + Code::Column(i);
       const bool is_inside = place.is_active && static_cast<unsigned>(row) < static_cast<unsigned>(p_.in_h) &&
                              static_cast<unsigned>(column) < static_cast<unsigned>(p_.in_w);
-      const int offset = ((row - group.first_row) * p_.row_pitch + column - group.first_column) * kSize;
-      words[i] = is_inside ? image + static_cast<Shared>(offset) : zeros;
+      const Shared address = image + static_cast<Shared>((row * p_.row_pitch + column) * kSize);
+      words[i] = is_inside ? address : zeros + (address - zeros) % kZeroBankBytes;
     }
   }
 
-  // Stages the chunk that is next in the order in which this block computes them. Every thread takes part. Loops of
-  // asynchronous copies are not unrolled: nothing waits for one copy before the next, and code is dear.
+  // Stages the chunk that is next in the order in which this block computes them. Every thread takes part.
   __device__ __forceinline__ void StageNext(int stage) {
     if (next_group_ < p_.num_groups) {
       const Group group = Locate(next_group_);
       const Shared to = stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
-#if SPARSECONV_HAS_BULK_COPIES
-      if (p_.staging == kBulkStaging) {
-        StageBulk(group, next_chunk_, to, Barrier(stage));
-      } else
-#endif
-          if (p_.staging == kElementStaging) {
+      if (p_.staging == kElementStaging) {
         StageElements(group, next_chunk_, to);
       } else {
         StageVectors(group, next_chunk_, to);
@@ -226,13 +265,44 @@ class Generated {
         next_group_ += p_.num_lanes;
       }
     }
-    if (!IsBulk()) CommitCopies();
+    CommitCopies();
   }
+
+#if SPARSECONV_HAS_BULK_COPIES
+  // The last warp stages every chunk that this block computes, as soon as there is room: the others never wait for it
+  // to compute anything, nor for each other. All its lanes count along, so that what it computes is the same for a
+  // warp, and one of them copies.
+  __device__ __forceinline__ void StageAll() const {
+    int stage = 0;
+    unsigned round = 0;
+#pragma unroll 1
+    for (int index = lane_; index < p_.num_groups; index += p_.num_lanes) {
+      const Group group = Locate(index);
+      const Part first = PartOf(group, 0);
+#pragma unroll 1
+      for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
+        if (round > 0) WaitForBarrier(Emptied(stage), (round - 1) % 2);
+        const Shared to = stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
+        StageBulk(group.first_image, first, chunk, to, Filled(stage));
+#pragma unroll 1
+        for (int image = 1; image < group.num_images; ++image) {
+          StageBulk(group.first_image + image, PartOf(group, image), chunk,
+                    to + static_cast<Shared>(OffsetOf(first, image)), Filled(stage));
+        }
+        if (IsElected()) Arrive(Filled(stage));
+        if (++stage == Code::kNumStages) {
+          stage = 0;
+          ++round;
+        }
+      }
+    }
+  }
+#endif
 
   __device__ __forceinline__ void AwaitStage(int stage, unsigned parity) const {
 #if SPARSECONV_HAS_BULK_COPIES
-    if (p_.staging == kBulkStaging) {
-      WaitForBarrier(Barrier(stage), parity);
+    if (IsBulk()) {
+      WaitForBarrier(Filled(stage), parity);
       return;
     }
 #endif
@@ -240,12 +310,25 @@ class Generated {
     __syncthreads();
   }
 
-  // First staged element of a channel (of those that the tile reads) of an image.
-  __device__ __forceinline__ const Element* Source(const Group& group, int channel, int image) const {
+  // Done with a stage: the next chunk may be written there.
+  __device__ __forceinline__ void ReleaseStage(int stage) {
+#if SPARSECONV_HAS_BULK_COPIES
+    if (IsBulk()) {
+      __syncwarp();
+      if (threadIdx.x % kWarp == 0) Arrive(Emptied(stage));
+      return;
+    }
+#endif
+    __syncthreads();
+    StageNext(stage);
+  }
+
+  // First element of a part in a channel (of those that the tile reads).
+  __device__ __forceinline__ const Element* Source(int image, const Part& part, int channel) const {
     const int first = tile_ * Code::kTileChannels / Code::kGroupOutChannels * Code::kGroupInChannels;
-    const long long plane = static_cast<long long>(group.first_image + image) * Code::kInChannels + first + channel;
-    return static_cast<const Element*>(p_.x) + plane * (p_.in_h * p_.in_w) + group.first_row * p_.in_w +
-           group.first_column;
+    const long long plane = static_cast<long long>(image) * Code::kInChannels + first + channel;
+    return static_cast<const Element*>(p_.x) + plane * (p_.in_h * p_.in_w) + part.first_row * p_.in_w +
+           part.first_column;
   }
 
   // Channels of a chunk: the last one may have fewer.
@@ -253,126 +336,194 @@ class Generated {
     return min(Code::kChunkChannels, Code::kTileInChannels - chunk * Code::kChunkChannels);
   }
 
-  // Elements of one channel of an image: they are contiguous, since there are several rows only if they are whole.
-  static __device__ __forceinline__ int StagedElements(const Group& group) {
-    return group.num_rows * group.num_columns;
-  }
-
-  // Bytes of them, from a multiple of 16 bytes to another.
-  __device__ __forceinline__ int VectorBytes(const Group& group, int lead) const {
-    return ((lead + StagedElements(group)) * kSize + 15) / 16 * 16;
+  // Bytes of a part of a channel that begins `lead` elements after a multiple of 16 bytes, from there to another one.
+  static __device__ __forceinline__ int VectorBytes(const Part& part, int lead) {
+    return ((lead + part.num_rows * part.num_columns) * kSize + 15) / 16 * 16;
   }
 
 #if SPARSECONV_HAS_BULK_COPIES
-  // The first warp copies the rows of each channel and image in one piece.
-  __device__ __forceinline__ void StageBulk(const Group& group, int chunk, Shared to, Shared barrier) const {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (thread >= kWarp) return;
-    const int channels = ChannelsOf(chunk);
-    const int num_copies = StagedElements(group) == 0 ? 0 : channels * group.num_images;
-    int total = 0;
+  // Copies each channel of an image's part in one piece.
+  __device__ __forceinline__ void StageBulk(int image, const Part& part, int chunk, Shared to, Shared barrier) const {
+    if (part.num_rows * part.num_columns == 0) return;
+    const int channels = ChannelsOf(chunk), misalignment = Misalignment(part);
+    const Element* from = Source(image, part, chunk * Code::kChunkChannels) - misalignment;
+    const int plane = p_.in_h * p_.in_w;
 #pragma unroll 1
-    for (int i = thread; i < num_copies; i += kWarp) {
-      total += VectorBytes(group, Misalignment(group) + Skew(i % channels));
-    }
-    ArriveExpecting(barrier, static_cast<unsigned>(total));
-#pragma unroll 1
-    for (int i = thread; i < num_copies; i += kWarp) {
-      const int channel = i % channels, image = i / channels;
-      const int lead = Misalignment(group) + Skew(channel);
-      CopyBulk(to + static_cast<Shared>(channel * Code::kChannelPitch + image * p_.image_pitch),
-               Source(group, chunk * Code::kChunkChannels + channel, image) - lead,
-               static_cast<unsigned>(VectorBytes(group, lead)), barrier);
+    for (int channel = 0; channel < channels; ++channel) {
+      const int skew = Skew(channel);
+      const auto bytes = static_cast<unsigned>(VectorBytes(part, misalignment + skew));
+      if (IsElected()) {
+        ExpectBytes(barrier, bytes);
+        CopyBulk(to, from - skew, bytes, barrier);
+      }
+      from += plane;
+      to += static_cast<Shared>(Code::kChannelPitch);
     }
   }
 #endif
 
+  // Loops of asynchronous copies are not unrolled: nothing waits for one copy before the next, and code is dear.
   __device__ __forceinline__ void StageVectors(const Group& group, int chunk, Shared to) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int channels = ChannelsOf(chunk);
-    if (StagedElements(group) == 0) return;
-    for (int i = warp; i < channels * group.num_images; i += Code::kThreads / kWarp) {
-      const int channel = i % channels, image = i / channels;
-      const int lead = Misalignment(group) + Skew(channel);
-      const auto* from =
-          reinterpret_cast<const char*>(Source(group, chunk * Code::kChunkChannels + channel, image) - lead);
-      const Shared rows = to + static_cast<Shared>(channel * Code::kChannelPitch + image * p_.image_pitch);
+    const Part first = PartOf(group, 0);
 #pragma unroll 1
-      for (int b = lane * 16; b < VectorBytes(group, lead); b += kWarp * 16) {
-        CopyAsync16(rows + static_cast<Shared>(b), from + b);
+    for (int image = 0; image < group.num_images; ++image) {
+      const Part part = PartOf(group, image);
+      if (part.num_rows * part.num_columns == 0) continue;
+      const Shared offset = to + static_cast<Shared>(OffsetOf(first, image));
+#pragma unroll 1
+      for (int channel = warp; channel < ChannelsOf(chunk); channel += static_cast<int>(blockDim.x) / kWarp) {
+        const int lead = Misalignment(part) + Skew(channel);
+        const auto* from = reinterpret_cast<const char*>(
+            Source(group.first_image + image, part, chunk * Code::kChunkChannels + channel) - lead);
+        const Shared rows = offset + static_cast<Shared>(channel * Code::kChannelPitch);
+#pragma unroll 1
+        for (int b = lane * 16; b < VectorBytes(part, lead); b += kWarp * 16) {
+          CopyAsync16(rows + static_cast<Shared>(b), from + b);
+        }
       }
     }
   }
 
   __device__ __forceinline__ void StageElements(const Group& group, int chunk, Shared to) const {
     const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-    const int channels = ChannelsOf(chunk);
-    for (int i = warp; i < channels * group.num_images; i += Code::kThreads / kWarp) {
-      const int channel = i % channels, image = i / channels;
-      const Element* from = Source(group, chunk * Code::kChunkChannels + channel, image);
-      const Shared rows =
-          to + static_cast<Shared>(channel * Code::kChannelPitch + Skew(channel) * kSize + image * p_.image_pitch);
-      CopyRows(rows, from, group, lane);
-    }
-  }
-
-  // Copies rows element by element; those of halves are filled up to the pitch with zeros.
-  __device__ __forceinline__ void CopyRows(Shared to, const float* from, const Group& group, int lane) const {
+    const Part first = PartOf(group, 0);
 #pragma unroll 1
-    for (int i = lane; i < StagedElements(group); i += kWarp) CopyAsync4(to + static_cast<Shared>(i * 4), from + i);
-  }
-
-  __device__ __forceinline__ void CopyRows(Shared to, const Half* from, const Group& group, int lane) const {
-    const int pitch = group.num_rows == 1 ? group.num_columns + group.num_columns % 2 : p_.row_pitch;
-    for (int i = lane; i < group.num_rows * pitch; i += kWarp) {
-      const int row = i / pitch, column = i - row * pitch;
-      const Half value = column < group.num_columns ? LoadReadOnly(from + row * p_.in_w + column) : Half{0};
-      StoreSharedHalf(to + static_cast<Shared>(i * 2), value);
-    }
-  }
-
-  // Finishes the sums of a slot and stores them, a few values at a time (see kBatch).
-  __device__ __forceinline__ void Finish(const Place& place, const typename Code::Sums& sums) const {
-    const int first = tile_ * Code::kTileChannels;
-    const int channels = min(Code::kTileChannels, Code::kOutChannels - first);
-    const long long origin =
-        (static_cast<long long>(place.batch_index) * Code::kOutChannels + first) * (p_.out_h * p_.out_w) +
-        place.out_row * p_.out_w + place.slot_column * kColumnsPerSlot;
-    const int columns = min(kColumnsPerSlot, p_.out_w - place.slot_column * kColumnsPerSlot);
-    const Shared own = batch_ + threadIdx.x * 4;
-    constexpr int kPitch = Code::kThreads * 4;
-    constexpr int kValues = Code::kTileChannels * kColumnsPerSlot;
+    for (int image = 0; image < group.num_images; ++image) {
+      const Part part = PartOf(group, image);
+      const Shared offset = to + static_cast<Shared>(OffsetOf(first, image));
 #pragma unroll 1
-    for (int batch = 0; batch * kBatch < kValues; ++batch) {
-      StoreBatch<typename Code::Sums, kValues>(sums, batch, own, kPitch);
-#pragma unroll 1
-      for (int i = 0; i < kBatch; ++i) {
-        const int k = (batch * kBatch + i) / kColumnsPerSlot, column = (batch * kBatch + i) % kColumnsPerSlot;
-        if (!place.is_active || k >= channels || column >= columns) continue;
-        const float sum = BitsToFloat(LoadShared(own + static_cast<Shared>(i * kPitch)));
-        FinishValue(sum, first + k, origin + static_cast<long long>(k) * (p_.out_h * p_.out_w) + column);
+      for (int channel = warp; channel < ChannelsOf(chunk); channel += static_cast<int>(blockDim.x) / kWarp) {
+        const Element* from = Source(group.first_image + image, part, chunk * Code::kChunkChannels + channel);
+        CopyRows(offset + static_cast<Shared>(channel * Code::kChannelPitch + Skew(channel) * kSize), from, part, lane);
       }
     }
   }
 
-  // `index` is that of the value in Y, and in each set of partial sums.
-  __device__ __forceinline__ void FinishValue(float sum, int out_channel, long long index) const {
-    // Not LoadReadOnly: the partial sums may be those that this kernel overwrites.
-    if (p_.partial_in != nullptr) sum += p_.partial_in[index];
-    if (p_.partial_out != nullptr) {
-      p_.partial_out[split_ * p_.partial_stride + index] = sum;
-      return;
+  // Copies rows element by element; those of halves are filled up to the pitch with zeros.
+  __device__ __forceinline__ void CopyRows(Shared to, const float* from, const Part& part, int lane) const {
+#pragma unroll 1
+    for (int i = lane; i < part.num_rows * part.num_columns; i += kWarp) {
+      CopyAsync4(to + static_cast<Shared>(i * 4), from + i);
     }
-    if (p_.epilogue.bias != nullptr) sum += LoadElement(static_cast<const Element*>(p_.epilogue.bias) + out_channel);
-    if (p_.epilogue.residual != nullptr) sum += LoadElement(static_cast<const Element*>(p_.epilogue.residual) + index);
-    const float value = Activate<Code::kActivation>(sum, p_.epilogue.alpha, p_.epilogue.beta);
-    StoreRounded(static_cast<Element*>(p_.y) + index, value);
+  }
+
+  __device__ __forceinline__ void CopyRows(Shared to, const Half* from, const Part& part, int lane) const {
+    const int pitch = RowPitch(part);
+    for (int i = lane; i < part.num_rows * pitch; i += kWarp) {
+      const int row = i / pitch, column = i - row * pitch;
+      const Half value = column < part.num_columns ? LoadReadOnly(from + row * p_.in_w + column) : Half{0};
+      StoreSharedHalf(to + static_cast<Shared>(i * 2), value);
+    }
+  }
+
+  // Where the sums of a slot lie in `out` and `addend`.
+  struct Outputs {
+    int first;     // output channel of the tile's first sum
+    int channels;  // of the tile that exist
+    int plane;     // elements from a channel to the next
+    long long origin;
+    bool has_right;  // of halves: the slot's second column exists
+  };
+
+  __device__ __forceinline__ Outputs OutputsOf(const Place& place) const {
+    Outputs outputs;
+    outputs.first = tile_ * Code::kTileChannels;
+    outputs.channels = min(Code::kTileChannels, Code::kOutChannels - outputs.first);
+    outputs.plane = p_.out_h * p_.out_w;
+    const int column = place.slot_column * kColumnsPerSlot;
+    outputs.origin = (static_cast<long long>(place.batch_index) * Code::kOutChannels + outputs.first) * outputs.plane +
+                     place.out_row * p_.out_w + column;
+    outputs.has_right = kColumnsPerSlot == 2 && column + 1 < p_.out_w;
+    return outputs;
+  }
+
+  // Known when the code is made, unless this is the last tile and it is not full.
+  static __device__ __forceinline__ bool Exists(const Outputs& outputs, int k) {
+    return Code::kOutChannels % Code::kTileChannels == 0 || k < outputs.channels;
+  }
+
+  // Sums begin with the bias.
+  __device__ __forceinline__ void Begin(typename Code::Sums& sums) const {
+    const int first = tile_ * Code::kTileChannels;
+    if (p_.bias == nullptr) {
+#pragma unroll
+      for (int k = 0; k < Code::kTileChannels; ++k) sums.Start(k, Word{});
+    } else {
+      const Element* bias = static_cast<const Element*>(p_.bias) + first;
+#pragma unroll
+      for (int k = 0; k < Code::kTileChannels; ++k) {
+        const bool exists = Code::kOutChannels % Code::kTileChannels == 0 || first + k < Code::kOutChannels;
+        sums.Start(k, exists ? Twice(LoadReadOnly(bias + k)) : Word{});
+      }
+    }
+  }
+
+  // Adds what is added to the convolution, at the end: what float16 sums begin with would make each of their roundings
+  // larger.
+  __device__ __forceinline__ void AddAddend(const Outputs& outputs, typename Code::Sums& sums) const {
+    const Element* from = static_cast<const Element*>(p_.addend) + outputs.origin;
+    if (kColumnsPerSlot == 1 || p_.is_paired) {
+#pragma unroll
+      for (int k = 0; k < Code::kTileChannels; ++k) {
+        Word word{};
+        if (Exists(outputs, k)) word = *reinterpret_cast<const Word*>(from + static_cast<long long>(k) * outputs.plane);
+        sums.Add(k, word);
+      }
+    } else {
+      if constexpr (kColumnsPerSlot == 2) {
+#pragma unroll
+        for (int k = 0; k < Code::kTileChannels; ++k) {
+          Half left = 0, right = 0;
+          const Element* at = from + static_cast<long long>(k) * outputs.plane;
+          if (Exists(outputs, k)) left = at[0];
+          if (Exists(outputs, k) && outputs.has_right) right = at[1];
+          sums.Add(k, Joined(left, right));
+        }
+      }
+    }
+  }
+
+  // Stores the sums of a slot. Activations of a few instructions are applied on the way; others in a loop over what was
+  // stored, for unrolled they would take a good part of the instruction cache.
+  __device__ __forceinline__ void Finish(const Place& place, typename Code::Sums& sums) const {
+    if (!place.is_active) return;
+    const Outputs outputs = OutputsOf(place);
+    if (p_.addend != nullptr) AddAddend(outputs, sums);
+    Element* to = static_cast<Element*>(p_.out) + split_ * p_.split_stride + outputs.origin;
+    const Limits limits = Limits::Of<Code::kActivation>(p_.is_final, p_.alpha, p_.beta);
+    if (kColumnsPerSlot == 1 || p_.is_paired) {
+#pragma unroll
+      for (int k = 0; k < Code::kTileChannels; ++k) {
+        const Word word = Limited<Code::kActivation>(sums.Finished(k), limits);
+        if (Exists(outputs, k)) *reinterpret_cast<Word*>(to + static_cast<long long>(k) * outputs.plane) = word;
+      }
+    } else {
+      if constexpr (kColumnsPerSlot == 2) {
+#pragma unroll
+        for (int k = 0; k < Code::kTileChannels; ++k) {
+          const Word word = Limited<Code::kActivation>(sums.Finished(k), limits);
+          Element* at = to + static_cast<long long>(k) * outputs.plane;
+          if (Exists(outputs, k)) at[0] = Lower(word);
+          if (Exists(outputs, k) && outputs.has_right) at[1] = Upper(word);
+        }
+      }
+    }
+    if constexpr (!IsLimit(Code::kActivation)) {
+      if (p_.is_final) {
+#pragma unroll 4
+        for (int k = 0; k < outputs.channels; ++k) {
+          Element* at = to + static_cast<long long>(k) * outputs.plane;
+          StoreRounded(at, Activate<Code::kActivation>(ToFloat(at[0]), p_.alpha, p_.beta));
+          if (outputs.has_right) StoreRounded(at + 1, Activate<Code::kActivation>(ToFloat(at[1]), p_.alpha, p_.beta));
+        }
+      }
+    }
   }
 
   const GeneratedParams& p_;
   const int tile_;
   const Shared stages_;
-  const Shared batch_;
   const Shared barriers_;
   int split_, lane_;
   int chunk_begin_, chunk_end_;
@@ -385,12 +536,11 @@ class Generated {
 
 // The kernel of a plan, all of it one function: what does not depend on the weights is there once, for all tiles.
 #define SPARSECONV_GENERATED_KERNEL(name, Code)                                                           \
-  extern "C" __global__ void __launch_bounds__(Code::kThreads, 1)                                         \
+  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)                 \
       name(const __grid_constant__ GeneratedParams params) {                                              \
     extern __shared__ __align__(128) unsigned char stages[];                                              \
-    __shared__ float batch[kBatch * Code::kThreads];                                                      \
-    __shared__ __align__(8) unsigned long long barriers[Code::kNumStages];                                \
+    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                           \
     Generated<Code> kernel(params, static_cast<int>(blockIdx.x % Code::kNumTiles), SharedAddress(stages), \
-                           SharedAddress(batch), SharedAddress(barriers));                                \
+                           SharedAddress(barriers));                                                      \
     kernel.Run();                                                                                         \
   }

@@ -23,24 +23,66 @@ __device__ __forceinline__ Half ToHalf(float value) {
   return result;
 }
 
+// A float as it is, so that code for both types can be written once.
+__device__ __forceinline__ float ToFloat(float value) { return value; }
+
+__device__ __forceinline__ Half2 ToHalves(float lower, float upper) {
+#if __CUDA_ARCH__ >= 800
+  Half2 result;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(upper), "f"(lower));
+  return result;
+#else
+  return static_cast<Half2>(ToHalf(lower)) | static_cast<Half2>(ToHalf(upper)) << 16;
+#endif
+}
+
+__device__ __forceinline__ Half2 AddHalves(Half2 a, Half2 b) {
+  Half2 result;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+  return result;
+}
+
 __device__ __forceinline__ Half Lower(Half2 pair) { return static_cast<Half>(pair & 0xFFFFu); }
 __device__ __forceinline__ Half Upper(Half2 pair) { return static_cast<Half>(pair >> 16); }
+
+__device__ __forceinline__ Half2 Joined(Half lower, Half upper) {
+  return static_cast<Half2>(lower) | static_cast<Half2>(upper) << 16;
+}
+
+// The same value in every column of a slot.
+__device__ __forceinline__ float Twice(float value) { return value; }
+__device__ __forceinline__ Half2 Twice(Half value) { return Joined(value, value); }
+
+// The larger one; NaN if either is.
+__device__ __forceinline__ float Larger(float a, float b) {
+#if __CUDA_ARCH__ >= 800
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return b < a ? a : b;  // a is no NaN where this is used
+#endif
+}
+
+// The larger of each half and zero; NaN stays NaN.
+__device__ __forceinline__ Half2 AtLeastZero(Half2 pair) {
+#if __CUDA_ARCH__ >= 800
+  Half2 result;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(0u));
+  return result;
+#else
+  const float lower = ToFloat(Lower(pair)), upper = ToFloat(Upper(pair));
+  return Joined(lower < 0.0f ? Half{0} : Lower(pair), upper < 0.0f ? Half{0} : Upper(pair));
+#endif
+}
 
 __device__ __forceinline__ unsigned FloatBits(float value) { return __float_as_uint(value); }
 __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_float(bits); }
 
-// Loads what no kernel writes while this one runs.
-__device__ __forceinline__ float LoadReadOnly(const float* address) {
-  float result;
-  asm("ld.global.nc.f32 %0, [%1];" : "=f"(result) : "l"(address));
-  return result;
-}
-
-__device__ __forceinline__ Half LoadReadOnly(const Half* address) {
-  Half result;
-  asm("ld.global.nc.u16 %0, [%1];" : "=h"(result) : "l"(address));
-  return result;
-}
+// Loads what no kernel writes while this one runs. No assembler: that, the compiler may move to before the test that
+// guards it.
+__device__ __forceinline__ float LoadReadOnly(const float* address) { return __ldg(address); }
+__device__ __forceinline__ Half LoadReadOnly(const Half* address) { return __ldg(address); }
 
 __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
   return static_cast<Shared>(__cvta_generic_to_shared(pointer));
@@ -111,9 +153,26 @@ __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-// Arrives, and has the phase wait for `bytes` more.
-__device__ __forceinline__ void ArriveExpecting(Shared barrier, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+__device__ __forceinline__ void Arrive(Shared barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Has the phase wait for `bytes` more.
+__device__ __forceinline__ void ExpectBytes(Shared barrier, unsigned bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Whether this thread is the one that a whole warp chooses; always the same one.
+__device__ __forceinline__ bool IsElected() {
+  unsigned elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xFFFFFFFF;\n"
+      "selp.u32 %0, 1, 0, chosen;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
 }
 
 // Waits until the phase of this parity is complete.

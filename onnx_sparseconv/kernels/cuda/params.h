@@ -56,7 +56,7 @@ struct CsrParams {
 struct ReduceParams {
   void* y;  // [N, K, plane]
   Epilogue epilogue;
-  const float* partial;  // [num_splits][N, K, plane]
+  const void* partial;  // [num_splits][N, K, plane] of the element type
   int num_splits;
   int out_channels;
   int plane;             // outputs of one channel of one image
@@ -70,19 +70,27 @@ enum Staging : int {
   kElementStaging = 2,  // one element a thread: any size, any alignment
 };
 
+// Zeros before each staged channel: a word for each bank of shared memory, and as many bytes as a channel can be skewed
+// by (see GeneratedPlan).
+constexpr int kZeroBankBytes = 128;
+constexpr int kGeneratedZeroBytes = kZeroBankBytes + 16;
+
 // What a generated image was made for. Part of its header in `cuda_images` (see image_format.h), and constants of its
 // code.
 //
 // The kernel `sparseconv_generated` computes tiles of `tile_channels` output channels. A thread owns one *slot*: one
-// output column (float) or two neighbouring ones (float16). Output rows hold ceil(out_w / columns_per_slot) slots. A
-// block computes the slots of one *group* (part of an image, or several whole images) for one tile, input channels in
-// chunks of `chunk_channels`, each chunk staged in shared memory:
+// output column (float) or two neighbouring ones (float16). Output rows hold ceil(out_w / columns_per_slot) slots;
+// slots are counted row after row and image after image. A block computes the slots of one *group* (consecutive ones,
+// of one image or of several) for one tile, input channels in chunks of `chunk_channels`, each chunk staged in shared
+// memory:
 //
-//   stage = [chunk_channels][channel_pitch bytes]     channel = 16 zero bytes, then images, image_pitch bytes each
-//   element (image i, row h, column w) of chunk channel c lies at
-//     c * channel_pitch + skew(c) + 16 + i * image_pitch + misalignment + ((h - first_row) * row_pitch + w) * size
+//   stage = [chunk_channels][channel_pitch bytes]     channel = zeros, then what the group reads of each image
+//   element (row h, column w) of chunk channel c of an image whose part begins at byte `offset` lies at
+//     c * channel_pitch + skew(c) + Z + offset + misalignment + ((h - first_row) * row_pitch + w - first_column) * size
 //   skew(c) = (c * plane_residue mod U) * size, with U = 16 / size elements: where channel c of an input of that plane
-//   size begins within 16 bytes, if channel 0 begins at a multiple.
+//   size begins within 16 bytes, if channel 0 begins at a multiple. Z = kGeneratedZeroBytes. misalignment is that of
+//   the part's first element in channel 0; offsets are multiples of 16: 0 for the first image, then those of whole
+//   images.
 struct GeneratedPlan {
   int element_type;  // onnx.TensorProto.DataType: 1 float, 10 float16
   int in_channels;   // C
@@ -100,26 +108,37 @@ struct GeneratedPlan {
   int chunk_channels;
   int num_chunks;
   int columns_per_slot;  // 1 (float) or 2 (float16)
-  int threads;           // of a block; a group has at most as many slots
+  int threads;           // of a block that compute; a group has at most as many slots
+  int staging_threads;   // of a block besides those, which only make bulk copies: 0 or 32
   int num_stages;
   int channel_pitch;  // bytes, a multiple of 16
   int plane_residue;  // in_h * in_w modulo U of the input that the image was made for
+  int min_passes;     // passes or splits that keep float16 sums accurate
   int code_bytes;     // of the longest tile, about: what should stay in the instruction cache
+};
+
+// Division by a number that a launch does not change: n / d = (2 n * multiplier >> 32) >> shift for 0 <= n < 2^31, with
+// 2^(shift - 1) < d <= 2^shift and multiplier = ceil(2^(31 + shift) / d) (Granlund and Montgomery, 1994).
+struct Divisor {
+  unsigned multiplier;
+  int shift;
 };
 
 // One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * lanes: block b computes tile b % num_tiles of
 // split b / num_tiles % num_splits for the groups lane, lane + lanes, .. with lane = b / (num_tiles * num_splits).
 struct GeneratedParams {
   const void* x;
-  void* y;
-  Epilogue epilogue;
-  // Sums that are not finished: where partial_out is not null the kernel stores its sums there and not in y, float
-  // [num_splits][N, K, out_h, out_w]; where partial_in is not null it starts from those sums (num_splits is then 1).
-  const float* partial_in;
-  float* partial_out;
-  long long partial_stride;  // elements from one split to the next
-  int chunk_begin;           // input channels: chunks chunk_begin .. chunk_end - 1, divided evenly among the splits:
-  int chunk_end;             // split s begins at chunk_begin + (chunk_end - chunk_begin) * s / num_splits
+  void* out;           // Y; or sums that are not final, [num_splits] of Y's shape, or Y itself for one split
+  const void* bias;    // [K], or null: what the sums begin with
+  const void* addend;  // of Y's shape, or null: what is added to them at the end, the residual, or sums of an earlier
+                       // launch. It may be `out`.
+  long long split_stride;  // elements from one split to the next
+  float alpha;             // of the activation
+  float beta;
+  int is_final;     // apply the activation
+  int is_paired;    // float16: `out` and `addend` are multiples of 4 and rows have an even number of columns
+  int chunk_begin;  // input channels: chunks chunk_begin .. chunk_end - 1, divided evenly among the splits:
+  int chunk_end;    // split s begins at chunk_begin + (chunk_end - chunk_begin) * s / num_splits
   int num_splits;
   int num_lanes;
   int staging;  // Staging
@@ -128,12 +147,13 @@ struct GeneratedParams {
   int in_w;
   int out_h;
   int out_w;
-  int num_groups;        // of the whole batch
-  int images_per_group;  // one of these two is 1
-  int groups_per_image;
-  int group_slots;  // slots of a group in one image; the last group of an image may have fewer
+  int num_groups;   // of the whole batch
+  int group_slots;  // the last group may have fewer
+  int num_slots;    // of the whole batch
   int row_pitch;    // elements, in_w; rounded up to even for float16
-  int image_pitch;  // bytes, a multiple of 16
+  int image_pitch;  // bytes, a multiple of 16: of what a group reads of an image that is not its first
+  Divisor by_row_slots;
+  Divisor by_plane_slots;
 };
 
 }  // namespace sparseconv::cuda

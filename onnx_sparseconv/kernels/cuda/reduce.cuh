@@ -25,7 +25,9 @@ __device__ __forceinline__ void Reduce(const ReduceParams& p) {
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.num_values; i += step) {
     float sum = 0.0f;
 #pragma unroll 4
-    for (int split = 0; split < p.num_splits; ++split) sum += LoadReadOnly(p.partial + split * p.num_values + i);
+    for (int split = 0; split < p.num_splits; ++split) {
+      sum += LoadElement(static_cast<const T*>(p.partial) + split * p.num_values + i);
+    }
     StoreOutput<T>(p.epilogue, p.y, i, ChannelOf(p, i), sum);
   }
 }

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from tests.kernels.cuda.csr_launch import CsrParams, Epilogue, ReduceParams, run_csr, run_reduce
+from tests.support.cuda_emulation import Divisor, GeneratedParams
 from tests.support.cuda_host_build import address, build_host_image, huge_array, launch
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -223,7 +224,7 @@ def test_inf_in_the_input_reaches_only_the_outputs_that_read_it():
 def test_reduce(splits, dtype):
     case = pointwise(Activation.SILU, dtype=dtype)
     rng = np.random.default_rng(splits)
-    partial = rng.uniform(-1, 1, (splits, 2, 3, 7, 11)).astype(np.float32)
+    partial = rng.uniform(-1, 1, (splits, 2, 3, 7, 11)).astype(dtype)
     bias, residual = rng.uniform(-1, 1, 3).astype(dtype), rng.uniform(-1, 1, (2, 3, 7, 11)).astype(dtype)
     for arguments, blocks in [((bias, residual), None), ((None, None), 2)]:
         terms = [partial.astype(np.float64)]
@@ -244,6 +245,15 @@ def test_reduce_adds_in_order():
     assert run_reduce(case, partial, None, None).item() == 1
 
 
+def test_reduce_adds_halves_in_float():
+    """Neither is the sum rounded on the way, nor does it overflow."""
+    case = pointwise(dtype=np.float16)
+    partial = np.array([2048, 0.5, 0.5, -1024], np.float16).reshape(4, 1, 1, 1, 1)
+    assert run_reduce(case, partial, None, None).item() == 1025
+    partial = np.array([60000, 60000, -60000], np.float16).reshape(3, 1, 1, 1, 1)
+    assert run_reduce(case, partial, None, None).item() == 60000
+
+
 def test_reduce_finds_the_channel_of_any_output():
     source = """
         #include "reduce.cuh"
@@ -259,7 +269,7 @@ def test_reduce_finds_the_channel_of_any_output():
 
 
 def test_parameters_have_the_layout_of_the_device():
-    types = (Epilogue, CsrParams, ReduceParams)
+    types = (Epilogue, CsrParams, ReduceParams, Divisor, GeneratedParams)
     fields = [(t, name) for t in types for name, _ in t._fields_]
     asked = [f"__builtin_offsetof({t.__name__}, {name})" for t, name in fields] + [
         f"sizeof({t.__name__})" for t in types

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -31,8 +32,9 @@ BULK = (
     }
     __syncthreads();
     if (t == 0) {
-      ArriveExpecting(barrier, 256);
+      ExpectBytes(barrier, 256);
       CopyBulk(SharedAddress(shared), x, 256, barrier);
+      Arrive(barrier);
     }
     WaitForBarrier(barrier, 0);
 """
@@ -78,9 +80,12 @@ PHASES = """
     float sum = 0;
     for (int i = 0; i < 5; ++i) {
       if (t < 32) {
-        ArriveExpecting(barrier, t == 7 || t == 8 ? 128 : 0);
         const unsigned half = (t - 7) * 32;
-        if (t == 7 || t == 8) CopyBulk(SharedAddress(shared + half), x + i * 64 + half, 128, barrier);
+        if (t == 7 || t == 8) {
+          ExpectBytes(barrier, 128);
+          CopyBulk(SharedAddress(shared + half), x + i * 64 + half, 128, barrier);
+        }
+        Arrive(barrier);
       }
       WaitForBarrier(barrier, i % 2);
       sum += shared[t];
@@ -103,8 +108,9 @@ REFILL = """
     float sum = 0;
     for (int i = 0; i < 4; ++i) {
       if (t == 0) {
-        ArriveExpecting(barrier, 256);
+        ExpectBytes(barrier, 256);
         CopyBulk(SharedAddress(shared), x + 64 * i, 256, barrier);
+        Arrive(barrier);
       }
       WaitForBarrier(barrier, i % 2);
       sum += shared[63 - t];
@@ -124,7 +130,35 @@ REFILL_ASYNC = """
     }
     y[t] = sum;
 """
-RACING = [body.replace("__syncthreads();  // refill", "") for body in (REFILL, REFILL_ASYNC)]
+# One warp copies, the other one computes.
+REFILL_BY_A_WARP = """
+    const Shared filled = SharedAddress(shared + 64), emptied = filled + 8;
+    if (t == 0) InitBarrier(filled, 1);
+    if (t == 1) InitBarrier(emptied, 1);
+    FenceBarrierInit();
+    __syncthreads();
+    if (t >= 32) {
+      for (int i = 0; i < 4; ++i) {
+        if (i > 0) WaitForBarrier(emptied, (i - 1) % 2);  // refill
+        if (IsElected()) {
+          ExpectBytes(filled, 256);
+          CopyBulk(SharedAddress(shared), x + 64 * i, 256, filled);
+          Arrive(filled);
+        }
+      }
+      return;
+    }
+    y[t] = y[t + 32] = 0;
+    for (int i = 0; i < 4; ++i) {
+      WaitForBarrier(filled, i % 2);
+      y[t] += shared[63 - t];
+      y[t + 32] += shared[31 - t];
+      __syncwarp();
+      if (t == 0) Arrive(emptied);
+    }
+"""
+REFILLS = [REFILL, REFILL_ASYNC, REFILL_BY_A_WARP]
+RACING = [re.sub(r"[^\n]*// refill", "", body) for body in REFILLS]
 FRESH = """
     __shared__ float fixed[64];
     y[blockIdx.x * 64 + t] = fixed[t] == fixed[t] || shared[t] == shared[t];
@@ -147,8 +181,11 @@ WRONG = {
         "twice",
     ),
     "no init": (BULK.replace("InitBarrier(barrier, 1);", ""), "there is no mbarrier"),
-    "too many arrivals": (BULK.replace("CopyBulk", "ArriveExpecting(barrier, 256); CopyBulk"), "arrivals"),
-    "an overwritten mbarrier": (BULK.replace("ArriveExpecting", "shared[64] = 0; ArriveExpecting"), "was overwritten"),
+    "too many arrivals": (BULK.replace("Arrive(barrier)", "Arrive(barrier); Arrive(barrier)"), "arrivals"),
+    "bytes that nobody expects": (BULK.replace("ExpectBytes(barrier, 256);", ""), "under way when the block ends"),
+    "too many bytes": (BULK.replace("(barrier, 256)", "(barrier, 1 << 20)"), "waits for too many bytes"),
+    "no arrival": (BULK.replace("Arrive(barrier);", ""), "deadlock"),
+    "an overwritten mbarrier": (BULK.replace("ExpectBytes", "shared[64] = 0; ExpectBytes"), "was overwritten"),
     "a bulk copy of 8 bytes": (BULK.replace("x, 256", "x, 248"), "a bulk copy of 248 bytes"),
     "a bulk copy from a misaligned address": (BULK.replace("x, 256", "x + 2, 240"), "not a multiple of 16"),
     "a bulk copy to a misaligned address": (BULK.replace("(shared), x", "(shared + 1), x"), "not a multiple of 16"),
@@ -191,8 +228,7 @@ BODIES = [
     PHASES,
     VOTES,
     FRESH,
-    REFILL,
-    REFILL_ASYNC,
+    *REFILLS,
     *RACING,
     *(body for body, _ in WRONG.values()),
 ]
@@ -218,7 +254,7 @@ def image():
 def run(body, *, x=None, size=THREADS, shared_bytes=None, grid=(1,)):
     """Run a body with ``x`` and ``y``, floats in global memory, and ``shared``, dynamic shared memory; returns y."""
     if shared_bytes is None:
-        shared_bytes = {PIPELINED: 2 * 4 * THREADS}.get(body, 4 * THREADS + 8 * ("Barrier" in body))
+        shared_bytes = {PIPELINED: 2 * 4 * THREADS}.get(body, 4 * THREADS + 8 * len(re.findall("InitBarrier", body)))
     x = device_array(np.arange(size, dtype=np.float32) if x is None else x)
     y = device_array(np.full(size, np.nan, np.float32), writable=True)
     arguments = [ctypes.c_void_p(address(a)) for a in (x, y)]
@@ -245,8 +281,15 @@ def test_a_barrier_serves_phase_after_phase():
 def test_copies_over_data_that_others_still_read_are_seen(kind):
     x = np.arange(4 * THREADS, dtype=np.float32)
     wanted = x.reshape(4, THREADS)[:, ::-1].sum(axis=0)
-    np.testing.assert_array_equal(run([REFILL, REFILL_ASYNC][kind], x=x), wanted)
+    np.testing.assert_array_equal(run(REFILLS[kind], x=x), wanted)
     assert (run(RACING[kind], x=x) != wanted).any()
+
+
+def test_a_warp_that_copies_without_waiting_for_the_others_is_seen():
+    x = np.arange(4 * THREADS, dtype=np.float32)
+    np.testing.assert_array_equal(run(REFILL_BY_A_WARP, x=x), x.reshape(4, THREADS)[:, ::-1].sum(axis=0))
+    with pytest.raises(KernelError, match="more than 1 arrivals"):
+        run(RACING[-1], x=x)
 
 
 def test_warps_vote_and_exchange():

@@ -16,6 +16,7 @@ from tests.support.sparse_models import make_model
 _SOURCE = Path(__file__).with_name("reference_image.cc")
 _MAGIC = b"reference-image\0"
 _MAX_WEIGHTS = 1 << 14
+ZERO_BYTES = 144  # kGeneratedZeroBytes of params.h
 
 
 @functools.cache
@@ -63,9 +64,11 @@ def make_plan(case, **changes) -> GeneratedPlan:
         num_chunks=0,
         columns_per_slot=2 if half else 1,
         threads=64,
+        staging_threads=32,
         num_stages=2,
         channel_pitch=4096,
         plane_residue=0,
+        min_passes=1,
         code_bytes=1000,
     )
     plan = dataclasses.replace(plan, **changes)

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "half.h"
@@ -23,6 +22,7 @@ using sparseconv::HalfToFloat;
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 constexpr int kMaxWeights = 1 << 14;
+static_assert(kGeneratedZeroBytes == 144, "reference.py has the number too");
 
 struct ReferenceData {
   char magic[16];
@@ -37,7 +37,8 @@ __attribute__((visibility("default"))) ReferenceData reference_data = {"referenc
 
 namespace {
 
-thread_local std::string error;
+// No std::string: one that is destroyed with its thread would keep this image loaded until then.
+thread_local char error[256];
 
 __attribute__((format(printf, 2, 3))) void Require(bool holds, const char* format, ...) {
   if (holds) return;
@@ -51,32 +52,26 @@ __attribute__((format(printf, 2, 3))) void Require(bool holds, const char* forma
 
 class Launch {
  public:
-  Launch(const GeneratedPlan& plan, const GeneratedParams& params, unsigned shared_bytes)
+  Launch(const GeneratedPlan& plan, const GeneratedParams& params, int block_threads, unsigned shared_bytes)
       : plan_(plan),
         p_(params),
         is_half_(plan.element_type == 10),
         size_(is_half_ ? 2 : 4),
         vector_(16 / size_),
-        row_slots_((p_.out_w + plan.columns_per_slot - 1) / plan.columns_per_slot),
+        columns_(plan.columns_per_slot),
+        row_slots_((p_.out_w + columns_ - 1) / columns_),
         plane_slots_(p_.out_h * row_slots_),
         num_values_(static_cast<long long>(p_.batch) * plan.out_channels * p_.out_h * p_.out_w),
         stage_(static_cast<size_t>(plan.chunk_channels) * plan.channel_pitch),
         written_(static_cast<size_t>(num_values_ * p_.num_splits)) {
+    const int threads = block_threads - plan.staging_threads;
+    Require(threads >= 32 && threads % 32 == 0 && threads <= plan.threads, "%d threads", block_threads);
+    Require(p_.group_slots >= 1 && p_.group_slots <= threads, "%d slots for %d threads", p_.group_slots, threads);
     Require(shared_bytes == stage_.size() * plan.num_stages, "%u bytes of shared memory", shared_bytes);
-    Require(p_.images_per_group == 1 || p_.groups_per_image == 1, "several images, and parts of one");
-    Require(p_.images_per_group * p_.group_slots <= plan.threads, "more slots than threads");
-    Require(p_.image_pitch % 16 == 0, "image_pitch is %d", p_.image_pitch);
-    Require(p_.chunk_begin < p_.chunk_end && p_.chunk_end <= plan.num_chunks, "chunks %d to %d", p_.chunk_begin,
-            p_.chunk_end);
-    Require(p_.num_splits == 1 || (p_.partial_in == nullptr && p_.partial_out != nullptr), "splits without a place");
-    Require(p_.epilogue.activation == plan.activation, "activation %d", p_.epilogue.activation);
-    const int images = p_.groups_per_image > 1 ? p_.batch : (p_.batch + p_.images_per_group - 1) / p_.images_per_group;
-    Require(p_.num_groups == images * p_.groups_per_image, "%d groups", p_.num_groups);
-    Require(static_cast<long long>(p_.groups_per_image) * p_.group_slots >= plane_slots_, "too few slots");
-    if (p_.staging != kElementStaging) {
-      Require(reinterpret_cast<size_t>(p_.x) % 16 == 0, "X is not aligned");
-      Require(p_.row_pitch == p_.in_w, "row_pitch is %d", p_.row_pitch);
-    }
+    CheckGroups();
+    CheckChunks();
+    CheckStaging();
+    CheckOutputs();
   }
 
   void Run(unsigned num_blocks) {
@@ -93,133 +88,222 @@ class Launch {
   }
 
  private:
-  struct Group {
-    int first_image, num_images, first_slot, num_slots, first_row, num_rows, first_column, num_columns;
+  // What a group reads of one image. Slots are counted within the image.
+  struct Part {
+    int image, first_slot, end_slot;
+    int first_row, num_rows, first_column, num_columns;
+    int offset;  // bytes, behind the zeros of a channel
   };
 
-  Group Locate(int index) const {
-    Group group{};
-    if (p_.groups_per_image > 1) {
-      group.first_image = index / p_.groups_per_image;
-      group.num_images = 1;
-      group.first_slot = index % p_.groups_per_image * p_.group_slots;
-      group.num_slots = std::min(p_.group_slots, plane_slots_ - group.first_slot);
-      Require(group.num_slots > 0, "group %d is empty", index);
-    } else {
-      group.first_image = index * p_.images_per_group;
-      group.num_images = std::min(p_.images_per_group, p_.batch - group.first_image);
-      group.num_slots = plane_slots_;
-    }
-    const int first = group.first_slot / row_slots_, last = (group.first_slot + group.num_slots - 1) / row_slots_;
-    group.first_row = std::clamp(first * plan_.strides[0] - plan_.pads_begin[0], 0, p_.in_h);
-    const int reach = (plan_.kernel_shape[0] - 1) * plan_.dilations[0] + 1;
-    group.num_rows =
-        std::max(std::min(last * plan_.strides[0] - plan_.pads_begin[0] + reach, p_.in_h) - group.first_row, 0);
-    group.num_columns = p_.in_w;
-    if (reach == 1 && first == last) {
-      // Only the columns that its taps read, from an even one for halves.
-      const int step = plan_.strides[1] * plan_.columns_per_slot;
-      const int begin = group.first_slot % row_slots_, end = (group.first_slot + group.num_slots - 1) % row_slots_ + 1;
-      const int reach_w = (plan_.kernel_shape[1] - 1) * plan_.dilations[1] + 1;
-      group.first_column = std::clamp(begin * step - plan_.pads_begin[1], 0, p_.in_w);
-      group.first_column -= group.first_column % plan_.columns_per_slot;
-      const int last_column = end * step - plan_.strides[1] - plan_.pads_begin[1] + reach_w;
-      group.num_columns = std::max(std::min(last_column, p_.in_w) - group.first_column, 0);
-    }
-    return group;
+  // Of a slot's column.
+  struct Place {
+    const Part* part;
+    int row, column;
+  };
+
+  void CheckGroups() const {
+    Require(p_.num_slots == static_cast<long long>(p_.batch) * plane_slots_, "%d slots", p_.num_slots);
+    Require(p_.num_groups == (p_.num_slots - 1) / p_.group_slots + 1, "%d groups", p_.num_groups);
+    Require(p_.num_lanes >= 1 && p_.num_lanes <= p_.num_groups, "%d lanes", p_.num_lanes);
+    CheckDivisor(p_.by_row_slots, row_slots_);
+    CheckDivisor(p_.by_plane_slots, plane_slots_);
   }
 
-  int Misalignment(const Group& group) const {
-    return p_.staging == kElementStaging ? 0 : (group.first_row * p_.in_w + group.first_column) % vector_;
+  // Of every number that could be divided, those around multiples are the ones that go wrong.
+  void CheckDivisor(const Divisor& by, int divisor) const {
+    const auto check = [&](long long n) {
+      if (n < 0 || n >= p_.num_slots + 2048LL) return;
+      const unsigned long long product = static_cast<unsigned long long>(2 * n) * by.multiplier;
+      const long long quotient = static_cast<long long>(product >> 32) >> by.shift;
+      Require(quotient == n / divisor, "%lld / %d would be %lld", n, divisor, quotient);
+    };
+    Require(by.shift >= 0 && by.shift < 32, "a shift by %d", by.shift);
+    const long long last = (p_.num_slots + 2048LL) / divisor, step = std::max(1LL, last / 1000);
+    for (long long quotient = 0; quotient <= last + step; quotient += step) {
+      for (int i = -1; i <= 1; ++i) check(std::min(quotient, last) * divisor + i);
+    }
+  }
+
+  void CheckChunks() const {
+    Require(p_.chunk_begin >= 0 && p_.chunk_begin < p_.chunk_end && p_.chunk_end <= plan_.num_chunks, "chunks %d to %d",
+            p_.chunk_begin, p_.chunk_end);
+    Require(p_.num_splits >= 1 && p_.num_splits <= p_.chunk_end - p_.chunk_begin, "%d splits", p_.num_splits);
+  }
+
+  void CheckStaging() const {
+    Require(p_.image_pitch % 16 == 0, "image_pitch is %d", p_.image_pitch);
+    if (p_.staging == kElementStaging) {
+      Require(p_.row_pitch == (p_.in_w + columns_ - 1) / columns_ * columns_, "row_pitch is %d", p_.row_pitch);
+      return;
+    }
+    Require(p_.staging == kBulkStaging || p_.staging == kVectorStaging, "staging is %d", p_.staging);
+    Require(reinterpret_cast<size_t>(p_.x) % 16 == 0, "X is not aligned");
+    Require(p_.row_pitch == p_.in_w && p_.in_w % columns_ == 0, "row_pitch is %d", p_.row_pitch);
+  }
+
+  void CheckOutputs() const {
+    Require(p_.out != nullptr, "nowhere to write");
+    Require(p_.is_final == 0 || p_.is_final == 1, "is_final is %d", p_.is_final);
+    if (p_.num_splits > 1) {
+      Require(p_.addend == nullptr && p_.bias == nullptr && p_.is_final == 0, "splits of sums that are not partial");
+      Require(p_.split_stride >= num_values_, "splits overlap: %lld", p_.split_stride);
+    }
+    if (is_half_ && p_.is_paired != 0) {
+      const auto is_even = [](const void* pointer) { return reinterpret_cast<size_t>(pointer) % 4 == 0; };
+      Require(p_.out_w % 2 == 0 && (p_.num_splits == 1 || p_.split_stride % 2 == 0), "pairs in rows of %d", p_.out_w);
+      Require(is_even(p_.out) && is_even(p_.addend), "pairs at odd halves");
+    }
+  }
+
+  std::vector<Part> PartsOf(int index) const {
+    const int first = index * p_.group_slots, end = std::min(first + p_.group_slots, p_.num_slots);
+    std::vector<Part> parts;
+    for (int slot = first; slot < end; ++slot) {
+      const int image = slot / plane_slots_;
+      if (parts.empty() || parts.back().image != image) {
+        parts.push_back({image, slot % plane_slots_, 0, 0, 0, 0, 0, 0});
+      }
+      parts.back().end_slot = slot % plane_slots_ + 1;
+    }
+    for (size_t i = 0; i < parts.size(); ++i) {
+      Locate(parts[i]);
+      if (i > 0) parts[i].offset = FirstBytes(parts[0]) + static_cast<int>(i - 1) * p_.image_pitch;
+      CheckPart(parts[i], i > 0);
+    }
+    return parts;
+  }
+
+  // Whole rows; but where taps and slots stay in one row, only the columns that the taps read, from an even one for
+  // halves.
+  void Locate(Part& part) const {
+    const int first = part.first_slot / row_slots_, last = (part.end_slot - 1) / row_slots_;
+    const int reach = (plan_.kernel_shape[0] - 1) * plan_.dilations[0] + 1;
+    part.first_row = std::clamp(first * plan_.strides[0] - plan_.pads_begin[0], 0, p_.in_h);
+    const int end_row = std::min(last * plan_.strides[0] - plan_.pads_begin[0] + reach, p_.in_h);
+    part.num_rows = std::max(end_row - part.first_row, 0);
+    part.num_columns = p_.in_w;
+    if (reach > 1 || first != last) return;
+    const int step = plan_.strides[1] * columns_;
+    const int reach_w = (plan_.kernel_shape[1] - 1) * plan_.dilations[1] + 1;
+    part.first_column = std::clamp(part.first_slot % row_slots_ * step - plan_.pads_begin[1], 0, p_.in_w);
+    part.first_column -= part.first_column % columns_;
+    const int last_column = (part.end_slot - 1) % row_slots_ * step + (columns_ - 1) * plan_.strides[1];
+    const int end_column = std::min(last_column - plan_.pads_begin[1] + reach_w, p_.in_w);
+    part.num_columns = std::max(end_column - part.first_column, 0);
+  }
+
+  // Elements from one staged row of a part to the next.
+  int PitchOf(const Part& part) const {
+    return part.num_columns < p_.in_w ? (part.num_columns + columns_ - 1) / columns_ * columns_ : p_.row_pitch;
+  }
+
+  static int Round16(int bytes) { return (bytes + 15) / 16 * 16; }
+
+  // Room of a group's first image, where another one follows: whatever the skew of a channel.
+  int FirstBytes(const Part& part) const {
+    const int skew = plan_.plane_residue == 0 ? 0 : vector_ - 1;
+    return Round16((Misalignment(part) + skew + part.num_rows * PitchOf(part)) * size_);
+  }
+
+  void CheckPart(const Part& part, bool follows) const {
+    Require(part.num_rows <= 1 || PitchOf(part) == p_.row_pitch, "rows of %d elements", PitchOf(part));
+    if (!follows) return;
+    Require(part.first_slot == 0 && part.first_row == 0 && part.first_column == 0, "an image from slot %d on",
+            part.first_slot);
+    if (part.num_rows * part.num_columns == 0) return;
+    const int skew = plan_.plane_residue == 0 ? 0 : vector_ - 1;
+    const int bytes = (skew + part.num_rows * PitchOf(part)) * size_;
+    Require(bytes <= p_.image_pitch, "%d bytes in %d", bytes, p_.image_pitch);
+  }
+
+  int Misalignment(const Part& part) const {
+    return p_.staging == kElementStaging ? 0 : (part.first_row * p_.in_w + part.first_column) % vector_;
   }
   int Skew(int channel) const { return channel * plan_.plane_residue % vector_; }
   int GroupOut() const { return plan_.out_channels / plan_.group; }
   int GroupIn() const { return plan_.in_channels / plan_.group; }
   int FirstChannel(int tile) const { return tile * plan_.tile_channels / GroupOut() * GroupIn(); }
 
+  std::vector<Place> PlacesOf(const std::vector<Part>& parts) const {
+    std::vector<Place> places;
+    for (const Part& part : parts) {
+      for (int slot = part.first_slot; slot < part.end_slot; ++slot) {
+        for (int i = 0; i < columns_; ++i) {
+          const int column = slot % row_slots_ * columns_ + i;
+          if (column < p_.out_w) places.push_back({&part, slot / row_slots_, column});
+        }
+      }
+    }
+    return places;
+  }
+
   void RunGroup(int tile, int split, int index) {
-    const Group group = Locate(index);
+    const std::vector<Part> parts = PartsOf(index);
+    const std::vector<Place> places = PlacesOf(parts);
     const int num_chunks = p_.chunk_end - p_.chunk_begin;
     const int begin = p_.chunk_begin + num_chunks * split / p_.num_splits;
     const int end = p_.chunk_begin + num_chunks * (split + 1) / p_.num_splits;
     const int first_out = tile * plan_.tile_channels;
     const int num_out = std::min(plan_.tile_channels, plan_.out_channels - first_out);
-    const int slots = group.num_images * group.num_slots;
-    std::vector<float> sums(static_cast<size_t>(slots * num_out * plan_.columns_per_slot));
+    std::vector<float> sums(places.size() * num_out);
     for (int chunk = begin; chunk < end; ++chunk) {
-      Stage(group, FirstChannel(tile), chunk);
-      for (int slot = 0; slot < slots; ++slot) {
-        for (int k = 0; k < num_out; ++k) {
-          for (int column = 0; column < plan_.columns_per_slot; ++column) {
-            sums[static_cast<size_t>((slot * num_out + k) * plan_.columns_per_slot + column)] +=
-                Sum(group, tile, chunk, slot, first_out + k, column);
-          }
-        }
+      Stage(parts, FirstChannel(tile), chunk);
+      float* sum = sums.data();
+      for (const Place& place : places) {
+        for (int k = 0; k < num_out; ++k) *sum++ += Sum(place, tile, chunk, first_out + k);
       }
     }
-    for (int slot = 0; slot < slots; ++slot) {
-      for (int k = 0; k < num_out; ++k) {
-        for (int column = 0; column < plan_.columns_per_slot; ++column) {
-          Store(group, split, slot, first_out + k, column,
-                sums[static_cast<size_t>((slot * num_out + k) * plan_.columns_per_slot + column)]);
-        }
-      }
+    const float* sum = sums.data();
+    for (const Place& place : places) {
+      for (int k = 0; k < num_out; ++k) Store(place, split, first_out + k, *sum++);
     }
   }
 
-  void Stage(const Group& group, int first_channel, int chunk) {
+  void Stage(const std::vector<Part>& parts, int first_channel, int chunk) {
     std::memset(stage_.data(), 0xFF, stage_.size());  // NaN in both types
     const int channels = std::min(plan_.chunk_channels, plan_.tile_in_channels - chunk * plan_.chunk_channels);
     for (int c = 0; c < channels; ++c) {
       const int channel = first_channel + chunk * plan_.chunk_channels + c;
       Require(channel < plan_.in_channels, "channel %d is read", channel);
-      for (int image = 0; image < group.num_images; ++image) StageRows(group, c, channel, image);
+      int free = 0;  // behind the part before
+      for (const Part& part : parts) {
+        if (part.num_rows * part.num_columns == 0) continue;
+        Require(part.offset >= free && part.offset % 16 == 0, "a part at byte %d, behind %d", part.offset, free);
+        free = part.offset + StagePart(part, c, channel);
+        Require(kGeneratedZeroBytes + free <= plan_.channel_pitch, "byte %d of a channel", kGeneratedZeroBytes + free);
+      }
     }
   }
 
-  void StageRows(const Group& group, int c, int channel, int image) {
-    if (group.num_rows == 0 || group.num_columns == 0) return;
-    const long long plane = static_cast<long long>(group.first_image + image) * plan_.in_channels + channel;
-    const long long first = plane * p_.in_h * p_.in_w + group.first_row * p_.in_w + group.first_column;
+  // Returns the bytes from the part's offset on.
+  int StagePart(const Part& part, int c, int channel) {
+    const long long plane = static_cast<long long>(part.image) * plan_.in_channels + channel;
+    const long long first = plane * p_.in_h * p_.in_w + part.first_row * p_.in_w + part.first_column;
     const long long total = static_cast<long long>(p_.batch) * plan_.in_channels * p_.in_h * p_.in_w;
     const auto* x = static_cast<const char*>(p_.x);
-    const int place = 16 + image * p_.image_pitch;
+    const size_t place = static_cast<size_t>(c) * plan_.channel_pitch + kGeneratedZeroBytes + part.offset;
     if (p_.staging != kElementStaging) {
-      const int lead = Misalignment(group) + Skew(c);
-      const int bytes = ((lead + group.num_rows * group.num_columns) * size_ + 15) / 16 * 16;
+      const int lead = Misalignment(part) + Skew(c);
+      const int bytes = Round16((lead + part.num_rows * part.num_columns) * size_);
       const long long begin = (first - lead) * size_;
       Require(begin % 16 == 0 && begin >= 0 && begin + bytes <= total * size_, "a copy from %lld, %d bytes", begin,
               bytes);
-      Require(bytes <= p_.image_pitch, "%d bytes in %d", bytes, p_.image_pitch);
-      Require(place + bytes <= plan_.channel_pitch, "byte %d of a channel", place + bytes);
-      std::memcpy(&stage_[static_cast<size_t>(c) * plan_.channel_pitch + place], x + begin, bytes);
-      return;
+      Require(place + bytes <= stage_.size(), "a copy to %zu, %d bytes", place, bytes);
+      std::memcpy(&stage_[place], x + begin, bytes);
+      return bytes;
     }
-    const int columns = plan_.columns_per_slot;
-    const int pitch =
-        group.num_columns < p_.in_w ? (group.num_columns + columns - 1) / columns * columns : p_.row_pitch;
-    const int last = place + Skew(c) * size_ + group.num_rows * pitch * size_;
-    Require(last <= plan_.channel_pitch, "byte %d of a channel", last);
-    Require(group.num_rows * pitch * size_ <= p_.image_pitch, "%d rows in %d bytes", group.num_rows, p_.image_pitch);
-    for (int row = 0; row < group.num_rows; ++row) {
-      char* to = &stage_[static_cast<size_t>(c) * plan_.channel_pitch + place + (Skew(c) + row * pitch) * size_];
+    const int pitch = PitchOf(part);
+    const int bytes = (Skew(c) + part.num_rows * pitch) * size_;
+    Require(place + bytes <= stage_.size(), "copies to %zu, %d bytes", place, bytes);
+    for (int row = 0; row < part.num_rows; ++row) {
+      char* to = &stage_[place + static_cast<size_t>((Skew(c) + row * pitch) * size_)];
       std::memset(to, 0, static_cast<size_t>(pitch * size_));
-      std::memcpy(to, x + (first + row * p_.in_w) * size_, static_cast<size_t>(group.num_columns * size_));
+      std::memcpy(to, x + (first + row * p_.in_w) * size_, static_cast<size_t>(part.num_columns * size_));
     }
+    return bytes;
   }
 
-  struct Place {
-    int image, row, column;
-  };
-
-  Place PlaceOf(const Group& group, int slot, int column) const {
-    const int in_image = group.first_slot + slot % group.num_slots;
-    return {slot / group.num_slots, in_image / row_slots_, in_image % row_slots_ * plan_.columns_per_slot + column};
-  }
-
-  float Sum(const Group& group, int tile, int chunk, int slot, int out_channel, int column) const {
-    const Place place = PlaceOf(group, slot, column);
-    if (place.column >= p_.out_w) return 0;
+  float Sum(const Place& place, int tile, int chunk, int out_channel) const {
     const int in_group = out_channel / GroupOut() * GroupIn();
     float sum = 0;
     for (int c = 0; c < plan_.chunk_channels; ++c) {
@@ -234,7 +318,7 @@ class Launch {
           const int weight =
               ((out_channel * GroupIn() + channel - in_group) * plan_.kernel_shape[0] + r) * plan_.kernel_shape[1] + s;
           if (const float value = reference_data.weights[weight]; value != 0) {
-            sum += value * Staged(group, c, place.image, row, w);
+            sum += value * Staged(*place.part, c, row, w);
           }
         }
       }
@@ -242,12 +326,12 @@ class Launch {
     return sum;
   }
 
-  float Staged(const Group& group, int c, int image, int row, int column) const {
-    Require(row >= group.first_row && row < group.first_row + group.num_rows, "row %d is not staged", row);
-    Require(column >= group.first_column && column < group.first_column + group.num_columns, "column %d is not staged",
+  float Staged(const Part& part, int c, int row, int column) const {
+    Require(row >= part.first_row && row < part.first_row + part.num_rows, "row %d is not staged", row);
+    Require(column >= part.first_column && column < part.first_column + part.num_columns, "column %d is not staged",
             column);
-    const int at = c * plan_.channel_pitch + Skew(c) * size_ + 16 + image * p_.image_pitch +
-                   (Misalignment(group) + (row - group.first_row) * p_.row_pitch + column - group.first_column) * size_;
+    const int at = c * plan_.channel_pitch + Skew(c) * size_ + kGeneratedZeroBytes + part.offset +
+                   (Misalignment(part) + (row - part.first_row) * p_.row_pitch + column - part.first_column) * size_;
     if (is_half_) {
       Require((at - column % 2 * 2) % 4 == 0, "a pair of halves at byte %d", at);
       uint16_t value;
@@ -263,24 +347,18 @@ class Launch {
     return is_half_ ? HalfToFloat(static_cast<const uint16_t*>(from)[index]) : static_cast<const float*>(from)[index];
   }
 
-  void Store(const Group& group, int split, int slot, int out_channel, int column, float sum) {
-    const Place place = PlaceOf(group, slot, column);
-    if (place.column >= p_.out_w) return;
-    const long long plane = static_cast<long long>(group.first_image + place.image) * plan_.out_channels + out_channel;
+  void Store(const Place& place, int split, int out_channel, float sum) {
+    const long long plane = static_cast<long long>(place.part->image) * plan_.out_channels + out_channel;
     const long long index = (plane * p_.out_h + place.row) * p_.out_w + place.column;
     ++written_[static_cast<size_t>(split * num_values_ + index)];
-    if (p_.partial_in != nullptr) sum += p_.partial_in[index];
-    if (p_.partial_out != nullptr) {
-      p_.partial_out[split * p_.partial_stride + index] = sum;
-      return;
-    }
-    if (p_.epilogue.bias != nullptr) sum += Read(p_.epilogue.bias, out_channel);
-    if (p_.epilogue.residual != nullptr) sum += Read(p_.epilogue.residual, index);
-    if (p_.epilogue.activation == kRelu) sum = std::max(sum, 0.0f);
+    if (p_.bias != nullptr) sum += Read(p_.bias, out_channel);
+    if (p_.addend != nullptr) sum += Read(p_.addend, index);
+    if (p_.is_final != 0 && plan_.activation == kRelu) sum = std::max(sum, 0.0f);
+    const long long to = split * p_.split_stride + index;
     if (is_half_) {
-      static_cast<uint16_t*>(p_.y)[index] = FloatToHalf(sum);
+      static_cast<uint16_t*>(p_.out)[to] = FloatToHalf(sum);
     } else {
-      static_cast<float*>(p_.y)[index] = sum;
+      static_cast<float*>(p_.out)[to] = sum;
     }
   }
 
@@ -288,7 +366,8 @@ class Launch {
   const GeneratedParams p_;
   const bool is_half_;
   const int size_;
-  const int vector_;
+  const int vector_;   // elements of 16 bytes
+  const int columns_;  // of a slot
   const int row_slots_;
   const int plane_slots_;
   const long long num_values_;
@@ -300,18 +379,19 @@ class Launch {
 
 EXPORT int cuda_on_host_has_kernel(const char* name) { return std::strcmp(name, "sparseconv_generated") == 0; }
 
-EXPORT const char* cuda_on_host_error() { return error.c_str(); }
+EXPORT const char* cuda_on_host_error() { return error; }
 
 EXPORT int cuda_on_host_launch(const char* name, const unsigned grid[3], const unsigned block[3], unsigned shared_bytes,
                                void** params) {
   if (!cuda_on_host_has_kernel(name)) return 1;
   try {
     const GeneratedPlan plan = reference_data.plan;
-    Require(grid[1] == 1 && grid[2] == 1 && static_cast<int>(block[0]) == plan.threads, "%u threads", block[0]);
-    Launch(plan, *static_cast<const GeneratedParams*>(params[0]), shared_bytes).Run(grid[0]);
+    Require(grid[1] == 1 && grid[2] == 1 && block[1] == 1 && block[2] == 1, "a grid or block of several axes");
+    const auto& launched = *static_cast<const GeneratedParams*>(params[0]);
+    Launch(plan, launched, static_cast<int>(block[0]), shared_bytes).Run(grid[0]);
     return 0;
   } catch (const std::exception& caught) {
-    error = caught.what();
+    std::snprintf(error, sizeof(error), "%s", caught.what());
     return 2;
   }
 }

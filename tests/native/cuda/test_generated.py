@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from tests.native.cuda.reference import model_with_image
+from tests.native.cuda.reference import ZERO_BYTES, model_with_image
+from tests.support.cuda_emulation import fake_driver
 from tests.support.random_cases import cases
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -40,9 +41,12 @@ HALF = np.dtype(np.float16)
 
 def run_and_check(session, case, x_shape, seed=0):
     inputs = random_inputs(case, x_shape, seed)
+    driver = fake_driver()
+    before = len(driver.launches())
     (actual,) = session.run(None, inputs)
+    names = [name for name, *_ in driver.launches()[before:]]
     assert actual.dtype == case.dtype
-    assert_within(actual, *oracle(case, inputs))
+    assert_within(actual, *oracle(case, inputs, stored_sums=len(names) - 1))  # by each launch but the last one
 
 
 def kernels(driver):
@@ -58,7 +62,7 @@ def plan_changes(draw, case, x_shape):
     changes = {
         "threads": draw(st.sampled_from([32, 64, 96, 128, 256])),
         "num_stages": draw(st.integers(1, 3)),
-        "channel_pitch": 16 * draw(st.sampled_from([2, 9, 33, 100, 333])),
+        "channel_pitch": ZERO_BYTES + 16 * draw(st.sampled_from([1, 8, 32, 99, 332])),
         "plane_residue": draw(st.sampled_from([0, plane % vector, 2])),
         "code_bytes": draw(st.sampled_from([0, 5000, 250_000])),
     }
@@ -68,7 +72,10 @@ def plan_changes(draw, case, x_shape):
     else:
         tile = draw(st.sampled_from([d for d in range(1, group_out + 1) if group_out % d == 0]))
         tile_in = group_in
-    changes |= {"tile_channels": tile, "tile_in_channels": tile_in, "chunk_channels": draw(st.integers(1, tile_in))}
+    chunk = draw(st.integers(1, tile_in))
+    changes |= {"tile_channels": tile, "tile_in_channels": tile_in, "chunk_channels": chunk}
+    changes["staging_threads"] = draw(st.sampled_from([0, 32]))
+    changes["min_passes"] = draw(st.sampled_from([1, 1, -(-tile_in // chunk)]))
     pads = [begin for begin, _, _ in resolve(geometry, x_shape[2:])]
     changes["pads_begin"] = tuple(pads) if len(pads) == 2 else (0, pads[0])
     return changes
@@ -126,7 +133,7 @@ def test_rows_that_begin_anywhere(driver, make_session, width, dtype):
 def test_every_size_of_a_stage(driver, make_session, x_shape, dtype):
     """What fits just so: images and rows fill the channel to its last bytes, skewed ones too."""
     case = dataclasses.replace(CASE, dtype=np.dtype(dtype))
-    for channel_pitch in range(64, 600, 16):
+    for channel_pitch in range(ZERO_BYTES + 48, ZERO_BYTES + 584, 16):
         for residue in (0, 2):
             model = model_with_image(case, threads=128, plane_residue=residue, channel_pitch=channel_pitch)
             run_and_check(make_session(model), case, x_shape)
@@ -159,11 +166,20 @@ def test_passes_and_splits(driver, make_session, asked, dtype):
     assert kernels(driver) == [GENERATED] * asked.get("cuda_passes", 1) + reduce
 
 
-@pytest.mark.parametrize(("code_bytes", "passes"), [(0, 1), (96 << 10, 1), ((96 << 10) + 1, 2), (10 << 20, 3)])
-def test_code_that_does_not_stay_in_the_cache_runs_in_passes(driver, make_session, code_bytes, passes):
+@pytest.mark.parametrize("min_passes", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_plan_has_as_many_passes_or_splits_as_it_asks_for(driver, make_session, min_passes, dtype):
+    case = dataclasses.replace(CASE, dtype=np.dtype(dtype))
     driver.set_device(num_multiprocessors=1)
-    run_and_check(make_session(model_with_image(CASE, code_bytes=code_bytes)), CASE, SHAPE)
-    assert kernels(driver) == [GENERATED] * passes
+    model = model_with_image(case, min_passes=min_passes)
+    for asked in ({}, {"cuda_passes": 1}, {"cuda_splits": 1}):
+        run_and_check(make_session(model, **asked), case, SHAPE)
+        assert kernels(driver) == [GENERATED] * min_passes
+    run_and_check(make_session(model, cuda_passes=3), case, SHAPE)
+    assert kernels(driver) == [GENERATED] * 3
+    driver.set_device(num_multiprocessors=4)
+    run_and_check(make_session(model), case, (1, 12, 4, 4))
+    assert driver.last_generated().num_splits == max(2, min_passes)
 
 
 def test_few_blocks_share_the_chunks(driver, make_session):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import HALF_TERMS, choose_plan
 from onnx_sparseconv.kernels.source import KERNEL_NAME, make_source
 from tests.native.cuda.reference import model_with
-from tests.support.cuda_host_build import build_host_image
+from tests.support.cuda_emulation import Divisor, GeneratedParams
+from tests.support.cuda_host_build import address, build_host_image, check_surroundings, device_array, launch
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -55,12 +57,9 @@ def image_of(case, in_size=None, architecture=90, **changes):
 
 def exact_and_bound(case, inputs):
     """As `oracle`, with the error of sums in half."""
-    exact, bound = oracle(case, inputs)
-    if case.dtype == HALF:
-        magnitude = convolve(case, np.abs(case.weight), np.abs(inputs["X"]))
-        terms = np.count_nonzero(case.weight.reshape(case.out_channels, -1), axis=1).max()
-        bound = bound + 1.1 * (HALF_TERMS + terms / HALF_TERMS + 2) * ROUNDING * magnitude
-    return exact, bound
+    # Rounded with every term, every sum of a few, and the bias and the residual.
+    terms = np.count_nonzero(case.weight.reshape(case.out_channels, -1), axis=1).max()
+    return oracle(case, inputs, stored_sums=1.1 * (HALF_TERMS + terms / HALF_TERMS + 4))
 
 
 def run_and_check(make_session, driver, case, container, x_shape, **settings):
@@ -151,21 +150,108 @@ def test_weights_that_are_no_numbers_act_as_in_the_other_kernel(make_session, dt
     np.testing.assert_allclose(generated[:, 4:], csr[:, 4:], atol=tolerance)
 
 
-@pytest.mark.parametrize("channels", [64, 512])
-def test_half_sums_are_accurate(make_session, channels):
+SMALL_MAPS = {
+    "3x3": ((6, 12, 3, 3), conv_2d((3, 3)), [(7, 7), (14, 14), (5, 9), (3, 8), (1, 1)]),
+    "3x3, stride 2": ((6, 12, 3, 3), conv_2d((3, 3), (2, 2)), [(7, 7), (14, 14)]),
+    "3x3, wide padding": ((6, 12, 3, 3), conv_2d((3, 3), (1, 1), (5, 4, 4, 5)), [(4, 4)]),
+    "1x1": ((6, 12, 1, 1), conv_2d((1, 1), (1, 1), (0, 0, 0, 0)), [(7, 7), (14, 14), (1, 10)]),
+    "1x3": ((6, 12, 1, 3), conv_2d((1, 3), (1, 1), (0, 1, 0, 1)), [(6, 8), (1, 20)]),
+}
+STAGINGS = ("bulk", "vector", "element")
+
+
+def divisor(number):
+    shift = (number - 1).bit_length()
+    return Divisor(-(-(1 << (31 + shift)) // number), shift)
+
+
+def launch_params(case, plan, sizes, group_slots, staging):
+    """The launch of all chunks, with groups of so many slots, whatever the library would choose; without pointers."""
+    batch, in_h, in_w, out_h, out_w = sizes
+    columns, vector = plan.columns_per_slot, 16 // case.dtype.itemsize
+    row_slots = -(-out_w // columns)
+    slots = batch * out_h * row_slots
+    row_pitch = -(-in_w // columns) * columns
+    reach = (plan.kernel_shape[0] - 1) * plan.dilations[0] + 1
+    rows = min(max((out_h - 1) * plan.strides[0] - plan.pads_begin[0] + reach, 0), in_h)
+    unknown = (vector - 1) * ((plan.plane_residue > 0) + (staging != "element"))
+    groups = -(-slots // group_slots)
+    return GeneratedParams(
+        split_stride=batch * plan.out_channels * out_h * out_w,
+        is_final=1,
+        is_paired=int(out_w % 2 == 0),
+        chunk_end=plan.num_chunks,
+        num_splits=1,
+        num_lanes=min(2, groups),
+        staging=STAGINGS.index(staging),
+        batch=batch,
+        in_h=in_h,
+        in_w=in_w,
+        out_h=out_h,
+        out_w=out_w,
+        num_groups=groups,
+        group_slots=group_slots,
+        num_slots=slots,
+        row_pitch=row_pitch,
+        image_pitch=-(-(rows * row_pitch + unknown) * case.dtype.itemsize // 16) * 16,
+        by_row_slots=divisor(row_slots),
+        by_plane_slots=divisor(out_h * row_slots),
+    )
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize(
+    ("form", "size"), [(form, size) for form, (*_, sizes) in SMALL_MAPS.items() for size in sizes], ids=str
+)
+def test_groups_of_several_images(tmp_path, form, size, dtype):
+    """They begin and end anywhere, and the last one need not be full. For every way to stage them that there is."""
+    shape, geometry, _ = SMALL_MAPS[form]
+    case = SparseConvCase(random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual=True)
+    changes = {"threads": 160, "tile_channels": 4, "num_tiles": 2, "chunk_channels": 4, "channel_pitch": 1 << 14}
+    image = image_of(case, size, **changes, num_stages=2, staging_threads=32)
+    code = tmp_path / "image.so"
+    code.write_bytes(image.code)
+    plan, plane = image.plan, size[0] * size[1]
+    in_sizes = (1, plane) if plan.is_pointwise else size
+    stagings = STAGINGS if in_sizes[1] % plan.columns_per_slot == 0 else ("element",)
+    for batch, group_slots, staging in itertools.product((1, 2, 7), (1, 31, 64, 100, 160), stagings):
+        inputs = random_inputs(case, (batch, case.in_channels, *size), seed=1)
+        exact, bound = exact_and_bound(case, inputs)
+        out_sizes = (1, plane) if plan.is_pointwise else exact.shape[2:]
+        params = launch_params(case, plan, (batch, *in_sizes, *out_sizes), group_slots, staging)
+        y = device_array(np.full(exact.shape, np.nan, dtype), writable=True)
+        arrays = {name: device_array(inputs[key]) for name, key in (("x", "X"), ("bias", "B"), ("addend", "Z"))}
+        for name, array in {**arrays, "out": y}.items():
+            setattr(params, name, address(array))
+        threads = -(-min(group_slots, params.num_slots) // 32) * 32 + plan.staging_threads
+        blocks = plan.num_tiles * params.num_lanes
+        launch(code, KERNEL_NAME, (blocks,), (threads,), [params], shared_bytes=plan.shared_bytes)
+        check_surroundings(y)
+        assert_within(y, exact, bound)
+
+
+@pytest.mark.parametrize("channels", [64, 256, 512, 700])
+def test_half_sums_are_accurate(make_session, driver, channels):
     """The error is at most 4 times that of sums in float that are rounded once, as in ONNX Runtime's Conv."""
     rng = np.random.default_rng(0)
     weight = (rng.standard_normal((8, channels, 3, 3)) * (rng.random((8, channels, 3, 3)) < 0.1)).astype(np.float16)
     case = SparseConvCase(weight, conv_2d((3, 3)), dtype=HALF, has_bias=False)
     inputs = {"X": rng.standard_normal((2, channels, 14, 14)).astype(np.float16)}
-    session = make_session(model_with(case, pack([image_of(case, (14, 14))])), cuda_kernel="generated", cuda_splits=1)
-    (actual,) = session.run(None, inputs)
+    model = model_with(case, pack([image_of(case, (14, 14))]))
+    driver.take_launches()
+    # Sums are divided among passes, or among splits.
+    asked = [{"cuda_splits": 1}, {}]
+    results = [make_session(model, cuda_kernel="generated", **a).run(None, inputs)[0] for a in asked]
+    if channels > 64:
+        names = [name for name, *_ in driver.take_launches()]
+        assert names.count(KERNEL_NAME) > len(asked) or "sparseconv_reduce_f16" in names
     exact = convolve(case, weight, inputs["X"])
     best = exact.astype(np.float32).astype(np.float16)
 
     def rms(values):
         return np.sqrt(np.mean((values.astype(np.float64) - exact) ** 2))
 
-    assert rms(actual) <= 4 * rms(best)
-    # Sums in half all the way would be far off, so the test can fail.
-    assert rms(actual) > 1.2 * rms(best)
+    for actual in results:
+        assert rms(actual) <= 4 * rms(best)
+        # Sums in half all the way would be far off, so the test can fail.
+        assert rms(actual) > 1.2 * rms(best)

@@ -118,6 +118,8 @@ HOSTILE = [
     *(("num_chunks", "i", value, "num_chunks") for value in (0, 1, 3, -1, BIG)),
     *(("columns_per_slot", "i", value, "columns_per_slot") for value in (0, 2, -1)),
     *(("threads", "i", value, "threads") for value in (0, 31, 33, 1056, -32, BIG)),
+    *(("staging_threads", "i", value, "staging_threads") for value in (-32, -1, 1, 31, 33, 64, BIG)),
+    *(("min_passes", "i", value, "min_passes") for value in (0, -1, 3, BIG)),
     *(("num_stages", "i", value, "num_stages") for value in (0, -1, 65, BIG)),
     *(("channel_pitch", "i", value, "channel_pitch") for value in (0, 16, 4097, -16, BIG, 2**31 - 16)),
     *(("plane_residue", "i", value, "plane_residue") for value in (-1, 4, BIG)),
@@ -131,6 +133,12 @@ def test_a_bad_field_is_refused(make_session, name, code, value, cause):
     offset = 4 * CONTAINER_FIELD_NAMES.index(name) if is_first else field_offset(name)
     values = value if isinstance(value, tuple) else (value,)
     check_refused(make_session, overwritten(container(), offset, code, *values), cause)
+
+
+def test_staging_threads_beyond_the_largest_block_are_refused(make_session):
+    assert kernel_of(make_session(model_with(CASE, container(threads=992)))) == "cuda.generated(sm_90)"
+    check_refused(make_session, container(threads=1024), "staging_threads is 32")
+    assert kernel_of(make_session(model_with(CASE, container(threads=1024, staging_threads=0)))).startswith("cuda.gen")
 
 
 def test_any_changed_byte_of_an_image_is_refused(make_session):

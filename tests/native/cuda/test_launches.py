@@ -12,7 +12,7 @@ import pytest
 
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.kernels.image_container import PLAN_FIELDS
-from tests.native.cuda.reference import make_plan
+from tests.native.cuda.reference import ZERO_BYTES, make_plan
 from tests.support.cuda_emulation import build_shared
 from tests.support.native_build import ROOT
 from tests.support.sparse_models import SparseConvCase, geometry_2d
@@ -35,18 +35,21 @@ class Launch:
 
     staging: str
     groups: int
-    images: int
-    parts: int
     slots: int
     lanes: int
     splits: int
     passes: int
     grid: int
+    threads: int
+
+    def turns(self):
+        """Groups that the busiest block computes, one after the other."""
+        return -(-self.groups // self.lanes)
 
 
 PATTERN = re.compile(
-    r"generated staging=(\w+) groups=(\d+) \((\d+) images, 1/(\d+) of an image, (\d+) slots\) rows=\d+x\d+ "
-    r"row_pitch=\d+ image_pitch=\d+ lanes=(\d+) splits=(\d+) passes=(\d+) grid=(\d+) threads=\d+ shared_bytes=\d+"
+    r"generated staging=(\w+) groups=(\d+) \((\d+) slots\) rows=\d+x\d+ row_pitch=\d+ image_pitch=\d+ "
+    r"lanes=(\d+) splits=(\d+) passes=(\d+) grid=(\d+) threads=(\d+) shared_bytes=\d+"
 )
 
 
@@ -79,41 +82,111 @@ def layer(in_channels, out_channels, kernel=3, stride=1, dtype=np.float32):
     return SparseConvCase(weight, geometry_2d(kernel, stride, kernel // 2), dtype=np.dtype(dtype))
 
 
+MULTIPROCESSORS = 132
+QUARTER_SLOTS = 4 * 32  # a warp for each quarter of a multiprocessor
+
+
+def excess(plan, sizes, launch, blocks=1):
+    """How much longer the busiest block takes than if all that can run at a time had the same work.
+
+    Less than a warp for each quarter of a multiprocessor takes as long as one.
+    """
+    batch, _, _, out_h, out_w = sizes
+    slots = batch * out_h * -(-out_w // plan.columns_per_slot)
+    lanes = MULTIPROCESSORS * blocks // (plan.num_tiles * launch.splits)
+    return launch.turns() * -(-launch.slots // QUARTER_SLOTS) / max(1, slots / lanes / QUARTER_SLOTS)
+
+
+def check_launch(plan, sizes, launch, blocks=1):
+    """What holds for every launch."""
+    batch, _, _, out_h, out_w = sizes
+    slots = batch * out_h * -(-out_w // plan.columns_per_slot)
+    assert launch.slots <= plan.threads
+    assert launch.groups == -(-slots // launch.slots)
+    assert 1 <= launch.lanes <= launch.groups
+    # No warp without a slot, but for those that stage.
+    assert launch.threads == -(-launch.slots // 32) * 32 + plan.staging_threads
+    assert launch.grid == plan.num_tiles * launch.splits * launch.lanes
+    assert launch.splits == 1 or launch.passes == 1
+    assert plan.min_passes <= launch.splits * launch.passes
+    assert max(launch.splits, launch.passes) <= plan.num_chunks
+    # All blocks run at the same time, where the least number of splits allows it.
+    assert launch.grid <= max(MULTIPROCESSORS * blocks, plan.num_tiles * max(launch.splits, 1))
+
+
+# Channels, size of the map, channels of a tile.
+LAYERS = [
+    *((64, 56, 32), (64, 224, 32), (128, 112, 64), (256, 56, 64), (128, 28, 64), (256, 14, 64), (512, 7, 64)),
+    *((512, 28, 64), (64, 57, 32), (100, 31, 50)),
+]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-@pytest.mark.parametrize(
-    ("channels", "size", "threads"), [(64, 56, 448), (64, 224, 448), (128, 112, 448), (256, 56, 448), (512, 28, 448)]
-)
-def test_large_maps_use_the_threads_and_the_gpu(probe, channels, size, threads, dtype):
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("real", LAYERS, ids=str)
+def test_real_layers_use_the_gpu(probe, real, blocks, kernel, dtype):
+    channels, size, tile = real
+    plane = size * size
     plan = make_plan(
-        layer(channels, channels, dtype=dtype),
-        tile_channels=32,
+        layer(channels, channels, kernel, dtype=dtype),
+        tile_channels=tile,
         chunk_channels=8,
-        threads=threads,
-        num_stages=3,
-        channel_pitch=9472,
+        threads={1: 416, 2: 256}[blocks],
+        channel_pitch=7168 // blocks + 1024,
+        code_bytes=64 << 10,
+        is_pointwise=int(kernel == 1),
+        plane_residue=0 if dtype == np.float16 and size % 2 else plane % (8 if dtype == np.float16 else 4),
     )
-    launch = generated(probe, plan, (64, size, size, size, size))
-    assert launch.staging == "bulk"
-    slots = size * (size // 2 if dtype == np.float16 else size)
-    used = launch.images * launch.slots if launch.parts == 1 else slots / launch.parts
-    assert used >= 0.85 * threads
-    assert launch.groups * launch.images * slots >= 64 * slots * launch.parts
-    assert launch.splits == launch.passes == 1
-    assert 0.85 * 132 <= launch.grid <= 132
-    assert launch.grid == launch.lanes * plan.num_tiles
+    one = (size, size, size, size) if kernel == 3 else (1, plane, 1, plane)
+    for batch in (1, 2, 7, 32, 64, 256):
+        sizes = (batch, *one)
+        launch = generated(probe, plan, sizes, blocks=blocks)
+        check_launch(plan, sizes, launch, blocks)
+        if plane % (8 if dtype == np.float16 else 4) == 0:
+            assert launch.staging == "bulk"
+        if batch >= 64:
+            # A block's warps fill the quarters of a multiprocessor, and blocks have equally many groups.
+            assert excess(plan, sizes, launch, blocks) <= 1.4
+        if batch == 1:
+            # Few groups share the chunks of input channels, as long as there are blocks without work.
+            assert launch.splits == plan.num_chunks or launch.grid > MULTIPROCESSORS * blocks / 2
 
 
 def test_small_maps_share_a_group(probe):
     plan = make_plan(layer(512, 512), tile_channels=64, threads=512, channel_pitch=4096)
-    launch = generated(probe, plan, (64, 7, 7, 7, 7))
+    sizes = (64, 7, 7, 7, 7)
+    launch = generated(probe, plan, sizes)
     assert launch.staging == "element"  # 49 values are no multiple of 16 bytes, and planes were said to begin aligned
-    assert (launch.images, launch.parts) == (10, 1)
-    assert launch.groups == 7
+    check_launch(plan, sizes, launch)
+    assert launch.slots > 2 * 49
+    assert launch.slots % 49 != 0  # it also ends within an image
+    assert excess(plan, sizes, launch) <= 1.4
+
+
+@pytest.mark.parametrize("min_passes", [1, 2, 5, 64])
+def test_long_sums_of_halves_are_divided(probe, min_passes):
+    """Among splits where the GPU has room for them, else among passes, whatever else would be best."""
+    plan = make_plan(
+        layer(512, 512, dtype=np.float16), tile_channels=64, chunk_channels=8, threads=416, min_passes=min_passes
+    )
+    for batch in (1, 3, 8, 64, 200):
+        for size in (7, 14, 28):
+            sizes = (batch, size, size, size, size)
+            for asked in ((0, 0, -1), (1, 0, -1), (0, 1, -1), (1, 1, -1), (3, 0, -1)):
+                launch = generated(probe, plan, sizes, asked=asked)
+                check_launch(plan, sizes, launch)
+                assert asked[1] == 0 or launch.splits == 1
+                assert launch.passes >= min(asked[0], plan.num_chunks) or launch.splits > 1
+    one = generated(probe, plan, (1, 7, 7, 7, 7))
+    assert one.splits == max(16, min_passes)
+    assert generated(probe, plan, (64, 28, 28, 28, 28)).passes == min_passes
 
 
 def test_whole_planes_of_any_size_are_copied_as_bytes_where_channels_allow_it(probe):
     plan = make_plan(layer(512, 512), tile_channels=64, threads=512, channel_pitch=4096, plane_residue=1)
-    assert generated(probe, plan, (64, 7, 7, 7, 7)).staging == "bulk"
+    assert generated(probe, plan, (64, 7, 7, 7, 7)).staging in {"bulk", "vector"}
+    assert generated(probe, plan, (64, 7, 7, 7, 7), asked=(0, 0, 0)).staging == "bulk"
     assert generated(probe, plan, (64, 7, 7, 7, 7), device=(80, 108, 163 << 10)).staging == "vector"
     assert generated(probe, plan, (64, 7, 7, 7, 7), aligned=False).staging == "element"
     odd = dataclasses.replace(plan, chunk_channels=2)
@@ -125,7 +198,7 @@ def test_whole_planes_of_any_size_are_copied_as_bytes_where_channels_allow_it(pr
 def test_one_image_of_many_channels_is_split(probe, size):
     plan = make_plan(layer(512, 512), tile_channels=64, chunk_channels=8, threads=256, channel_pitch=4096)
     launch = generated(probe, plan, (1, size, size, size, size))
-    assert launch.splits == 16
+    assert launch.splits * launch.groups == 16
     assert launch.grid == 128
     assert launch.passes == 1
     few = generated(probe, plan, (1, size, size, size, size), asked=(0, 4, -1))
@@ -133,16 +206,19 @@ def test_one_image_of_many_channels_is_split(probe, size):
 
 
 def test_a_wide_pointwise_plane_is_staged_in_parts(probe):
-    plan = make_plan(layer(64, 64, 1), is_pointwise=1, threads=256, channel_pitch=16 + 4 * 256 + 32)
-    launch = generated(probe, plan, (2, 1, 56 * 56, 1, 56 * 56))
-    assert launch.staging == "bulk"
-    assert launch.slots >= 196
+    plan = make_plan(layer(64, 64, 1), is_pointwise=1, threads=256, channel_pitch=ZERO_BYTES + 4 * 256 + 32)
+    sizes = (2, 1, 56 * 56, 1, 56 * 56)
+    launch = generated(probe, plan, sizes)
+    assert launch.staging != "element"
+    check_launch(plan, sizes, launch)
+    assert excess(plan, sizes, launch) <= 1.4
 
 
-def test_code_that_runs_once_needs_no_passes(probe):
+def test_long_code_does_not_make_passes(probe):
+    """They cost memory traffic, whether or not the code stays in a cache."""
     plan = make_plan(layer(128, 128), tile_channels=64, threads=416, channel_pitch=2048, code_bytes=200_000)
-    assert generated(probe, plan, (64, 28, 28, 28, 28)).passes == 3
-    assert generated(probe, plan, (33, 28, 28, 28, 28)).passes == 1
+    assert generated(probe, plan, (64, 28, 28, 28, 28)).passes == 1
+    assert generated(probe, plan, (64, 28, 28, 28, 28), asked=(3, 0, -1)).passes == 3
 
 
 def test_more_than_it_can_stage(probe):
@@ -169,9 +245,11 @@ def test_a_last_tile_beyond_the_input(probe):
 def test_long_signals(probe):
     case = SparseConvCase(np.ones((100, 300, 3), np.float32), ConvGeometry((3,), (1,), (0, 0), (1,)))
     plan = make_plan(case, tile_channels=25, chunk_channels=20, threads=512, channel_pitch=4096)
-    launch = generated(probe, plan, (128, 1, 56, 1, 54))
-    assert launch.images == 9
-    assert launch.groups == 15
+    sizes = (128, 1, 56, 1, 54)
+    launch = generated(probe, plan, sizes)
+    check_launch(plan, sizes, launch)
+    assert launch.slots > 2 * 54
+    assert excess(plan, sizes, launch) <= 1.4
     launch = generated(
         probe, dataclasses.replace(plan, channel_pitch=1 << 20, chunk_channels=1), (1, 1, 10**5, 1, 99998)
     )
@@ -189,11 +267,13 @@ def test_millions_of_groups_are_counted_quickly(probe):
 def test_a_row_of_millions_is_staged_in_parts(probe, kernel, dtype):
     weight = np.ones((4, 4, kernel), np.float32)
     case = SparseConvCase(weight, ConvGeometry((kernel,), (1,), (0, 0), (1,)), dtype=np.dtype(dtype))
-    plan = make_plan(case, is_pointwise=int(kernel == 1), threads=512, channel_pitch=16 + 512 * 4 + 32)
+    plan = make_plan(case, is_pointwise=int(kernel == 1), threads=512, channel_pitch=ZERO_BYTES + 512 * 4 + 32)
     width = 5_000_011  # a prime, so that there is no other way to cut it into rows
-    launch = generated(probe, plan, (1, 1, width, 1, width - kernel + 1))
-    assert launch.parts == launch.groups > 4096
-    assert launch.slots >= 400
+    sizes = (1, 1, width, 1, width - kernel + 1)
+    launch = generated(probe, plan, sizes)
+    assert launch.groups > 4096
+    check_launch(plan, sizes, launch)
+    assert excess(plan, sizes, launch) <= 1.1
 
 
 def csr(probe, out_dims, out_channels, batch):

@@ -282,10 +282,14 @@ void EndPhaseIfComplete(Barrier& barrier) {
   ++barrier.phase;
 }
 
-void Arrive(unsigned number, unsigned bytes) {
+void ExpectBytes(unsigned number, unsigned bytes) {
   Barrier& barrier = FindBarrier(number);
   barrier.bytes += bytes;
   if (barrier.bytes > kMaxPendingBytes) Fail("the mbarrier at %u waits for too many bytes", number);
+}
+
+void Arrive(unsigned number) {
+  Barrier& barrier = FindBarrier(number);
   if (barrier.pending == 0) Fail("more than %u arrivals at the mbarrier at %u", barrier.arrivals, number);
   --barrier.pending;
   EndPhaseIfComplete(barrier);

@@ -57,7 +57,8 @@ void CommitCopies();
 void WaitForCopies(unsigned pending);
 void InitBarrier(unsigned number, unsigned arrivals);
 void FenceBarrierInit();
-void Arrive(unsigned number, unsigned bytes);
+void Arrive(unsigned number);
+void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
 

@@ -14,8 +14,22 @@ using Shared = unsigned;
 
 inline float ToFloat(Half value) { return HalfToFloat(value); }
 inline Half ToHalf(float value) { return FloatToHalf(value); }
+inline float ToFloat(float value) { return value; }
 inline Half Lower(Half2 pair) { return static_cast<Half>(pair & 0xFFFFu); }
 inline Half Upper(Half2 pair) { return static_cast<Half>(pair >> 16); }
+
+inline Half2 Joined(Half lower, Half upper) { return static_cast<Half2>(lower) | static_cast<Half2>(upper) << 16; }
+inline float Twice(float value) { return value; }
+inline Half2 Twice(Half value) { return Joined(value, value); }
+inline Half2 ToHalves(float lower, float upper) { return Joined(ToHalf(lower), ToHalf(upper)); }
+inline Half2 AddHalves(Half2 a, Half2 b) {
+  return ToHalves(ToFloat(Lower(a)) + ToFloat(Lower(b)), ToFloat(Upper(a)) + ToFloat(Upper(b)));
+}
+inline float Larger(float a, float b) { return b < a ? a : b; }
+inline Half2 AtLeastZero(Half2 pair) {
+  return Joined(ToFloat(Lower(pair)) < 0.0f ? Half{0} : Lower(pair),
+                ToFloat(Upper(pair)) < 0.0f ? Half{0} : Upper(pair));
+}
 
 inline unsigned FloatBits(float value) {
   unsigned bits;
@@ -46,7 +60,9 @@ void WaitForCopies() {
 
 inline void InitBarrier(Shared barrier, unsigned arrivals) { cuda_on_host::InitBarrier(barrier, arrivals); }
 inline void FenceBarrierInit() { cuda_on_host::FenceBarrierInit(); }
-inline void ArriveExpecting(Shared barrier, unsigned bytes) { cuda_on_host::Arrive(barrier, bytes); }
+inline void Arrive(Shared barrier) { cuda_on_host::Arrive(barrier); }
+inline void ExpectBytes(Shared barrier, unsigned bytes) { cuda_on_host::ExpectBytes(barrier, bytes); }
+inline bool IsElected() { return threadIdx.x % 32 == 0; }
 inline void WaitForBarrier(Shared barrier, unsigned parity) { cuda_on_host::WaitForBarrier(barrier, parity); }
 inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
   cuda_on_host::CopyBulk(to, from, bytes, barrier);

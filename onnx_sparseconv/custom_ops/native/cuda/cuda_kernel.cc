@@ -23,6 +23,7 @@ constexpr int kMinArchitecture = 75;
 constexpr unsigned kReduceThreads = 256;
 constexpr int64_t kMaxReduceBlocks = 1 << 16;
 constexpr uintptr_t kVectorBytes = 16;
+constexpr uintptr_t kPairBytes = 4;  // of halves
 // More than on the CPU: the batch is part of the key, and a plan is small.
 constexpr size_t kMaxPlans = 32;
 
@@ -73,7 +74,8 @@ struct GeneratedImage {
     // Else no launch is ever planned.
     if (shared + facts.static_shared_bytes > device.max_shared_bytes) return;
     driver.set_function_attribute(function, kMaxDynamicSharedBytes, static_cast<int>(shared));
-    driver.resident_blocks(&facts.blocks_a_multiprocessor, function, plan.threads, static_cast<size_t>(shared));
+    driver.resident_blocks(&facts.blocks_a_multiprocessor, function, plan.threads + plan.staging_threads,
+                           static_cast<size_t>(shared));
   }
 
   const GeneratedPlan plan;
@@ -109,7 +111,8 @@ class CudaKernel final : public Kernel {
   void LaunchCsr(const Call& call) const;
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
-  void LaunchPasses(const Call& call, float* sums) const;
+  void LaunchPasses(const Call& call) const;
+  GeneratedParams MakeGeneratedParams(const Call& call) const;
   Epilogue MakeEpilogue(const Inputs& inputs) const;
   bool is_half() const { return op_.element_type == ort::kFloat16; }
 
@@ -258,12 +261,8 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchCsr(call);
   } else if (call.plan.generated->params.num_splits > 1) {
     LaunchSplits(call);
-  } else if (call.plan.generated->num_passes > 1 && is_half()) {
-    const auto bytes = static_cast<size_t>(call.plan.generated->num_values) * sizeof(float);
-    const ort::DeviceScratch sums(call.context, call.inputs.x.memory_info, bytes);
-    LaunchPasses(call, static_cast<float*>(sums.data()));
   } else {
-    LaunchPasses(call, static_cast<float*>(call.y));  // sums that are not finished fit into Y itself
+    LaunchPasses(call);
   }
 }
 
@@ -277,25 +276,35 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   cuda::Launch(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
 }
 
+// One launch of all chunks that starts from nothing and stores its sums as they are.
+GeneratedParams CudaKernel::MakeGeneratedParams(const Call& call) const {
+  GeneratedParams params = call.plan.generated->params;
+  params.x = call.inputs.x.data;
+  params.out = call.y;
+  params.alpha = call.epilogue.alpha;
+  params.beta = call.epilogue.beta;
+  params.chunk_end = call.plan.generated->num_chunks;
+  const auto is_aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPairBytes == 0; };
+  params.is_paired = params.out_w % 2 == 0 && is_aligned(call.y) && is_aligned(call.epilogue.residual);
+  return params;
+}
+
 // Every split of the chunks adds up its part; a second kernel adds the parts and finishes the outputs.
 void CudaKernel::LaunchSplits(const Call& call) const {
   const GeneratedLaunch& launch = *call.plan.generated;
+  const size_t value_bytes = is_half() ? sizeof(uint16_t) : sizeof(float);
   const auto values = static_cast<size_t>(launch.num_values);
   const auto splits = static_cast<size_t>(launch.params.num_splits);
-  if (values > std::numeric_limits<size_t>::max() / sizeof(float) / splits) Fail("the partial sums overflow memory");
-  const ort::DeviceScratch partial(call.context, call.inputs.x.memory_info, values * splits * sizeof(float));
-  GeneratedParams params = launch.params;
-  params.x = call.inputs.x.data;
-  params.y = call.y;
-  params.epilogue = call.epilogue;
-  params.partial_out = static_cast<float*>(partial.data());
-  params.chunk_end = launch.num_chunks;
+  if (values > std::numeric_limits<size_t>::max() / value_bytes / splits) Fail("the partial sums overflow memory");
+  const ort::DeviceScratch partial(call.context, call.inputs.x.memory_info, values * splits * value_bytes);
+  GeneratedParams params = MakeGeneratedParams(call);
+  params.out = partial.data();
   cuda::Launch(image_->function, launch.shape, params, call.stream);
 
   ReduceParams reduce{};
   reduce.y = call.y;
   reduce.epilogue = call.epilogue;
-  reduce.partial = static_cast<const float*>(partial.data());
+  reduce.partial = partial.data();
   reduce.num_splits = params.num_splits;
   reduce.out_channels = static_cast<int>(geometry_.out_channels);
   reduce.plane = params.out_h * params.out_w;
@@ -307,18 +316,17 @@ void CudaKernel::LaunchSplits(const Call& call) const {
   cuda::Launch(library_kernels_->Reduce(), shape, reduce, call.stream);
 }
 
-// Pass after pass adds its chunks to `sums`; the last one finishes the outputs.
-void CudaKernel::LaunchPasses(const Call& call, float* sums) const {
+// The first pass begins with the bias and the residual, each later one with what the one before it left in Y; the last
+// one finishes the outputs.
+void CudaKernel::LaunchPasses(const Call& call) const {
   const GeneratedLaunch& launch = *call.plan.generated;
-  GeneratedParams params = launch.params;
-  params.x = call.inputs.x.data;
-  params.y = call.y;
-  params.epilogue = call.epilogue;
+  GeneratedParams params = MakeGeneratedParams(call);
   for (int64_t pass = 0; pass < launch.num_passes; ++pass) {
     params.chunk_begin = static_cast<int>(launch.num_chunks * pass / launch.num_passes);
     params.chunk_end = static_cast<int>(launch.num_chunks * (pass + 1) / launch.num_passes);
-    params.partial_in = pass == 0 ? nullptr : sums;
-    params.partial_out = pass + 1 == launch.num_passes ? nullptr : sums;
+    params.bias = pass == 0 ? call.epilogue.bias : nullptr;
+    params.addend = pass == 0 ? call.epilogue.residual : call.y;
+    params.is_final = pass + 1 == launch.num_passes;
     cuda::Launch(image_->function, launch.shape, params, call.stream);
   }
 }

@@ -11,43 +11,80 @@ namespace sparseconv::cuda {
 namespace {
 
 constexpr int64_t kVectorBytes = 16;
-constexpr int64_t kZeroBytes = 16;
+constexpr int64_t kWarp = 32;
+// Of a multiprocessor; each runs its own warps.
+constexpr int64_t kQuarters = 4;
+// What a turn costs besides, in warps of a quarter.
+constexpr double kTurnCost = 1.0;
+constexpr double kInstructionBytes = 16;
+// Of a bulk copy; measured on an H200.
+constexpr double kCopyCycles = 100;
+constexpr int64_t kMinBulkBytes = 640;
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxBlockThreads = 1024;
 constexpr int kBulkArchitecture = 90;
-// Code beyond this does not stay in the instruction cache of a multiprocessor.
-constexpr int64_t kResidentCodeBytes = 96 << 10;
 // Rows are counted group by group as long as there are no more groups than this.
 constexpr int64_t kMaxCountedGroups = 4096;
 
+// Of a positive number below 2^31.
+Divisor MakeDivisor(int64_t divisor) {
+  int shift = 0;
+  while ((int64_t{1} << shift) < divisor) ++shift;
+  const auto scale = static_cast<uint64_t>(1) << (31 + shift);
+  return {static_cast<unsigned>((scale + static_cast<uint64_t>(divisor) - 1) / static_cast<uint64_t>(divisor)), shift};
+}
+
 int64_t Round16(int64_t bytes) { return CeilDivide(bytes, kVectorBytes) * kVectorBytes; }
 
-// How a plan's images are cut into groups; see GeneratedParams.
+// How a batch is cut into groups; see GeneratedParams.
 struct Grouping {
   Staging staging = kElementStaging;
-  int64_t in_h = 1, in_w = 1, out_h = 1, out_w = 1;  // a pointwise plane as rows
-  int64_t images_per_group = 1;
-  int64_t groups_per_image = 1;
   int64_t group_slots = 1;
+  int64_t num_groups = 1;
   int64_t row_pitch = 1;
   int64_t image_pitch = 0;
-  int64_t num_groups = 1;
-  int64_t staged_elements = 0;  // of all groups, for one channel
 };
 
-// Finds groups for one way of staging and one way to cut the planes into rows.
+// Finds groups for one way of staging.
 class GroupSearch {
  public:
-  GroupSearch(const GeneratedPlan& plan, const PlaneSizes& sizes, Staging staging)
+  GroupSearch(const GeneratedPlan& plan, const PlaneSizes& sizes, Staging staging, int64_t max_lanes)
       : plan_(plan),
         sizes_(sizes),
         staging_(staging),
+        max_lanes_(max_lanes),
         element_bytes_(plan.element_type == ort::kFloat16 ? 2 : 4),
         vector_(kVectorBytes / element_bytes_),
         row_slots_(CeilDivide(sizes.out_w, plan.columns_per_slot)),
         plane_slots_(sizes.out_h * row_slots_),
+        num_slots_(sizes.batch * plane_slots_),
         row_pitch_(staging == kElementStaging ? CeilDivide(sizes.in_w, plan.columns_per_slot) * plan.columns_per_slot
                                               : sizes.in_w) {}
 
+  // The groups that take least time, of those that fit: whole warps, whole images, or equal parts of an image; less
+  // than a warp where that does not fit.
+  std::optional<Grouping> Find() const {
+    if (!CanStage()) return std::nullopt;
+    std::optional<Grouping> best;
+    const auto consider = [&](int64_t slots) {
+      const int64_t group_slots = std::min(slots, num_slots_);
+      if (MostBytes(group_slots) > Room()) return;
+      const Grouping grouping{staging_, group_slots, CeilDivide(num_slots_, group_slots), row_pitch_,
+                              WholeImageBytes()};
+      if (!best || Cost(grouping) < Cost(*best)) best = grouping;
+    };
+    for (int64_t slots = plan_.threads; slots >= std::max<int64_t>(kWarp, plan_.threads / 4); slots -= kWarp)
+      consider(slots);
+    if (plane_slots_ <= plan_.threads) {
+      consider(plan_.threads / plane_slots_ * plane_slots_);
+    } else {
+      consider(CeilDivide(plane_slots_, CeilDivide(plane_slots_, plan_.threads)));
+    }
+    for (int64_t slots = plan_.threads / 4; slots >= 1 && !best; slots /= 2) consider(slots);
+    return best;
+  }
+
+ private:
   // Whether copies of 16 bytes can move channels of these sizes: each must begin where the code expects it.
   bool CanStage() const {
     if (staging_ == kElementStaging) return true;
@@ -60,78 +97,26 @@ class GroupSearch {
            (plan_.group == 1 || group_in_channels * plane % vector_ == 0);
   }
 
-  std::optional<Grouping> Find() const {
-    if (auto whole = FindWholeImages()) return whole;
-    // Fewer and fewer slots, by about an eighth each time.
-    for (int64_t groups = std::max<int64_t>(2, CeilDivide(plane_slots_, plan_.threads)); groups <= plane_slots_;
-         groups = std::max(groups + 1, groups * 9 / 8)) {
-      const int64_t slots = CeilDivide(plane_slots_, groups);
-      // Groups of whole rows need fewer input rows for as many slots.
-      const int64_t whole_rows = CeilDivide(sizes_.out_h, groups) * row_slots_;
-      if (whole_rows <= plan_.threads) {
-        if (auto found = FindParts(whole_rows)) return found;
-      }
-      if (auto found = FindParts(slots)) return found;
-    }
-    return plane_slots_ == 1 ? std::nullopt : FindParts(1);
-  }
-
- private:
-  std::optional<Grouping> FindWholeImages() const {
-    if (plane_slots_ > plan_.threads || !CanStage()) return std::nullopt;
-    const int64_t image_pitch = ImagePitch(StagedElements(0, plane_slots_), 0);
-    const int64_t images =
-        std::min({sizes_.batch, plan_.threads / plane_slots_, Room() / std::max<int64_t>(image_pitch, 1)});
-    if (images < 1) return std::nullopt;
-    // As many groups, but of nearly the same number of images.
-    const int64_t images_per_group = CeilDivide(sizes_.batch, CeilDivide(sizes_.batch, images));
-    Grouping grouping = Make(plane_slots_, image_pitch);
-    grouping.images_per_group = images_per_group;
-    grouping.num_groups = CeilDivide(sizes_.batch, images_per_group);
-    grouping.staged_elements = sizes_.batch * sizes_.in_h * row_pitch_;
-    return grouping;
-  }
-
-  std::optional<Grouping> FindParts(int64_t slots) const {
-    const int64_t groups = CeilDivide(plane_slots_, slots);
-    if (groups < 2) return std::nullopt;
-    int64_t most = 0, sum = 0;
-    if (groups <= kMaxCountedGroups) {
-      for (int64_t begin = 0; begin < plane_slots_; begin += slots) {
-        const int64_t elements = StagedElements(begin, std::min(begin + slots, plane_slots_));
-        most = std::max(most, elements);
-        sum += elements;
-      }
-    } else {
-      most = MostStagedElements(slots);
-      sum = most * groups;
-    }
-    const int64_t image_pitch = ImagePitch(most, vector_ - 1);
-    if (image_pitch > Room() || !CanStage()) return std::nullopt;
-    Grouping grouping = Make(slots, image_pitch);
-    grouping.groups_per_image = groups;
-    grouping.num_groups = CheckedMultiply(sizes_.batch, groups, "the number of groups");
-    grouping.staged_elements = CheckedMultiply(sizes_.batch, sum, "the size of the staged input");
-    return grouping;
-  }
-
-  Grouping Make(int64_t slots, int64_t image_pitch) const {
-    Grouping grouping;
-    grouping.staging = staging_;
-    grouping.in_h = sizes_.in_h;
-    grouping.in_w = sizes_.in_w;
-    grouping.out_h = sizes_.out_h;
-    grouping.out_w = sizes_.out_w;
-    grouping.group_slots = slots;
-    grouping.row_pitch = row_pitch_;
-    grouping.image_pitch = image_pitch;
-    return grouping;
+  // What a launch takes, in cycles, but for what does not depend on the groups: turns that each block takes, times what
+  // takes longer in each: the code, on the busiest quarter of a multiprocessor, or the copies.
+  double Cost(const Grouping& grouping) const {
+    const int64_t lanes = std::clamp<int64_t>(max_lanes_, 1, grouping.num_groups);
+    const int64_t warps = CeilDivide(CeilDivide(grouping.group_slots, kWarp), kQuarters);
+    const double instructions = static_cast<double>(plan_.code_bytes) / kInstructionBytes;
+    const double compute = (static_cast<double>(warps) + kTurnCost) * instructions;
+    // Groups that do not end with an image begin the next one.
+    const int64_t across = plane_slots_ % grouping.group_slots == 0 || grouping.group_slots % plane_slots_ == 0 ? 0 : 1;
+    const double images = static_cast<double>(grouping.group_slots) / static_cast<double>(plane_slots_);
+    const double copies = (std::max(1.0, images) + static_cast<double>(across) * std::min(1.0, images)) *
+                          static_cast<double>(plan_.tile_in_channels);
+    return static_cast<double>(CeilDivide(grouping.num_groups, lanes)) * std::max(compute, copies * kCopyCycles);
   }
 
   int64_t ReachH() const { return (plan_.kernel_shape[0] - 1) * static_cast<int64_t>(plan_.dilations[0]) + 1; }
   int64_t ReachW() const { return (plan_.kernel_shape[1] - 1) * static_cast<int64_t>(plan_.dilations[1]) + 1; }
 
-  // Input elements that the slots [begin, end) of an image read of a channel: whole rows, or part of a single one.
+  // Input elements that the slots [begin, end) of an image read of a channel, as they are staged: whole rows, or part
+  // of a single one.
   int64_t StagedElements(int64_t begin, int64_t end) const {
     const int64_t first_out_row = begin / row_slots_, last_out_row = (end - 1) / row_slots_;
     const int64_t first_row =
@@ -149,101 +134,105 @@ class GroupSearch {
     return rows * (CeilDivide(columns, plan_.columns_per_slot) * plan_.columns_per_slot);
   }
 
-  // What any group of so many slots reads of a channel, at most.
-  int64_t MostStagedElements(int64_t slots) const {
-    if (ReachH() == 1 && sizes_.out_h == 1) {
-      // Part of the only row, and a column more where the first one is odd.
-      const int64_t columns = (slots * plan_.columns_per_slot - 1) * plan_.strides[1] + ReachW();
-      return std::min(row_pitch_, (CeilDivide(columns, plan_.columns_per_slot) + 1) * plan_.columns_per_slot);
-    }
-    // The worst place to begin is the last slot of a row.
-    const int64_t out_rows = std::min(sizes_.out_h, CeilDivide(row_slots_ - 1 + slots, row_slots_));
-    return std::min(sizes_.in_h, (out_rows - 1) * plan_.strides[0] + ReachH()) * row_pitch_;
+  // Bytes of a channel that the group of slots [begin, begin + slots) takes, counted from the first one's image.
+  int64_t StagedBytes(int64_t begin, int64_t slots) const {
+    int64_t bytes = PartBytes(StagedElements(begin, std::min(begin + slots, plane_slots_)));
+    int64_t left = begin + slots - plane_slots_;
+    for (; left > plane_slots_; left -= plane_slots_) bytes += WholeImageBytes();
+    return left > 0 ? bytes + PartBytes(StagedElements(0, left)) : bytes;
   }
 
-  // Copies of 16 bytes also bring what lies before the first element: up to `misalignment` elements, and those by
-  // which a channel is skewed.
-  int64_t ImagePitch(int64_t elements, int64_t misalignment) const {
-    const int64_t skew = plan_.plane_residue == 0 ? 0 : vector_ - 1;
-    const int64_t lead = staging_ == kElementStaging ? 0 : misalignment + skew;
-    return Round16((lead + elements) * element_bytes_);
+  int64_t WholeImageBytes() const { return PartBytes(StagedElements(0, plane_slots_)); }
+
+  // The most that any group takes. Groups begin at multiples of their slots; where there are many, any beginning
+  // counts.
+  int64_t MostBytes(int64_t slots) const {
+    const int64_t groups = CeilDivide(num_slots_, slots);
+    int64_t most = 0;
+    if (groups <= kMaxCountedGroups) {
+      for (int64_t first = 0; first < num_slots_; first += slots) {
+        most = std::max(most, StagedBytes(first % plane_slots_, std::min(slots, num_slots_ - first)));
+      }
+      return most;
+    }
+    // The worst beginnings are the last slot of a row, and the last rows of an image.
+    const int64_t rows = sizes_.out_h;
+    for (int64_t row = 0; row < rows; row = row < kMaxCountedGroups || row >= rows - 2 ? row + 1 : rows - 2) {
+      most = std::max(most, StagedBytes(row * row_slots_ + row_slots_ - 1, slots));
+      most = std::max(most, StagedBytes(row * row_slots_, slots));
+    }
+    if (ReachH() == 1) most += PartBytes(plan_.columns_per_slot * int64_t{plan_.strides[1]} + ReachW());
+    return most;
   }
+
+  // Copies of 16 bytes also bring what lies before the first element, and channels are skewed.
+  int64_t PartBytes(int64_t elements) const {
+    if (staging_ == kElementStaging) return Round16((elements + MaxSkew()) * element_bytes_);
+    return Round16((vector_ - 1 + MaxSkew() + elements) * element_bytes_);
+  }
+
+  int64_t MaxSkew() const { return plan_.plane_residue == 0 ? 0 : vector_ - 1; }
 
   // Bytes of a channel that images may take.
-  int64_t Room() const {
-    const int64_t skew = staging_ == kElementStaging && plan_.plane_residue != 0 ? kVectorBytes - element_bytes_ : 0;
-    return plan_.channel_pitch - kZeroBytes - skew;
-  }
+  int64_t Room() const { return plan_.channel_pitch - kGeneratedZeroBytes; }
 
   const GeneratedPlan& plan_;
   const PlaneSizes& sizes_;
   const Staging staging_;
+  const int64_t max_lanes_;
   const int64_t element_bytes_;
   const int64_t vector_;  // elements of 16 bytes
   const int64_t row_slots_;
   const int64_t plane_slots_;
+  const int64_t num_slots_;
   const int64_t row_pitch_;
 };
 
-bool IsBetter(const Grouping& a, const Grouping& b) {
-  const auto key = [](const Grouping& g) { return std::make_tuple(g.staging, g.num_groups, g.staged_elements); };
-  return key(a) < key(b);
+int64_t ResidentBlocks(const DeviceFacts& device, const GeneratedFacts& facts) {
+  return static_cast<int64_t>(device.num_multiprocessors) * facts.blocks_a_multiprocessor;
 }
 
-// The best groups for one way of staging. Planes of a pointwise plan are single rows, or rows of any length that
-// divides them: a group then needs to stage only a part.
-std::optional<Grouping> FindGrouping(const GeneratedPlan& plan, const PlaneSizes& sizes, Staging staging) {
-  std::optional<Grouping> best = GroupSearch(plan, sizes, staging).Find();
-  if (plan.is_pointwise == 0) return best;
-  const int64_t plane = sizes.in_h * sizes.in_w;
-  std::vector<int64_t> heights;
-  for (int64_t divisor = 2; divisor * divisor <= plane; ++divisor) {
-    if (plane % divisor == 0) heights.insert(heights.end(), {divisor, plane / divisor});
-  }
-  // Of equal ones, that with the longest rows.
-  std::sort(heights.begin(), heights.end());
-  for (const int64_t height : heights) {
-    PlaneSizes rows = sizes;
-    rows.in_h = rows.out_h = height;
-    rows.in_w = rows.out_w = plane / height;
-    const auto found = GroupSearch(plan, rows, staging).Find();
-    if (found && (!best || IsBetter(*found, *best))) best = found;
-  }
-  return best;
+// Whether copies are large enough: each costs one warp its time, while copies of 16 bytes are spread over all.
+bool IsWorthBulkCopies(const GeneratedPlan& plan, const PlaneSizes& sizes) {
+  const int64_t element_bytes = plan.element_type == ort::kFloat16 ? 2 : 4;
+  const int64_t slots = std::min<int64_t>(plan.threads, sizes.out_h * CeilDivide(sizes.out_w, plan.columns_per_slot));
+  return slots * plan.columns_per_slot * plan.strides[0] * plan.strides[1] * element_bytes >= kMinBulkBytes;
 }
 
 std::optional<Grouping> FindGrouping(const GeneratedPlan& plan, const PlaneSizes& sizes, const DeviceFacts& device,
                                      const GeneratedFacts& facts, const Settings& settings) {
+  const int64_t max_lanes = ResidentBlocks(device, facts) / plan.num_tiles;
   for (const Staging staging : {kBulkStaging, kVectorStaging, kElementStaging}) {
     if (settings.staging.has_value() && settings.staging != staging) continue;
     if (staging == kBulkStaging && device.architecture < kBulkArchitecture) continue;
     if (staging != kElementStaging && !facts.is_x_aligned) continue;
-    if (auto found = FindGrouping(plan, sizes, staging)) return found;
+    if (staging == kBulkStaging && !settings.staging.has_value() && !IsWorthBulkCopies(plan, sizes)) continue;
+    if (auto found = GroupSearch(plan, sizes, staging, max_lanes).Find()) return found;
   }
   return std::nullopt;
 }
 
 // Splits that share the chunks of a call with fewer units of work than the GPU runs at a time.
 int64_t ChooseSplits(const GeneratedPlan& plan, int64_t num_groups, const DeviceFacts& device,
-                     const Settings& settings) {
-  if (settings.splits > 0) return std::min(settings.splits, plan.num_chunks);
+                     const GeneratedFacts& facts, const Settings& settings) {
+  const int64_t most = plan.num_chunks, least = plan.min_passes;
+  if (settings.splits > 1) return std::clamp<int64_t>(settings.splits, std::min(least, most), most);
+  if (settings.splits == 1) return 1;
   if (settings.passes > 1) return 1;
   const int64_t units = plan.num_tiles * num_groups;
-  return std::clamp<int64_t>(device.num_multiprocessors / units, 1, plan.num_chunks);
+  const int64_t splits = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, most);
+  return splits == 1 ? 1 : std::max(splits, least);
 }
 
-// Passes whose code stays in the cache from one group of a block to the next; with one group there is no next.
-int64_t ChoosePasses(const GeneratedPlan& plan, int64_t splits, bool has_one_group, const Settings& settings) {
+// Passes cost memory traffic: no more than accuracy needs, if nobody asks for more.
+int64_t ChoosePasses(const GeneratedPlan& plan, int64_t splits, const Settings& settings) {
   if (splits > 1) return 1;
-  int64_t wanted = settings.passes;
-  if (wanted == 0) wanted = has_one_group ? 1 : CeilDivide(std::max(plan.code_bytes, 1), kResidentCodeBytes);
-  return std::min<int64_t>(wanted, plan.num_chunks);
+  return std::clamp<int64_t>(settings.passes, plan.min_passes, plan.num_chunks);
 }
 
 // Blocks of a tile and split that take turns at the groups: as many as are resident, with the same number of groups.
 int64_t ChooseLanes(int64_t num_groups, int64_t units, const DeviceFacts& device, const GeneratedFacts& facts) {
-  const int64_t resident = static_cast<int64_t>(device.num_multiprocessors) * facts.blocks_a_multiprocessor;
-  const int64_t lanes = std::clamp<int64_t>(resident / units, 1, num_groups);
+  const int64_t lanes = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, num_groups);
   return CeilDivide(num_groups, CeilDivide(num_groups, lanes));
 }
 
@@ -263,6 +252,10 @@ std::optional<std::string> FindObstacle(const GeneratedPlan& plan, const PlaneSi
     return "its last tile reads input channels that X does not have";
   }
   if (sizes.in_h * sizes.in_w == 0) return "the input is empty";
+  // The kernel counts slots a block beyond the last one.
+  if (CheckedMultiply(sizes.batch, sizes.out_h * sizes.out_w, "the size of Y") > kMaxInt - 2 * kMaxBlockThreads) {
+    return Concat("a batch of ", sizes.batch, " is more than it can count");
+  }
   return std::nullopt;
 }
 
@@ -309,50 +302,48 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
                      sizes.in_w, settings.staging.has_value() ? " with the staging that was asked for" : "");
     return std::nullopt;
   }
-  const int64_t num_splits = ChooseSplits(plan, grouping->num_groups, device, settings);
+  const int64_t num_splits = ChooseSplits(plan, grouping->num_groups, device, facts, settings);
   const int64_t units = plan.num_tiles * num_splits;
   const int64_t num_lanes = ChooseLanes(grouping->num_groups, units, device, facts);
   const int64_t num_values =
       CheckedMultiply(sizes.batch * plan.out_channels, sizes.out_h * sizes.out_w, "the size of Y");
-  if (grouping->num_groups > kMaxInt || units * num_lanes > kMaxInt) {
-    *reason = Concat("a batch of ", sizes.batch, " is more than it can count");
-    return std::nullopt;
-  }
 
   GeneratedLaunch launch;
-  launch.num_passes = static_cast<int>(ChoosePasses(plan, num_splits, num_lanes == grouping->num_groups, settings));
+  launch.num_passes = static_cast<int>(ChoosePasses(plan, num_splits, settings));
   launch.num_chunks = plan.num_chunks;
   launch.num_values = num_values;
   launch.shape.grid[0] = static_cast<unsigned>(units * num_lanes);
-  launch.shape.threads = static_cast<unsigned>(plan.threads);
+  launch.shape.threads = static_cast<unsigned>(CeilDivide(grouping->group_slots, kWarp) * kWarp + plan.staging_threads);
   launch.shape.dynamic_shared_bytes = static_cast<unsigned>(SharedBytes(plan));
   GeneratedParams& params = launch.params;
-  params.partial_stride = num_values;
+  params.split_stride = num_values;
   params.num_splits = static_cast<int>(num_splits);
   params.num_lanes = static_cast<int>(num_lanes);
   params.staging = grouping->staging;
   params.batch = static_cast<int>(sizes.batch);
-  params.in_h = static_cast<int>(grouping->in_h);
-  params.in_w = static_cast<int>(grouping->in_w);
-  params.out_h = static_cast<int>(grouping->out_h);
-  params.out_w = static_cast<int>(grouping->out_w);
+  params.in_h = static_cast<int>(sizes.in_h);
+  params.in_w = static_cast<int>(sizes.in_w);
+  params.out_h = static_cast<int>(sizes.out_h);
+  params.out_w = static_cast<int>(sizes.out_w);
+  const int64_t row_slots = CeilDivide(sizes.out_w, int64_t{plan.columns_per_slot});
   params.num_groups = static_cast<int>(grouping->num_groups);
-  params.images_per_group = static_cast<int>(grouping->images_per_group);
-  params.groups_per_image = static_cast<int>(grouping->groups_per_image);
   params.group_slots = static_cast<int>(grouping->group_slots);
+  params.num_slots = static_cast<int>(sizes.batch * sizes.out_h * row_slots);
   params.row_pitch = static_cast<int>(grouping->row_pitch);
   params.image_pitch = static_cast<int>(grouping->image_pitch);
+  params.by_row_slots = MakeDivisor(row_slots);
+  params.by_plane_slots = MakeDivisor(sizes.out_h * row_slots);
   return launch;
 }
 
 std::string ToString(const GeneratedLaunch& launch) {
   const GeneratedParams& p = launch.params;
   constexpr const char* kStagings[] = {"bulk", "vector", "element"};
-  return Concat("generated staging=", kStagings[p.staging], " groups=", p.num_groups, " (", p.images_per_group,
-                " images, 1/", p.groups_per_image, " of an image, ", p.group_slots, " slots) rows=", p.in_h, "x",
-                p.in_w, " row_pitch=", p.row_pitch, " image_pitch=", p.image_pitch, " lanes=", p.num_lanes,
-                " splits=", p.num_splits, " passes=", launch.num_passes, " grid=", launch.shape.grid[0],
-                " threads=", launch.shape.threads, " shared_bytes=", launch.shape.dynamic_shared_bytes);
+  return Concat("generated staging=", kStagings[p.staging], " groups=", p.num_groups, " (", p.group_slots,
+                " slots) rows=", p.in_h, "x", p.in_w, " row_pitch=", p.row_pitch, " image_pitch=", p.image_pitch,
+                " lanes=", p.num_lanes, " splits=", p.num_splits, " passes=", launch.num_passes,
+                " grid=", launch.shape.grid[0], " threads=", launch.shape.threads,
+                " shared_bytes=", launch.shape.dynamic_shared_bytes);
 }
 
 }  // namespace sparseconv::cuda

@@ -164,6 +164,9 @@ class PlanCheck {
     Equal("columns_per_slot", plan_.columns_per_slot, is_half ? 2 : 1);
     InRange("threads", plan_.threads, kWarp, kMaxThreads);
     Equal("threads", plan_.threads, plan_.threads / kWarp * kWarp);
+    InRange("min_passes", plan_.min_passes, 1, plan_.num_chunks);
+    InRange("staging_threads", plan_.staging_threads, 0, std::min(kWarp, kMaxThreads - plan_.threads));
+    Equal("staging_threads", plan_.staging_threads, plan_.staging_threads / kWarp * kWarp);
     InRange("num_stages", plan_.num_stages, 1, kMaxStages);
     InRange("channel_pitch", plan_.channel_pitch, 2 * kVectorBytes, kMaxInt / plan_.num_stages / plan_.chunk_channels);
     Equal("channel_pitch", plan_.channel_pitch, plan_.channel_pitch / kVectorBytes * kVectorBytes);
