@@ -39,10 +39,14 @@ _MIN_CHUNK_CHANNELS = 4
 # Stages of a block: with more, warps run ahead of each other and share less of the code that they fetch.
 _STAGES = 2
 _INSTRUCTION_BYTES = 16
-# Registers of a thread, at least, by those of its sums, and one more for each address beyond those of a 3x3 kernel: fewer
-# would be spilled, more leave room for fewer warps.
+# Registers of a thread, at least, by those of its sums, and one more for each address beyond those of a 3x3 kernel:
+# with fewer they would be spilled, with more there is room for fewer warps.
 _FEW_WORDS = 9
 _REGISTERS = {32: 72, 96: 128, _MAX_REGISTERS: 208}
+# Long code is worth yet more warps, though some values are spilled.
+_NARROW_SUMS = 32
+_NARROW_REGISTERS = 64
+_LONG_CODE_BYTES = 128 << 10
 # Registers besides sums, addresses and loads in flight.
 _OTHER_REGISTERS = 19
 LOADS_AHEAD = 4
@@ -67,6 +71,7 @@ _CHUNK_OVERHEAD = 45
 _DEFAULT_SIZE = (56, 56)
 # Cache and memory bandwidth of a multiprocessor, bytes a cycle (H200: about 5.5 and 4.3 TB/s over 132 at 1.75 GHz).
 _CACHE_BYTES_A_CYCLE = 23.7
+_COPY_CYCLES = 100  # of a channel of an image, or a part of one
 _MEMORY_BYTES_A_CYCLE = 18.6
 _WARP = 32
 
@@ -179,7 +184,10 @@ def _even_tile(out_channels: int, most: int) -> int:
 def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_words: int) -> GeneratedPlan | None:
     group_out, group_in = layer.group_out_channels, layer.group_in_channels
     sums = tile_channels * registers_a_channel(layer)
+    code_bytes = _code_bytes(layer, tile_channels)
     least = next((count for most, count in _REGISTERS.items() if sums <= most), _MAX_REGISTERS + 1)
+    if layer.element_type != np.float16 and sums <= _NARROW_SUMS and code_bytes > _LONG_CODE_BYTES:
+        least = _NARROW_REGISTERS
     registers = max(sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS, least + max(0, num_words - _FEW_WORDS))
     staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE else 0
     warps = _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS
@@ -188,7 +196,6 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
     passes = min_passes(layer)
     if registers > _MAX_REGISTERS or threads < _MIN_THREADS or passes > tile_in_channels:
         return None
-    code_bytes = _code_bytes(layer, tile_channels)
     wanted = int(_CHUNK_INSTRUCTIONS / max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels))
     room = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
     while True:
@@ -343,7 +350,9 @@ def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan) -> float:
     halo = plan.channel_pitch / size / plan.threads / plan.columns_per_slot
     halo = max(halo, in_height * in_width / (row * height * plan.columns_per_slot))
     columns = _WARP * plan.columns_per_slot
-    staged = plan.num_tiles * plan.tile_in_channels * columns * halo * size / _CACHE_BYTES_A_CYCLE
+    channels = plan.num_tiles * plan.tile_in_channels
+    copies = channels * _WARP / min(row * height, plan.threads)
+    staged = max(channels * columns * halo * size / _CACHE_BYTES_A_CYCLE, copies * _COPY_CYCLES)
     stored = (2 * plan.min_passes - 1) * layer.out_channels * columns * size / _MEMORY_BYTES_A_CYCLE
     compute, moved = instructions / rate, staged + stored
     return float(max(compute, moved) + 0.3 * min(compute, moved))
