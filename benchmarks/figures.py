@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md", ROOT / "docs" / "gpu-kernels.md")
 # What stands where a table will be once it has been measured.
+LARGE_BATCH = 64
 NOT_MEASURED = "Not measured yet: no results file."
 Record = dict[str, Any]
 
@@ -158,6 +159,22 @@ def _gpu_row(record: Record) -> list[str]:
     ]
 
 
+def gpu_summary_table(results: str) -> str:
+    """Times faster than dense on a GPU, of 3x3 and 1x1 layers at the suite's large batch, by type and sparsity."""
+    if not (RESULTS / f"{results}.json").is_file():
+        return NOT_MEASURED
+    cells: dict[str, dict[tuple[str, float], str]] = {}
+    for record in load(results)["layers"]:
+        setting = record["setting"]
+        best = record["comparisons"][record["best"]] if record.get("best") else {}
+        if setting["batch"] == LARGE_BATCH and "speedup" in best:
+            row = cells.setdefault(record["layer"]["name"], {})
+            row[setting["dtype"], setting["sparsity"]] = f"{best['speedup']:.2f}x"
+    columns = [(dtype, s) for dtype in ("float32", "float16") for s in (0.8, 0.9, 0.95, 0.98)]
+    rows = [[name, *(row.get(column, "-") for column in columns)] for name, row in cells.items()]
+    return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
+
+
 def gpu_bytes_table() -> str:
     """Bytes of GPU images beside dense and unified-CSR weights, and what the compiler says, by layer and type."""
     if not (RESULTS / "gpu-image-bytes.json").is_file():
@@ -194,6 +211,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-break-even": break_even_table,
     "cpu-history": history_table,
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
+    "gpu-summary": lambda: gpu_summary_table("gpu-layers"),
     "gpu-image-bytes": gpu_bytes_table,
 }
 

@@ -10,6 +10,7 @@ from onnx_sparseconv.converter import ConvertOptions, convert
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.runtime.layer_error import error_ratio, exact_values, layer_error, sample_places
 from onnx_sparseconv.runtime.session import make_session
+from tests.support.gpu_checks import image_bytes
 from tests.support.sparse_models import geometry_2d, random_weight
 
 LAYERS = {
@@ -51,6 +52,10 @@ def test_float16_errors_stay_near_those_of_the_dense_convolution(request, gpu, n
         dense.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = size
     targets = (request.getfixturevalue("target"),) if kernel == "generated" else ()
     converted, _ = convert(dense, options=ConvertOptions(force=True, targets=targets))
+    if kernel == "generated" and not image_bytes(converted):
+        # Its sums are too long: the other kernel, which adds up in float, takes its place.
+        assert (name, density) == ("3x3 512", 0.2)
+        kernel = "auto"
     theirs = make_session(dense, provider="cuda", use_library=False).run(None, {"x": x})[0]
     ours = gpu.session(converted, cuda_kernel=kernel).run(None, {"x": x})[0]
     places = sample_places(theirs.shape)
