@@ -43,10 +43,11 @@ _INSTRUCTION_BYTES = 16
 # with fewer they would be spilled, with more there is room for fewer warps.
 _FEW_WORDS = 9
 _REGISTERS = {32: 72, 96: 128, _MAX_REGISTERS: 208}
-# Long code is worth yet more warps, though some values are spilled.
+# Long code is worth yet more warps, though some values are spilled; not on small maps, which staging holds back.
 _NARROW_SUMS = 32
 _NARROW_REGISTERS = 64
 _LONG_CODE_BYTES = 128 << 10
+_LARGE_PLANE_SLOTS = 512
 # Registers besides sums, addresses and loads in flight.
 _OTHER_REGISTERS = 19
 LOADS_AHEAD = 4
@@ -71,7 +72,7 @@ _CHUNK_OVERHEAD = 45
 _DEFAULT_SIZE = (56, 56)
 # Cache and memory bandwidth of a multiprocessor, bytes a cycle (H200: about 5.5 and 4.3 TB/s over 132 at 1.75 GHz).
 _CACHE_BYTES_A_CYCLE = 23.7
-_COPY_CYCLES = 100  # of a channel of an image, or a part of one
+_COPY_CYCLES = 50  # of a channel of an image, or a part of one
 _MEMORY_BYTES_A_CYCLE = 18.6
 _WARP = 32
 
@@ -155,6 +156,8 @@ def _why_none(layer: SparseLayer, architecture: int) -> str:
         )
     if min_passes(layer) == 0:
         return "its sums have too many terms to be accurate in float16"
+    if _has_odd_pointwise_planes(layer):
+        return "its float16 planes are of an odd size, and would take longer to stage than the CSR kernel computes"
     return "the rows that its taps span do not fit in shared memory"
 
 
@@ -163,7 +166,7 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
     words, _ = words_and_taps(layer)
     if architecture < MIN_ARCHITECTURE or len(words) > _MAX_WORDS or not layer.used_weights.any():
         return
-    if min_passes(layer) == 0:
+    if min_passes(layer) == 0 or _has_odd_pointwise_planes(layer):
         return
     group_out = layer.group_out_channels
     for tile_channels in sorted({_even_tile(layer.out_channels, channels) for channels in _TILE_CHANNELS}):
@@ -176,6 +179,13 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
             yield plan
 
 
+def _has_odd_pointwise_planes(layer: SparseLayer) -> bool:
+    # Staged element by element, for one multiply-add each: slower than the CSR kernel, measured on 7x7 maps.
+    if layer.element_type != np.float16 or not layer.is_pointwise or layer.in_size is None:
+        return False
+    return math.prod(layer.in_size) % 2 == 1
+
+
 def _even_tile(out_channels: int, most: int) -> int:
     """Channels of tiles of nearly equal size: blocks of all tiles then take equally long."""
     return -(-out_channels // -(-out_channels // most))
@@ -186,7 +196,8 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_wor
     sums = tile_channels * registers_a_channel(layer)
     code_bytes = _code_bytes(layer, tile_channels)
     least = next((count for most, count in _REGISTERS.items() if sums <= most), _MAX_REGISTERS + 1)
-    if layer.element_type != np.float16 and sums <= _NARROW_SUMS and code_bytes > _LONG_CODE_BYTES:
+    is_large = math.prod(_slots(layer)) >= _LARGE_PLANE_SLOTS
+    if layer.element_type != np.float16 and sums <= _NARROW_SUMS and code_bytes > _LONG_CODE_BYTES and is_large:
         least = _NARROW_REGISTERS
     registers = max(sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS, least + max(0, num_words - _FEW_WORDS))
     staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE else 0
