@@ -262,7 +262,7 @@ def test_the_table_is_made_of_the_records(small, tmp_path, monkeypatch):
     assert cells[2][:4] == ["small", "float32", "0.9", "2"]
     best = records[0]["comparisons"][records[0]["best"]]
     assert cells[2][8] == f"{best['speedup']:.2f}x"
-    assert cells[3][6:] == ["-"] * 7
+    assert cells[3][6:] == ["-"] * 9
     assert cells[4][4] == "failed"
 
 

@@ -91,3 +91,13 @@ def test_wide_planes_do_not_take_threads(architecture, size):
     plan = choose_plan(make((32, 32, 3, 3), in_size=(size, size)), architecture)
     assert plan.threads >= 256
     assert plan.num_stages >= 2
+
+
+def test_float16_planes_of_an_odd_size_stay_with_the_csr_kernel():
+    """Pointwise ones: staged element by element, the generated kernel is the slower one."""
+    layer = make((8, 8, 1, 1), in_size=(7, 7), dtype=np.float16)
+    layer = dataclasses.replace(layer, pads=(0, 0, 0, 0))
+    refusal = choose_plan(layer, 90)
+    assert isinstance(refusal, Refusal)
+    assert "odd size" in refusal.reason
+    assert not isinstance(choose_plan(dataclasses.replace(layer, in_size=(8, 8)), 90), Refusal)

@@ -13,8 +13,8 @@
 //     static __device__ void RunChunk(int tile, int chunk, Sums& sums, const Shared (&words)[kNumWords]);
 //   };
 //
-// A block computes one tile, for one group of slots after the other, and never another tile: so its code stays in the
-// instruction cache of its multiprocessor. The pipeline of staged chunks runs on from group to group.
+// A block computes one tile, for one group of slots after the other, and never another tile: so all warps of its
+// multiprocessor run the same code at about the same time. The pipeline of staged chunks runs on from group to group.
 #pragma once
 
 #include "epilogue.cuh"
