@@ -303,3 +303,29 @@ def csr(probe, out_dims, out_channels, batch):
 )
 def test_csr_launches_stay_within_a_grid(probe, out_dims, out_channels, batch, wanted):
     assert csr(probe, out_dims, out_channels, batch) == wanted
+
+
+def staged_bytes(height, begin, slots):
+    """What a group of a 3x3 layer stages of a channel, on maps that are one column wide, in copies of 16 bytes."""
+    total = 0
+    while slots > 0:
+        end = min(begin + slots, height)
+        rows = min(end + 1, height) - max(begin - 1, 0)
+        total += -(-(rows + 3) * 4 // 16) * 16
+        slots, begin = slots - (end - begin), 0
+    return total
+
+
+@pytest.mark.parametrize("height", [4098, 5003, 9001, 70_000])
+def test_groups_of_tall_maps_fit_wherever_they_begin(probe, height):
+    """With so many groups, not each of them is looked at."""
+    height += -height % 4  # copies of 16 bytes
+    for room in (400, 1000, 1056):
+        plan = make_plan(layer(64, 64), threads=256, channel_pitch=ZERO_BYTES + room)
+        launch = generated(probe, plan, (512, height, 1, height, 1))
+        assert launch.groups > 4096
+        assert launch.staging != "element"
+        worst = max(
+            staged_bytes(height, first % height, launch.slots) for first in range(0, 512 * height, launch.slots)
+        )
+        assert worst <= room

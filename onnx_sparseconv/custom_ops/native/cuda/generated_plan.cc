@@ -23,7 +23,7 @@ constexpr int64_t kMinBulkBytes = 640;
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxBlockThreads = 1024;
 constexpr int kBulkArchitecture = 90;
-// Rows are counted group by group as long as there are no more groups than this.
+// What groups stage is counted group by group as long as there are no more than this.
 constexpr int64_t kMaxCountedGroups = 4096;
 
 // Of a positive number below 2^31.
@@ -73,8 +73,9 @@ class GroupSearch {
                               WholeImageBytes()};
       if (!best || Cost(grouping) < Cost(*best)) best = grouping;
     };
-    for (int64_t slots = plan_.threads; slots >= std::max<int64_t>(kWarp, plan_.threads / 4); slots -= kWarp)
+    for (int64_t slots = plan_.threads; slots >= std::max<int64_t>(kWarp, plan_.threads / 4); slots -= kWarp) {
       consider(slots);
+    }
     if (plane_slots_ <= plan_.threads) {
       consider(plan_.threads / plane_slots_ * plane_slots_);
     } else {
@@ -155,11 +156,12 @@ class GroupSearch {
       }
       return most;
     }
-    // The worst beginnings are the last slot of a row, and the last rows of an image.
-    const int64_t rows = sizes_.out_h;
-    for (int64_t row = 0; row < rows; row = row < kMaxCountedGroups || row >= rows - 2 ? row + 1 : rows - 2) {
+    // The worst beginnings are last slots of a row. Far from the top, and from where a group reaches the next image,
+    // one row is like another.
+    const int64_t rows = sizes_.out_h, tail = rows - slots / row_slots_ - 2;
+    const int64_t head = plan_.pads_begin[0] + ReachH();
+    for (int64_t row = 0; row < rows; row = row == head && row < tail ? tail : row + 1) {
       most = std::max(most, StagedBytes(row * row_slots_ + row_slots_ - 1, slots));
-      most = std::max(most, StagedBytes(row * row_slots_, slots));
     }
     if (ReachH() == 1) most += PartBytes(plan_.columns_per_slot * int64_t{plan_.strides[1]} + ReachW());
     return most;
