@@ -21,8 +21,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md", ROOT / "docs" / "gpu-kernels.md")
-# What stands where a table will be once it has been measured.
+# The batch size of the summary of GPU layers.
 LARGE_BATCH = 64
+# What stands where a table will be once it has been measured.
 NOT_MEASURED = "Not measured yet: no results file."
 Record = dict[str, Any]
 
@@ -136,10 +137,16 @@ def gpu_layers_table(results: str) -> str:
     return table(head, [_gpu_row(record) for record in load(results)["layers"]])
 
 
+def _best_comparison(record: Record) -> Record:
+    """With a CUDA graph or without, whichever lets the dense side run fastest; empty where nothing ran."""
+    best: Record = record["comparisons"][record["best"]] if record.get("best") else {}
+    return best
+
+
 def _gpu_row(record: Record) -> list[str]:
     setting = record["setting"]
     name = [record["layer"]["name"], setting["dtype"], f"{setting['sparsity']:.3g}", str(setting["batch"])]
-    best = record["comparisons"][record["best"]] if record.get("best") else {}
+    best = _best_comparison(record)
     dense = [f"{best['dense_us']:.0f} us", best["dense_mode"]] if best else ["failed", "-"]
     if "sparse_us" not in best:
         return [*name, *dense, *["-"] * 9]
@@ -166,7 +173,7 @@ def gpu_summary_table(results: str) -> str:
     cells: dict[str, dict[tuple[str, float], str]] = {}
     for record in load(results)["layers"]:
         setting = record["setting"]
-        best = record["comparisons"][record["best"]] if record.get("best") else {}
+        best = _best_comparison(record)
         if setting["batch"] == LARGE_BATCH and "speedup" in best:
             row = cells.setdefault(record["layer"]["name"], {})
             row[setting["dtype"], setting["sparsity"]] = f"{best['speedup']:.2f}x"

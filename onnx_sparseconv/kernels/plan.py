@@ -140,17 +140,18 @@ def choose_plan(layer: SparseLayer, architecture: int) -> GeneratedPlan | Refusa
     """The plan that the model thinks fastest for a layer on a GPU of this architecture (90 for sm_90)."""
     plans = list(candidate_plans(layer, architecture))
     if not plans:
-        return Refusal(_why_none(layer, architecture))
+        no_room = "the rows that its taps span do not fit in shared memory"
+        return Refusal(_obstacle(layer, architecture) or no_room)
     return min(plans, key=lambda plan: estimate_cycles(layer, plan))
 
 
-def _why_none(layer: SparseLayer, architecture: int) -> str:
-    words, _ = words_and_taps(layer)
+def _obstacle(layer: SparseLayer, architecture: int) -> str:
+    """Why no plan can or should run a layer, whatever its sizes; empty where nothing stands against it."""
     if architecture < MIN_ARCHITECTURE:
         return f"sm_{architecture} is older than sm_{MIN_ARCHITECTURE}"
     if not layer.used_weights.any():
         return "all its weights are zero"
-    if len(words) > _MAX_WORDS:
+    if len(words_and_taps(layer)[0]) > _MAX_WORDS:
         return (
             f"a kernel of {layer.kernel_shape[0]}x{layer.kernel_shape[1]} needs more addresses than there are registers"
         )
@@ -158,15 +159,12 @@ def _why_none(layer: SparseLayer, architecture: int) -> str:
         return "its sums have too many terms to be accurate in float16"
     if _has_odd_pointwise_planes(layer):
         return "its float16 planes are of an odd size, and would take longer to stage than the CSR kernel computes"
-    return "the rows that its taps span do not fit in shared memory"
+    return ""
 
 
 def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[GeneratedPlan]:
     """All plans that can run: one for each number of output channels in a tile."""
-    words, _ = words_and_taps(layer)
-    if architecture < MIN_ARCHITECTURE or len(words) > _MAX_WORDS or not layer.used_weights.any():
-        return
-    if min_passes(layer) == 0 or _has_odd_pointwise_planes(layer):
+    if _obstacle(layer, architecture):
         return
     group_out = layer.group_out_channels
     for tile_channels in sorted({_even_tile(layer.out_channels, channels) for channels in _TILE_CHANNELS}):
@@ -174,7 +172,7 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
         is_even = tile_channels % group_out == 0 and layer.out_channels % tile_channels == 0
         if layer.group > 1 and group_out % tile_channels and not is_even:
             continue
-        plan = _plan_for(layer, architecture, tile_channels, len(words))
+        plan = _plan_for(layer, architecture, tile_channels)
         if plan is not None:
             yield plan
 
@@ -191,8 +189,9 @@ def _even_tile(out_channels: int, most: int) -> int:
     return -(-out_channels // -(-out_channels // most))
 
 
-def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int, num_words: int) -> GeneratedPlan | None:
+def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> GeneratedPlan | None:
     group_out, group_in = layer.group_out_channels, layer.group_in_channels
+    num_words = len(words_and_taps(layer)[0])
     sums = tile_channels * registers_a_channel(layer)
     code_bytes = _code_bytes(layer, tile_channels)
     least = next((count for most, count in _REGISTERS.items() if sums <= most), _MAX_REGISTERS + 1)

@@ -26,13 +26,20 @@ __device__ __forceinline__ Half ToHalf(float value) {
 // A float as it is, so that code for both types can be written once.
 __device__ __forceinline__ float ToFloat(float value) { return value; }
 
+__device__ __forceinline__ Half Lower(Half2 pair) { return static_cast<Half>(pair & 0xFFFFu); }
+__device__ __forceinline__ Half Upper(Half2 pair) { return static_cast<Half>(pair >> 16); }
+
+__device__ __forceinline__ Half2 Joined(Half lower, Half upper) {
+  return static_cast<Half2>(lower) | static_cast<Half2>(upper) << 16;
+}
+
 __device__ __forceinline__ Half2 ToHalves(float lower, float upper) {
 #if __CUDA_ARCH__ >= 800
   Half2 result;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(result) : "f"(upper), "f"(lower));
   return result;
 #else
-  return static_cast<Half2>(ToHalf(lower)) | static_cast<Half2>(ToHalf(upper)) << 16;
+  return Joined(ToHalf(lower), ToHalf(upper));
 #endif
 }
 
@@ -40,13 +47,6 @@ __device__ __forceinline__ Half2 AddHalves(Half2 a, Half2 b) {
   Half2 result;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
   return result;
-}
-
-__device__ __forceinline__ Half Lower(Half2 pair) { return static_cast<Half>(pair & 0xFFFFu); }
-__device__ __forceinline__ Half Upper(Half2 pair) { return static_cast<Half>(pair >> 16); }
-
-__device__ __forceinline__ Half2 Joined(Half lower, Half upper) {
-  return static_cast<Half2>(lower) | static_cast<Half2>(upper) << 16;
 }
 
 // The same value in every column of a slot.
@@ -76,7 +76,6 @@ __device__ __forceinline__ Half2 AtLeastZero(Half2 pair) {
 #endif
 }
 
-__device__ __forceinline__ unsigned FloatBits(float value) { return __float_as_uint(value); }
 __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_float(bits); }
 
 // Loads what no kernel writes while this one runs. No assembler: that, the compiler may move to before the test that
@@ -90,12 +89,6 @@ __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
 
 __device__ __forceinline__ void StoreShared(Shared address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ unsigned LoadShared(Shared address) {
-  unsigned value;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
-  return value;
 }
 
 __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {

@@ -31,11 +31,6 @@ inline Half2 AtLeastZero(Half2 pair) {
                 ToFloat(Upper(pair)) < 0.0f ? Half{0} : Upper(pair));
 }
 
-inline unsigned FloatBits(float value) {
-  unsigned bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
-}
 inline float BitsToFloat(unsigned bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
@@ -47,7 +42,6 @@ inline Half LoadReadOnly(const Half* address) { return *address; }
 
 inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNumber(pointer); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
-inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
 
 inline void CopyAsync4(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 4); }
