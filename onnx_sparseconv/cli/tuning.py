@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,7 +35,8 @@ BatchesOption = Annotated[
     typer.Option(
         "--batch",
         min=1,
-        help="Batch size to tune for, where the model leaves it open. May be repeated. Default: 1.",
+        help="Batch size to decide for, where the model leaves it open. May be repeated. Default: 1 for tuning, 1 and "
+        "64 for a rule.",
         show_default=False,
     ),
 ]
@@ -88,8 +90,8 @@ class TuneArguments:
     batches: tuple[int, ...]
     shapes: tuple[str, ...]
 
-    def given(self) -> str:
-        """The first option that is not at its default; empty for none."""
+    def given(self, *, but: Sequence[str] = ()) -> str:
+        """The first option that is not at its default; empty for none, or only some that have another use."""
         changed = {
             "--preset": self.preset is not PresetChoice.DEFAULT,
             "--provider": self.provider is not ProviderChoice.CPU,
@@ -99,7 +101,7 @@ class TuneArguments:
             "--budget": self.budget is not None,
             "--database": self.database is not None,
         }
-        return next((name for name, is_changed in changed.items() if is_changed), "")
+        return next((name for name, is_changed in changed.items() if is_changed and name not in but), "")
 
     def options(self) -> TuneOptions:
         """The same for `tune`.

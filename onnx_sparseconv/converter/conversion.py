@@ -18,6 +18,7 @@ from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.dense_folding import fold_dense
 from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
+from onnx_sparseconv.converter.gpu_rule import GpuRule
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
@@ -36,7 +37,7 @@ from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.kernels.compile import CompileOptions
-from onnx_sparseconv.kernels.targets import NvrtcChoice, resolve_targets
+from onnx_sparseconv.kernels.targets import NvrtcChoice, Target, resolve_targets
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.passes.base import is_sparse
 from onnx_sparseconv.passes.conv_layer import ConvLayer
@@ -56,7 +57,8 @@ class ConvertOptions(DecisionOptions):
         decisions: what measurement decided; it goes before the other two.
         dry_run: decide and report, write nothing.
         targets: GPU architectures to compile kernel images for, ``sm_90`` and its like; ``native`` asks this machine's
-            GPUs.
+            GPUs. Without decisions, threshold or force, layers have to gain on them by `GpuRule`.
+        batches: batch sizes at which they have to gain, where the model leaves its own open; empty: `DEFAULT_BATCHES`.
         nvrtc: major version of the compiler; ``auto`` takes the oldest that knows the architecture.
         jobs: compilers at a time; None: as many as there are cores to use.
         cache_dir: folder for compiled images; None takes ``$ONNX_SPARSECONV_CACHE`` or the user's cache folder.
@@ -67,6 +69,7 @@ class ConvertOptions(DecisionOptions):
 
     dry_run: bool = False
     targets: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
     nvrtc: NvrtcChoice = "auto"
     jobs: int | None = None
     cache_dir: Path | None = None
@@ -85,6 +88,8 @@ class ConvertOptions(DecisionOptions):
             raise UsageError(f"precision must be keep or fp16, got {self.precision!r}")
         if self.precision == "keep" and (self.fp16_io or self.keep_float):
             raise UsageError("fp16 inputs and outputs, and nodes to keep float, need the precision fp16")
+        if self.batches and not self.targets:
+            raise UsageError("batch sizes to decide for need a target")
 
 
 def convert(
@@ -127,7 +132,7 @@ def convert(
         inlined, notes = inline_functions(loaded.proto)
         loaded = replace(loaded, proto=inlined)
         notes = (*notes, *(fix_initializers(inlined) if options.force else ()))
-    plan = make_plan(loaded, options)
+    plan = make_plan(loaded, options, _gpu_rule(options, targets))
     report = ConversionReport(
         source=loaded.path,
         output=None,
@@ -182,6 +187,13 @@ def convert(
         notes=(*report.notes, *notes),
     )
     return (None if options.dry_run else proto), report
+
+
+def _gpu_rule(options: ConvertOptions, targets: Sequence[Target]) -> GpuRule | None:
+    """The GPUs that layers have to be faster on; None where the model is not made for any."""
+    if not targets:
+        return None
+    return GpuRule(tuple(t.architecture for t in targets), options.batches, options.precision == "fp16")
 
 
 def _with_half_opset(proto: ModelProto) -> ModelProto:

@@ -48,9 +48,14 @@ class DecisionOptions:
     decisions: Decisions | None = None
 
     @property
+    def leaves_it_to_rules(self) -> bool:
+        """Whether nobody said how sparse a layer has to be."""
+        return self.min_sparsity is None and not self.force
+
+    @property
     def asks_cpu(self) -> bool:
         """Whether what slows ONNX Runtime's CPU provider down counts against a layer."""
-        return self.min_sparsity is None and not self.force
+        return self.leaves_it_to_rules
 
     def __post_init__(self) -> None:
         if self.min_sparsity is not None and not 0 <= self.min_sparsity <= 1:

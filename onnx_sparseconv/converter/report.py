@@ -23,6 +23,7 @@ class Reason(enum.StrEnum):
     DEPTHWISE = "depthwise"
     BESIDE_DEPTHWISE = "beside-depthwise"
     LITTLE_WORK = "little-work"
+    NO_PREDICTED_GAIN = "no-predicted-gain"
     TOO_SMALL = "too-small"
     RUNTIME_WEIGHT = "runtime-weight"
     OVERRIDABLE_WEIGHT = "overridable-weight"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import onnx
 import pytest
 
+from onnx_sparseconv.converter import gpu_rule
 from onnx_sparseconv.kernels import targets
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver
 from tests.kernels.compile_tasks import TinyGenerator
@@ -136,3 +138,24 @@ def test_doctor_without_a_compiler_says_what_it_is_for(sparseconv, monkeypatch):
     result = sparseconv("doctor")
     assert result.exit_code == 0
     assert "NVRTC not found: only needed for convert --target" in result.stdout
+
+
+def test_a_layer_that_is_foretold_to_lose_stays_dense_unless_told_otherwise(sparseconv, model, tmp_path, monkeypatch):
+    slow = dataclasses.replace(gpu_rule.MODEL, sparse_launch_us=1e6)
+    monkeypatch.setattr(gpu_rule, "MODEL", slow)
+    asked = ["convert", model, "-o", tmp_path / "out.onnx", "--target", "sm_90", "--dry-run"]
+    result = sparseconv(*asked)
+    assert result.exit_code == 4
+    assert "no predicted gain, " in result.stdout
+    assert "at batch 1 and " in result.stdout
+    assert sparseconv(*asked, "--force").exit_code == 0
+    assert sparseconv(*asked, "--min-sparsity", 0.2).exit_code == 0
+    assert "on sm_90 at batch 7 and" in sparseconv(*asked, "--batch", 7).stdout
+
+
+@pytest.mark.parametrize("more", [(), ("--target", "sm_90", "--force"), ("--target", "sm_90", "--min-sparsity", "0.5")])
+def test_a_batch_size_needs_something_to_decide(sparseconv, model, tmp_path, more):
+    result = sparseconv("convert", model, "-o", tmp_path / "out.onnx", "--batch", 2, *more)
+    assert result.exit_code == 2
+    assert "--batch needs --tune, or --target and its rule" in result.stderr
+    assert not (tmp_path / "out.onnx").exists()

@@ -128,8 +128,8 @@ REASONS = {
     Reason.DECIDED_SPARSE: FEEDS["input-ir8"].build,
     Reason.DECIDED_DENSE: FEEDS["initializer"].build,
 }
-# Those that take a network: see test_network.py.
-IN_NETWORK = {Reason.BESIDE_DEPTHWISE, Reason.LITTLE_WORK}
+# Those that take a network, or a GPU to decide for: see test_network.py and test_gpu_rule.py.
+ELSEWHERE = {Reason.BESIDE_DEPTHWISE, Reason.LITTLE_WORK, Reason.NO_PREDICTED_GAIN}
 SPARSE_REASONS = (Reason.REWRITE, Reason.FORCED, Reason.DECIDED_SPARSE)
 
 
@@ -152,7 +152,7 @@ def options_for(reason, proto):
 
 
 def test_every_reason_is_listed_here():
-    assert set(REASONS) == set(Reason) - IN_NETWORK
+    assert set(REASONS) == set(Reason) - ELSEWHERE
 
 
 @pytest.mark.parametrize("expected", REASONS)

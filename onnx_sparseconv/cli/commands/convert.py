@@ -88,6 +88,7 @@ class Job:
     force: bool
     dry_run: bool
     targets: tuple[str, ...] = ()
+    batches: tuple[int, ...] = ()
     nvrtc: NvrtcChoice = "auto"
     compile_jobs: int | None = None
     cache_dir: Path | None = None
@@ -230,8 +231,11 @@ def command(
     """
     at_a_time = min(jobs or 1, len(models))
     asked = TuneArguments(provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()))
-    if not tune and (given := asked.given() or ("--require-gain" if require_gain else "")):
-        raise UsageError(f"{given} needs --tune")
+    # The rule for GPUs asks for batch sizes, too.
+    by_rule = bool(targets) and not (force or decisions is not None or min_sparsity is not None)
+    given = asked.given(but=("--batch",) if by_rule else ()) or ("--require-gain" if require_gain else "")
+    if not tune and given:
+        raise UsageError(f"{given} needs --tune" + (", or --target and its rule" if given == "--batch" else ""))
     settings = Job(
         model=Path(),
         output=None,
@@ -239,6 +243,7 @@ def command(
         force=force,
         dry_run=dry_run,
         targets=_resolve(targets or (), nvrtc),
+        batches=() if tune else asked.batches,
         nvrtc=nvrtc.value,
         compile_jobs=None if jobs is None else max(1, jobs // at_a_time),
         cache_dir=cache_dir,
@@ -336,6 +341,7 @@ def convert_model(job: Job, advance: Advance | None = None) -> ConversionReport:
         decisions=decisions,
         dry_run=job.dry_run,
         targets=job.targets,
+        batches=job.batches,
         nvrtc=job.nvrtc,
         jobs=job.compile_jobs,
         cache_dir=job.cache_dir,

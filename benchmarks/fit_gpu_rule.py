@@ -1,0 +1,388 @@
+"""Fits the rule for GPU targets to the layers that were measured, and says how good it is.
+
+    python benchmarks/fit_gpu_rule.py            # write the constants and the table of docs/gpu-rule.md anew
+    python benchmarks/fit_gpu_rule.py --check    # fail if they are not what results/gpu-layers.json says
+
+Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
+they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
+begins, so that a figure that no row tells stays plausible. Needs numpy and the package, and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_sparseconv.files import write_text
+from onnx_sparseconv.kernels import gpu_time_constants
+from onnx_sparseconv.kernels.gpu_times import (
+    DenseWork,
+    Gpu,
+    SparseWork,
+    TimeModel,
+    as_arrays,
+    dense_work,
+    sparse_work,
+)
+from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
+from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
+CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
+DOCUMENT = ROOT / "docs" / "gpu-rule.md"
+ARCHITECTURE = 90
+# Multiprocessors, and their clock under load, of the GPU that is measured.
+GPU = Gpu(132, 1755.0)
+# What a node of a model costs the GPU at least. The empty model, whose time is taken off, has one.
+NODE_US = 2.0
+# Where the search begins: what is plausible for an H200.
+START = TimeModel(
+    gpu=GPU,
+    float_tflops=450.0,
+    half_tflops=750.0,
+    half_depth=1500.0,
+    half_moutputs=0.3,
+    bandwidth_tb=3.0,
+    layout_us=4.0,
+    dense_launch_us=2.0,
+    sparse_launch_us=2.0,
+    sparse_slowdown=1.0,
+    full_waves=0.5,
+    max_idle=2.5,
+)
+DENSE = (
+    "float_tflops",
+    "half_tflops",
+    "half_depth",
+    "half_moutputs",
+    "bandwidth_tb",
+    "layout_us",
+    "dense_launch_us",
+)
+SPARSE = ("sparse_launch_us", "sparse_slowdown", "full_waves", "max_idle")
+# Weight of the pull to the start, against one row.
+PULL = 0.3
+# A layer that runs at this share of dense or above loses nothing to speak of.
+NO_LOSS = 0.97
+MARGINS = tuple(round(1.05 + 0.05 * step, 2) for step in range(6))
+# Constants as written may differ so much from those of another fit: they are rounded, and machines differ.
+CHECK_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured layers, one an element.
+
+    Attributes:
+        layers: names.
+        dtypes, batches: of each.
+        dense, sparse: what they have to do.
+        dense_us, sparse_us: what they took, back to back, less an empty run, plus `NODE_US`.
+    """
+
+    layers: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    batches: tuple[int, ...]
+    dense: DenseWork
+    sparse: SparseWork
+    dense_us: np.ndarray
+    sparse_us: np.ndarray
+
+    def select(self, wanted: np.ndarray) -> Rows:
+        """Some of them."""
+        index = np.flatnonzero(wanted)
+        names = [tuple(values[i] for i in index) for values in (self.layers, self.dtypes, self.batches)]
+        dense = DenseWork(**{name: values[index] for name, values in vars(self.dense).items()})
+        sparse = SparseWork(**{name: values[index] for name, values in vars(self.sparse).items()})
+        return Rows(*names, dense, sparse, self.dense_us[index], self.sparse_us[index])
+
+
+def read_rows(path: Path) -> Rows:
+    """The rows of a results file that a plan of today would run.
+
+    Raises:
+        ValueError: the weights of a row cannot be made again as they were.
+    """
+    results = json.loads(path.read_text())
+    plans: dict[tuple[object, ...], tuple[SparseLayer, GeneratedPlan | None]] = {}
+    found = []
+    for record in results["layers"]:
+        layer, setting, best = record["layer"], record["setting"], record["comparisons"].get(record.get("best"), {})
+        if not str(best.get("sparse_kernel", "")).startswith("cuda.generated"):
+            continue
+        key = (layer["name"], setting["sparsity"], setting["dtype"])
+        if key not in plans:
+            made = make_measured_layer(layer, setting, record["nonzeros"])
+            plan = choose_plan(made, ARCHITECTURE)
+            plans[key] = made, plan if isinstance(plan, GeneratedPlan) else None
+        made, plan = plans[key]
+        if plan is not None:
+            floor = results["floor"][record["best"]]["burst_us"]
+            times = [max(best[f"{side}_burst_us"] - floor, 0.0) + NODE_US for side in ("dense", "sparse")]
+            batch = setting["batch"]
+            works = dense_work(made, batch), sparse_work(made, plan, batch, GPU)
+            found.append((layer["name"], setting["dtype"], batch, *works, *times))
+    names, dtypes, batches, dense, sparse, dense_us, sparse_us = zip(*found, strict=True)
+    works = DenseWork(**as_arrays(list(dense))), SparseWork(**as_arrays(list(sparse)))
+    return Rows(names, dtypes, batches, *works, np.array(dense_us), np.array(sparse_us))
+
+
+def make_measured_layer(layer: dict[str, Any], setting: dict[str, Any], nonzeros: int) -> SparseLayer:
+    """A layer with the weights that it was measured with, as ``layers.make_weights`` makes them.
+
+    Raises:
+        ValueError: their non-zeros are not as many as there were.
+    """
+    spatial = (layer["width"],) if layer["height"] == 1 else (layer["height"], layer["width"])
+    rank = len(spatial)
+    rng = np.random.default_rng(0)
+    shape = (layer["out_channels"], layer["in_channels"] // layer["group"], *(layer["kernel"],) * rank)
+    weight = rng.standard_normal(shape)
+    weight[rng.random(shape) < setting["sparsity"]] = 0
+    if np.count_nonzero(weight) != nonzeros:
+        raise ValueError(f"{layer['name']} was measured with {nonzeros} non-zeros, and has {np.count_nonzero(weight)}")
+    dtype = np.dtype(setting["dtype"])
+    made = make_layer(
+        weight.astype(dtype),
+        strides=(layer["stride"],) * rank,
+        dilations=(1,) * rank,
+        pads=(layer["pad"],) * (2 * rank),
+        group=layer["group"],
+        element_type=dtype,
+        activation=0,
+        in_size=spatial,
+    )
+    assert isinstance(made, SparseLayer)
+    return made
+
+
+def fit(rows: Rows) -> TimeModel:
+    """The model that foretells the rows best."""
+    model = _fit_some(START, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
+    return _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
+
+
+def _fit_some(start: TimeModel, names: Sequence[str], errors: Callable[[TimeModel], np.ndarray]) -> TimeModel:
+    """Levenberg and Marquardt's method on the logarithms of some constants."""
+
+    def model_at(steps: np.ndarray) -> TimeModel:
+        return replace(start, **{n: getattr(start, n) * math.exp(s) for n, s in zip(names, steps, strict=True)})
+
+    def residuals(steps: np.ndarray) -> np.ndarray:
+        return np.concatenate([errors(model_at(steps)), PULL * steps])
+
+    steps, damping = np.zeros(len(names)), 1e-2
+    now = residuals(steps)
+    for _ in range(200):
+        slopes = np.stack([(residuals(steps + d) - now) / 1e-5 for d in np.eye(len(names)) * 1e-5], axis=1)
+        normal, gradient = slopes.T @ slopes, slopes.T @ now
+        step = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
+        after = residuals(steps + step)
+        if after @ after < now @ now:
+            gained = now @ now - after @ after
+            steps, now, damping = steps + step, after, damping / 5
+            if gained < 1e-9 * (now @ now):
+                break
+        elif damping > 1e9:
+            break
+        else:
+            damping *= 4
+    return model_at(steps)
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a model is on some rows.
+
+    Attributes:
+        rows: how many.
+        right: those that would be decided as the measurement says.
+        losing: those that would be rewritten and lose, and the least speed-up among them (1 where there is none).
+        worst_loss: the least speed-up among them (1 where there is none).
+        missed: those that gain and would stay dense.
+        best_missed: the largest speed-up among them (1 where there is none).
+        dense_error, sparse_error, gain_error: typical factor between foretold and measured: the exponential of the root
+            mean square of the logarithms.
+    """
+
+    rows: int
+    right: int
+    losing: int
+    worst_loss: float
+    missed: int
+    best_missed: float
+    dense_error: float
+    sparse_error: float
+    gain_error: float
+
+
+def rate(rows: Rows, dense_us: np.ndarray, sparse_us: np.ndarray, margin: float) -> Quality:
+    """Compare foretold times with the measured ones."""
+    gain, foretold = rows.dense_us / rows.sparse_us, dense_us / sparse_us
+    rewritten = foretold >= margin
+    losing, missed = rewritten & (gain < 1), ~rewritten & (gain >= 1)
+    errors = [_typical(a / b) for a, b in ((dense_us, rows.dense_us), (sparse_us, rows.sparse_us), (foretold, gain))]
+    return Quality(
+        len(gain),
+        int(np.sum(rewritten == (gain >= 1))),
+        int(losing.sum()),
+        float(np.min(gain[losing], initial=1.0)),
+        int(missed.sum()),
+        float(np.max(gain[missed], initial=1.0)),
+        *errors,
+    )
+
+
+def _typical(ratios: np.ndarray) -> float:
+    return math.exp(math.sqrt(float(np.mean(np.log(ratios) ** 2))))
+
+
+def choose_margin(rows: Rows, model: TimeModel) -> float:
+    """The least margin with which no measured layer would be rewritten that loses; else the one with the fewest."""
+    gain = rows.dense_us / rows.sparse_us
+    foretold = model.dense_us(rows.dense) / model.sparse_us(rows.sparse)
+    return min(MARGINS, key=lambda margin: (int(np.sum((foretold >= margin) & (gain < NO_LOSS))), margin))
+
+
+def foretell_unseen(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Times of each layer by a model that was fitted without any row of that layer."""
+    dense, sparse = np.empty_like(rows.dense_us), np.empty_like(rows.sparse_us)
+    names = np.array(rows.layers)
+    for name in dict.fromkeys(rows.layers):
+        left_out = rows.select(names == name)
+        model = fit(rows.select(names != name))
+        dense[names == name], sparse[names == name] = model.dense_us(left_out.dense), model.sparse_us(left_out.sparse)
+    return dense, sparse
+
+
+def rounded(model: TimeModel) -> TimeModel:
+    """With as many digits as are written."""
+    names = [field.name for field in fields(TimeModel) if field.name != "gpu"]
+    return replace(model, **{name: float(f"{getattr(model, name):.4g}") for name in names})
+
+
+def constants_text(model: TimeModel, margin: float, device: str) -> str:
+    """The module that holds the constants."""
+    lines = "\n".join(
+        f"    {field.name}={getattr(model, field.name)!r}," for field in fields(TimeModel) if field.name != "gpu"
+    )
+    gpu = f"    gpu=Gpu(multiprocessors={model.gpu.multiprocessors}, clock_mhz={model.gpu.clock_mhz!r}),"
+    return (
+        '"""Figures of `gpu_times.TimeModel`. Made by ``benchmarks/fit_gpu_rule.py``; do not edit."""\n\n'
+        "from onnx_sparseconv.kernels.gpu_times import Gpu, TimeModel\n\n"
+        "# What the layers were measured on, and its architecture.\n"
+        f'MEASURED_ON = "{device}"\nMEASURED_ARCHITECTURE = {ARCHITECTURE}\n'
+        f"MODEL = TimeModel(\n{gpu}\n{lines}\n)\n"
+        "# A layer is rewritten where it is foretold to gain by this factor, at least. The least one with which no\n"
+        "# measured layer would be rewritten that loses.\n"
+        f"MIN_GAIN = {margin!r}\n"
+    )
+
+
+def quality_table(rows: Rows, model: TimeModel, margin: float) -> str:
+    """Markdown: how good the rule is, by type and batch size, and on layers that were left out of the fit."""
+    dense_us, sparse_us = model.dense_us(rows.dense), model.sparse_us(rows.sparse)
+    head = ["layers", "measured", "right", "lose, rewritten", "worst", "gain, left dense", "best"]
+    head += ["error of dense", "of sparse", "of speed-up"]
+    lines = [_table_row("all", rate(rows, dense_us, sparse_us, margin))]
+    kinds = list(dict.fromkeys(zip(rows.dtypes, rows.batches, strict=True)))
+    for dtype, batch in kinds:
+        chosen = np.array([(d, b) == (dtype, batch) for d, b in zip(rows.dtypes, rows.batches, strict=True)])
+        quality = rate(rows.select(chosen), dense_us[chosen], sparse_us[chosen], margin)
+        lines.append(_table_row(f"{dtype}, batch {batch}", quality))
+    unseen = rate(rows, *foretell_unseen(rows), margin)
+    lines.append(_table_row("all, each layer left out of the fit", unseen))
+    return _table(head, lines)
+
+
+def _table_row(name: str, quality: Quality) -> list[str]:
+    return [
+        name,
+        str(quality.rows),
+        f"{quality.right / quality.rows:.0%}",
+        str(quality.losing),
+        f"{quality.worst_loss:.2f}x" if quality.losing else "-",
+        str(quality.missed),
+        f"{quality.best_missed:.2f}x" if quality.missed else "-",
+        *(f"{100 * (error - 1):.0f}%" for error in (quality.dense_error, quality.sparse_error, quality.gain_error)),
+    ]
+
+
+def constants_table(model: TimeModel, margin: float) -> str:
+    """Markdown: the constants."""
+    rows = [[field.name, f"{getattr(model, field.name):.4g}"] for field in fields(TimeModel) if field.name != "gpu"]
+    return _table(["constant", "value"], [*rows, ["MIN_GAIN", f"{margin:.4g}"]])
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def with_tables(text: str, rows: Rows, model: TimeModel, margin: float) -> str:
+    """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
+    tables = {"gpu-rule": quality_table(rows, model, margin), "gpu-rule-constants": constants_table(model, margin)}
+
+    def fill(match: re.Match[str]) -> str:
+        return f"<!-- table: {match[1]} -->\n{tables[match[1]]}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def check(rows: Rows) -> list[str]:
+    """What is not as the results have it; empty where all is."""
+    problems = []
+    wanted, have = fit(rows), gpu_time_constants.MODEL
+    for field in fields(TimeModel):
+        if field.name == "gpu":
+            continue
+        now, then = getattr(have, field.name), getattr(wanted, field.name)
+        if abs(now - then) > CHECK_TOLERANCE * then:
+            problems.append(f"{CONSTANTS.name}: {field.name} is {now:.4g}, and fitted {then:.4g}")
+    if not problems and choose_margin(rows, have) != gpu_time_constants.MIN_GAIN:
+        problems.append(f"{CONSTANTS.name}: MIN_GAIN is {gpu_time_constants.MIN_GAIN}, not {choose_margin(rows, have)}")
+    text = DOCUMENT.read_text()
+    if with_tables(text, rows, have, gpu_time_constants.MIN_GAIN) != text:
+        problems.append(f"{DOCUMENT.name}: a table is not what the results and the constants say")
+    return problems
+
+
+def main() -> int:
+    """Run the program.
+
+    Returns:
+        The exit code: 1 when something is not as the results have it.
+    """
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
+    options = parser.parse_args()
+    rows = read_rows(RESULTS)
+    if options.check:
+        problems = check(rows)
+        for problem in problems:
+            print(problem, file=sys.stderr)
+        if problems:
+            print("run: python benchmarks/fit_gpu_rule.py", file=sys.stderr)
+        return int(bool(problems))
+    model = rounded(fit(rows))
+    margin = choose_margin(rows, model)
+    device = json.loads(RESULTS.read_text())["environment"]["cuda"]["gpus"][0]["name"]
+    write_text(CONSTANTS, constants_text(model, margin, device))
+    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, model, margin))
+    print(constants_table(model, margin))
+    print(quality_table(rows, model, margin))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Which layers pay on a GPU that is not at hand.
+
+Of every layer that its sparsity speaks for, the time of the generated kernel and that of ONNX Runtime's dense Conv are
+foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a margin at all of them, and on
+all architectures asked for, stays dense. How often that is right: docs/gpu-rule.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.report import Reason, Verdict
+from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
+from onnx_sparseconv.kernels.gpu_times import dense_work, sparse_work
+from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
+from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
+
+# What has to gain where the model leaves the batch size open and nobody named one: a layer alone, and a full GPU.
+DEFAULT_BATCHES = (1, 64)
+# The same for sizes of maps, for each axis that is open: a large map, and a small one.
+DEFAULT_SIZES = (56, 14)
+
+
+@dataclass(frozen=True)
+class GpuRule:
+    """What to decide for.
+
+    Attributes:
+        architectures: 90 for sm_90; at least one.
+        batches: batch sizes, for models that leave theirs open; empty: `DEFAULT_BATCHES`.
+        to_half: whether layers will compute in float16, whatever they do now.
+        min_gain: how many times faster than dense a layer has to be.
+    """
+
+    architectures: tuple[int, ...]
+    batches: tuple[int, ...] = ()
+    to_half: bool = False
+    min_gain: float = MIN_GAIN
+
+    def __post_init__(self) -> None:
+        if not self.architectures:
+            raise UsageError("the rule for GPUs needs an architecture")
+        if any(batch < 1 for batch in self.batches):
+            raise UsageError(f"batch sizes must be at least 1, got {min(self.batches)}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A layer on one architecture, at one batch size and map size; times in microseconds, without what a call costs.
+
+    Attributes:
+        architecture: 90 for sm_90.
+        batch: images.
+        size: spatial sizes of its input.
+        dense_us: ONNX Runtime's Conv, with the best of its options.
+        sparse_us: the generated kernel.
+    """
+
+    architecture: int
+    batch: int
+    size: tuple[int, ...]
+    dense_us: float
+    sparse_us: float
+
+    @property
+    def gain(self) -> float:
+        """How many times faster than dense."""
+        return self.dense_us / self.sparse_us
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.size))
+        return (
+            f"{self.gain:.2f}x on sm_{self.architecture} at batch {self.batch} and {size} "
+            f"({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse)"
+        )
+
+
+def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule) -> list[Verdict]:
+    """Reconsider what sparsity decided.
+
+    Args:
+        sites: the convolutions of a model.
+        verdicts: what was decided of each; layers that stay dense do.
+        rule: what to decide for.
+    """
+    return [
+        _verdict(site, verdict, rule) if verdict.rewrite and site.weight is not None else verdict
+        for site, verdict in zip(sites, verdicts, strict=True)
+    ]
+
+
+def rule_notes(rule: GpuRule, sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """What has to be known of decisions by the rule; nothing where it decided none."""
+    judged = [
+        site
+        for site, verdict in zip(sites, verdicts, strict=True)
+        if verdict.reason in (Reason.REWRITE, Reason.NO_PREDICTED_GAIN)
+    ]
+    if not judged:
+        return ()
+    is_open = any(site.input_shape is None or site.input_shape[0] is None for site in judged)
+    batches = rule.batches or DEFAULT_BATCHES
+    at = f" at batch {' and '.join(map(str, batches))}" if is_open else ""
+    how = "; --batch names other sizes" if is_open and not rule.batches else ""
+    notes = [
+        f"layers were decided by times foretold{at}, not measured{how}; 'tune --provider cuda' measures, "
+        "--min-sparsity and --force overrule"
+    ]
+    others = [f"sm_{a}" for a in rule.architectures if a != MEASURED_ARCHITECTURE]
+    if others:
+        notes.append(
+            f"no layer was measured on {', '.join(others)}: times are foretold as for an {MEASURED_ON} "
+            f"(sm_{MEASURED_ARCHITECTURE}) that runs these architectures' plans"
+        )
+    return tuple(notes)
+
+
+def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
+    """Times of a layer at everything that the rule asks for; or why there is no generated kernel.
+
+    Args:
+        site: a convolution with a known weight and geometry.
+        rule: what to decide for.
+    """
+    assert site.weight is not None
+    assert site.geometry is not None
+    weight, geometry = site.weight.values, site.geometry
+    rank = len(geometry.kernel_shape)
+    shape = site.input_shape if site.input_shape is not None else (None,) * (rank + 2)
+    is_open = any(size is None for size in shape[2:])
+    sizes = [
+        tuple(size if size is not None else default for size in shape[2:])
+        for default in (DEFAULT_SIZES if is_open else DEFAULT_SIZES[:1])
+    ]
+    batches = (rule.batches or DEFAULT_BATCHES) if shape[0] is None else (shape[0],)
+    dtype = np.dtype(np.float16) if rule.to_half else weight.dtype
+    layers = [
+        make_layer(
+            weight,
+            strides=geometry.strides,
+            dilations=geometry.dilations,
+            pads=geometry.pads,
+            group=geometry.group,
+            element_type=dtype,
+            activation=0,
+            in_size=size,
+        )
+        for size in sizes
+    ]
+    found = []
+    for architecture in rule.architectures:
+        for layer, size in zip(layers, sizes, strict=True):
+            if isinstance(layer, Refusal):
+                return Refusal(f"sm_{architecture}: {layer.reason}")
+            # Of an open size the plan knows nothing, as when it is made for good.
+            plan = choose_plan(replace(layer, in_size=None) if is_open else layer, architecture)
+            if isinstance(plan, Refusal):
+                return Refusal(f"sm_{architecture}: {plan.reason}")
+            found += [_predict(layer, plan, architecture, batch, size) for batch in batches]
+    return found
+
+
+def _predict(
+    layer: SparseLayer, plan: GeneratedPlan, architecture: int, batch: int, size: tuple[int, ...]
+) -> Prediction:
+    dense_us = float(MODEL.dense_us(dense_work(layer, batch)))
+    sparse_us = float(MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.gpu)))
+    return Prediction(architecture, batch, size, dense_us, sparse_us)
+
+
+def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
+    found = predict(site, rule)
+    if isinstance(found, Refusal):
+        text = f"no GPU kernel can be made for {found.reason}; the general one is seldom faster than dense"
+        return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
+    worst = min(found, key=lambda one: one.gain)
+    if worst.gain >= rule.min_gain:
+        return replace(verdict, text=f"{verdict.text}; predicted {worst}")
+    others = [one for one in found if one.gain >= rule.min_gain]
+    best = max(others, key=lambda one: one.gain, default=None)
+    contrast = f"; {best.gain:.2f}x at {_difference(worst, best)}" if best is not None else ""
+    text = f"predicted {worst}, less than the {rule.min_gain:.2f}x asked for{contrast}"
+    return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
+
+
+def _difference(worst: Prediction, best: Prediction) -> str:
+    """What is another with the better of two predictions."""
+    parts = {
+        f"batch {best.batch}": best.batch != worst.batch,
+        "x".join(map(str, best.size)): best.size != worst.size,
+        f"sm_{best.architecture}": best.architecture != worst.architecture,
+    }
+    return ", ".join(itertools.compress(parts, parts.values()))

@@ -1,0 +1,171 @@
+"""What a convolution takes on a GPU, dense and sparse, foretold without one.
+
+Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
+outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
+generated kernel, by `estimate_cycles`, and slower per slot where there are too few slots for all multiprocessors. The
+figures of both come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnx_sparseconv.kernels.layer import SparseLayer
+from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
+from onnx_sparseconv.kernels.schedule import columns_per_slot
+
+# A figure of one layer, or of many at once.
+Figure = float | NDArray[np.float64]
+_WARP = 32
+# What the lesser of arithmetic and memory adds to the greater: they overlap, but for the most part only.
+_OVERLAP = 0.3
+
+
+@dataclass(frozen=True)
+class DenseWork:
+    """What a dense convolution has to do, for a batch.
+
+    Attributes:
+        mflop: floating-point operations, 2 a multiply-add, in millions.
+        mbytes: of input, output and weight, each once, in millions.
+        depth: terms of a sum, C / group times the kernel's size.
+        moutputs: elements of the output, in millions.
+        is_window: 1 where the kernel is larger than 1x1 or has a stride, else 0.
+        is_half: 1 for float16, 0 for float.
+    """
+
+    mflop: Figure
+    mbytes: Figure
+    depth: Figure
+    moutputs: Figure
+    is_window: Figure
+    is_half: Figure
+
+
+@dataclass(frozen=True)
+class SparseWork:
+    """What a generated kernel has to do, for a batch.
+
+    Attributes:
+        work_us: microseconds by `estimate_cycles`, on a GPU whose multiprocessors all have enough to do.
+        waves: blocks for each multiprocessor.
+    """
+
+    work_us: Figure
+    waves: Figure
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's size.
+
+    Attributes:
+        multiprocessors: how many.
+        clock_mhz: at which they run under load.
+    """
+
+    multiprocessors: int
+    clock_mhz: float
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """Times of layers in a chain of many, so without what a call costs. All fields are fitted but the first.
+
+    Attributes:
+        gpu: what the layers were measured on.
+        float_tflops, half_tflops: peak of dense convolutions, TF32 and float16.
+        half_depth: terms of a sum at which half of the peak is reached.
+        half_moutputs: outputs, in millions, at which that is halved once more.
+        bandwidth_tb: memory and caches, terabytes a second.
+        layout_us: to change the layout of what is no matrix product.
+        dense_launch_us, sparse_launch_us: of a node that computes nothing.
+        sparse_slowdown: of the generated kernel, against `estimate_cycles`.
+        full_waves: blocks for each multiprocessor from which they all have enough to do.
+        max_idle: how many times slower the work is done where there is next to none.
+    """
+
+    gpu: Gpu
+    float_tflops: float
+    half_tflops: float
+    half_depth: float
+    half_moutputs: float
+    bandwidth_tb: float
+    layout_us: float
+    dense_launch_us: float
+    sparse_launch_us: float
+    sparse_slowdown: float
+    full_waves: float
+    max_idle: float
+
+    def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
+        """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
+        peak = np.where(work.is_half, self.half_tflops, self.float_tflops)
+        share = 1 / (1 + self.half_depth / np.asarray(work.depth)) / (1 + self.half_moutputs / work.moutputs)
+        compute, memory = work.mflop / (peak * share), np.asarray(work.mbytes) / self.bandwidth_tb
+        both = np.maximum(compute, memory) + _OVERLAP * np.minimum(compute, memory)
+        return np.asarray(self.dense_launch_us + both + self.layout_us * work.is_window, np.float64)
+
+    def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:
+        """Microseconds of the generated kernel; arrays give arrays."""
+        idle = np.clip(self.full_waves / np.asarray(work.waves), 1.0, self.max_idle)
+        return np.asarray(self.sparse_launch_us + self.sparse_slowdown * work.work_us * idle, np.float64)
+
+
+def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
+    """What a layer asks of a dense convolution.
+
+    Args:
+        layer: with a known input size.
+        batch: images.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    positions, in_positions = math.prod(_out_size(layer)), math.prod(layer.in_size or ())
+    depth = layer.weight[0].size
+    elements = batch * (layer.in_channels * in_positions + layer.out_channels * positions) + layer.weight.size
+    is_window = layer.kernel_shape != (1, 1) or layer.strides != (1, 1)
+    return DenseWork(
+        mflop=2e-6 * batch * positions * layer.weight.size,
+        mbytes=1e-6 * elements * layer.element_type.itemsize,
+        depth=float(depth),
+        moutputs=1e-6 * batch * positions * layer.out_channels,
+        is_window=float(is_window),
+        is_half=float(layer.element_type == np.float16),
+    )
+
+
+def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, gpu: Gpu) -> SparseWork:
+    """What a layer asks of a generated kernel.
+
+    Args:
+        layer: with a known input size; it need not be the one that the plan was made for.
+        plan: of that layer.
+        batch: images.
+        gpu: what it is to run on.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    height, width = _out_size(layer)
+    slots = batch * height * -(-width // columns_per_slot(layer))
+    cycles = estimate_cycles(layer, plan) * slots / _WARP / gpu.multiprocessors
+    return SparseWork(cycles / gpu.clock_mhz, plan.num_tiles * slots / plan.threads / gpu.multiprocessors)
+
+
+def _out_size(layer: SparseLayer) -> tuple[int, int]:
+    size = layer.out_size()
+    if size is None:
+        raise ValueError("the layer's input size is not known")
+    return max(1, size[0]), max(1, size[1])
+
+
+def as_arrays(works: list[Any]) -> dict[str, NDArray[np.float64]]:
+    """The fields of many works of one kind, each as an array, to make one of the kind of them."""
+    return {name: np.array([getattr(work, name) for work in works], np.float64) for name in vars(works[0])}

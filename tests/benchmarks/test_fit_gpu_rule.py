@@ -1,0 +1,109 @@
+"""The fit of the rule for GPUs: it finds what made the times, and what it says of itself is so."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def program():
+    return importlib.import_module("fit_gpu_rule")
+
+
+@pytest.fixture
+def rows(program):
+    return program.read_rows(program.RESULTS)
+
+
+def test_the_constants_decide_the_measured_layers_as_measured(program, rows):
+    """Whatever was changed since: where this fails, run ``python benchmarks/fit_gpu_rule.py``."""
+    model, margin = program.gpu_time_constants.MODEL, program.gpu_time_constants.MIN_GAIN
+    quality = program.rate(rows, model.dense_us(rows.dense), model.sparse_us(rows.sparse), margin)
+    assert quality.rows >= 90
+    assert quality.right >= 0.85 * quality.rows
+    assert quality.losing <= 0.03 * quality.rows
+    assert quality.gain_error < 1.6
+
+
+def test_layers_that_the_fit_did_not_see_are_decided_right_too(program, rows):
+    quality = program.rate(rows, *program.foretell_unseen(rows), program.gpu_time_constants.MIN_GAIN)
+    assert quality.right >= 0.8 * quality.rows
+
+
+def test_a_fit_finds_the_model_that_made_the_times(program, rows):
+    truth = dataclasses.replace(
+        program.START, float_tflops=300.0, half_tflops=600.0, layout_us=9.0, sparse_slowdown=1.7, max_idle=4.0
+    )
+    made = dataclasses.replace(rows, dense_us=truth.dense_us(rows.dense), sparse_us=truth.sparse_us(rows.sparse))
+    found = program.fit(made)
+    # Not exactly: constants are pulled to where the search begins.
+    assert found.float_tflops == pytest.approx(300, rel=0.05)
+    assert found.half_tflops == pytest.approx(600, rel=0.05)
+    assert found.layout_us == pytest.approx(9, rel=0.05)
+    assert found.sparse_slowdown == pytest.approx(1.7, rel=0.05)
+    quality = program.rate(made, found.dense_us(made.dense), found.sparse_us(made.sparse), 1.2)
+    assert quality.gain_error < 1.1
+
+
+def test_the_figures_of_quality(program, rows):
+    some = rows.select(np.arange(len(rows.layers)) < 4)
+    some = dataclasses.replace(some, dense_us=np.array([4.0, 1.0, 2.0, 1.0]), sparse_us=np.array([1.0, 2.0, 1.0, 4.0]))
+    found = program.rate(some, np.array([4.0, 3.0, 1.0, 1.0]), np.array([1.0, 2.0, 1.0, 4.0]), 1.2)
+    assert (found.rows, found.right, found.losing, found.missed) == (4, 2, 1, 1)
+    assert (found.worst_loss, found.best_missed) == (0.5, 2.0)
+    assert found.sparse_error == 1.0
+    assert found.dense_error == pytest.approx(np.exp(np.sqrt((np.log(3) ** 2 + np.log(2) ** 2) / 4)))
+    assert found.gain_error == found.dense_error
+
+
+def test_the_margin_lets_no_measured_layer_lose(program, rows):
+    model = program.fit(rows)
+    margin = program.choose_margin(rows, model)
+    foretold, gain = model.dense_us(rows.dense) / model.sparse_us(rows.sparse), rows.dense_us / rows.sparse_us
+    losers = [int(np.sum((foretold >= m) & (gain < program.NO_LOSS))) for m in program.MARGINS]
+    assert losers[program.MARGINS.index(margin)] == min(losers)
+
+
+def test_weights_that_were_not_measured_are_told(program):
+    layer = {"name": "one", "in_channels": 8, "out_channels": 8, "height": 8, "width": 8, "kernel": 3, "stride": 1}
+    setting = {"sparsity": 0.9, "dtype": "float32"}
+    with pytest.raises(ValueError, match="one was measured with 3 non-zeros"):
+        program.make_measured_layer({**layer, "pad": 1, "group": 1}, setting, 3)
+
+
+def test_weights_are_those_of_the_benchmark(program):
+    from layers import Layer, make_weights
+
+    layer = Layer("one", 8, 8, 1, 9, 3, 1, 1, 1)
+    wanted = make_weights(layer, 0.8, "float16")["w"]
+    setting = {"sparsity": 0.8, "dtype": "float16"}
+    made = program.make_measured_layer(dataclasses.asdict(layer), setting, np.count_nonzero(wanted))
+    np.testing.assert_array_equal(made.weight[:, :, 0], wanted)
+
+
+def test_constants_and_tables_are_written_and_checked(program, rows, tmp_path, monkeypatch, capsys):
+    constants, document = tmp_path / "constants.py", tmp_path / "rule.md"
+    document.write_text("Words.\n<!-- table: gpu-rule -->\nold\n<!-- end -->\n")
+    monkeypatch.setattr(program, "CONSTANTS", constants)
+    monkeypatch.setattr(program, "DOCUMENT", document)
+    monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py"])
+    assert program.main() == 0
+    namespace = {}
+    exec(constants.read_text(), namespace)
+    assert namespace["MODEL"] == program.rounded(program.fit(rows))
+    assert "| all | 1" in document.read_text()
+    monkeypatch.setattr(program.gpu_time_constants, "MODEL", namespace["MODEL"])
+    monkeypatch.setattr(program.gpu_time_constants, "MIN_GAIN", namespace["MIN_GAIN"])
+    assert program.check(rows) == []
+    other = dataclasses.replace(namespace["MODEL"], layout_us=1.0)
+    monkeypatch.setattr(program.gpu_time_constants, "MODEL", other)
+    monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py", "--check"])
+    capsys.readouterr()
+    assert program.main() == 1
+    told = capsys.readouterr().err
+    assert "layout_us is 1, and fitted" in told
+    assert "run: python benchmarks/fit_gpu_rule.py" in told

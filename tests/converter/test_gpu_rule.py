@@ -1,0 +1,207 @@
+"""The rule for GPUs that are not at hand: layers that are foretold to lose stay dense, and the text says why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from onnx_sparseconv.converter import ConvertOptions, convert
+from onnx_sparseconv.converter.analyse import make_plan
+from onnx_sparseconv.converter.decide import DecisionOptions
+from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
+from onnx_sparseconv.converter.gpu_rule import DEFAULT_BATCHES, GpuRule, predict
+from onnx_sparseconv.converter.model_io import load
+from onnx_sparseconv.converter.report import Reason
+from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.layer import Refusal
+from tests.support.gpu_images import needs_nvrtc
+
+# Measured on an H200 (benchmarks/results/gpu-layers.json): gains at any batch size, loses at any.
+NARROW = (64, 64, 3, 56, 0.95)
+WIDE = (256, 256, 3, 56, 0.80)
+# Gains at batch 1, loses at batch 64.
+SMALL_MAP = (512, 512, 3, 14, 0.93)
+
+
+def network(*layers, batch="n", sizes=None, dtype=np.float32, **attributes):
+    """Layers side by side, each with an input of its own."""
+    nodes, weights, inputs, outputs = [], [], [], []
+    for i, (channels, out_channels, kernel, size, sparsity) in enumerate(layers):
+        rng = np.random.default_rng(i)
+        shape = (out_channels, channels // attributes.get("group", 1), kernel, kernel)
+        weight = (rng.standard_normal(shape) * (rng.random(shape) > sparsity)).astype(dtype)
+        weights.append(numpy_helper.from_array(weight, f"w{i}"))
+        more = attributes or {"pads": [kernel // 2] * 4}
+        nodes.append(helper.make_node("Conv", [f"x{i}", f"w{i}"], [f"y{i}"], f"conv{i}", **more))
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+        inputs.append(helper.make_tensor_value_info(f"x{i}", element, [batch, channels, *(sizes or (size, size))]))
+        outputs.append(helper.make_tensor_value_info(f"y{i}", element, [None] * 4))
+    graph = helper.make_graph(nodes, "network", inputs, outputs, weights)
+    return helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+
+
+def verdicts(model, rule, **options):
+    return [layer.verdict for layer in make_plan(load(model), DecisionOptions(**options), rule).report.layers]
+
+
+def reasons(model, *, rule=None, **options):
+    return [verdict.reason for verdict in verdicts(model, rule or GpuRule((90,)), **options)]
+
+
+def predictions(model, rule):
+    (site,) = make_plan(load(model), DecisionOptions(), rule).sites
+    return predict(site, rule)
+
+
+def test_layers_that_are_foretold_to_lose_stay_dense():
+    found = verdicts(network(NARROW, WIDE), GpuRule((90,)))
+    assert [verdict.reason for verdict in found] == [Reason.REWRITE, Reason.NO_PREDICTED_GAIN]
+    assert "% of its weights are zero; predicted " in found[0].text
+    assert found[1].text.startswith("predicted 0.")
+    assert "on sm_90 at batch " in found[1].text
+    assert "us dense, " in found[1].text
+
+
+def test_what_sparsity_says_against_goes_first():
+    dense = (*NARROW[:4], 0.2)
+    depthwise = network((64, 64, 3, 56, 0.9), group=64)
+    assert reasons(network(dense)) == [Reason.TOO_DENSE]
+    assert reasons(depthwise) == [Reason.DEPTHWISE]
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked", "expected"),
+    [
+        (1, (), Reason.REWRITE),
+        (64, (), Reason.NO_PREDICTED_GAIN),
+        ("n", (), Reason.NO_PREDICTED_GAIN),
+        ("n", (1,), Reason.REWRITE),
+        ("n", (64,), Reason.NO_PREDICTED_GAIN),
+        ("n", (1, 64), Reason.NO_PREDICTED_GAIN),
+        (1, (64,), Reason.REWRITE),  # the model's own goes before
+    ],
+)
+def test_it_has_to_gain_at_every_batch_size(batch, asked, expected):
+    assert reasons(network(SMALL_MAP, batch=batch), rule=GpuRule((90,), asked)) == [expected]
+
+
+def test_what_would_gain_elsewhere_is_said():
+    (verdict,) = verdicts(network(SMALL_MAP), GpuRule((90,)))
+    assert "at batch 64 and 14x14" in verdict.text
+    assert verdict.text.endswith("x at batch 1")
+    (verdict,) = verdicts(network(WIDE), GpuRule((90,)))
+    assert verdict.text.endswith("asked for")
+
+
+def test_batches_and_sizes_that_are_open_are_taken_small_and_large():
+    found = predictions(network(NARROW, sizes=("h", 20)), GpuRule((90, 80)))
+    assert {one.batch for one in found} == set(DEFAULT_BATCHES)
+    assert {one.size for one in found} == {(56, 20), (14, 20)}
+    assert {one.architecture for one in found} == {80, 90}
+    assert len(found) == 8
+    (known,) = predictions(network(NARROW, batch=3), GpuRule((90,)))
+    assert (known.batch, known.size) == (3, (56, 56))
+    assert known.gain == known.dense_us / known.sparse_us
+
+
+def test_float16_is_foretold_as_float16():
+    rule = GpuRule((90,), (64,))
+    (single,), (half,) = predictions(network(WIDE), rule), predictions(network(WIDE, dtype=np.float16), rule)
+    (will_be,) = predictions(network(WIDE), GpuRule((90,), (64,), to_half=True))
+    assert will_be == half
+    assert half.dense_us < single.dense_us
+
+
+def test_every_architecture_has_to_gain(monkeypatch):
+    import onnx_sparseconv.converter.gpu_rule as module
+
+    model = network(NARROW)
+    assert reasons(model, rule=GpuRule((90, 80))) == [Reason.REWRITE]
+    real = module.choose_plan
+    monkeypatch.setattr(module, "choose_plan", lambda la, a: Refusal("too old") if a == 80 else real(la, a))
+    (verdict,) = verdicts(model, GpuRule((90, 80)))
+    assert verdict.reason is Reason.NO_PREDICTED_GAIN
+    assert "no GPU kernel can be made for sm_80: too old" in verdict.text
+
+
+def test_a_layer_without_a_generated_kernel_stays_dense():
+    same = network(NARROW, sizes=("h", "w"), auto_pad="SAME_UPPER", strides=[2, 2])
+    (verdict,) = verdicts(same, GpuRule((90,)))
+    assert verdict.reason is Reason.NO_PREDICTED_GAIN
+    assert "padding is only known at run time" in verdict.text
+
+
+def test_one_and_three_dimensions_are_foretold_too():
+    for rank, size in ((1, 400), (3, 8)):
+        weight = np.random.default_rng(0).standard_normal((64, 64, *(1,) * rank)).astype(np.float32)
+        weight[np.random.default_rng(1).random(weight.shape) < 0.9] = 0
+        inputs = [helper.make_tensor_value_info("x", 1, [4, 64, *(size,) * rank])]
+        outputs = [helper.make_tensor_value_info("y", 1, [None] * (rank + 2))]
+        node = helper.make_node("Conv", ["x", "w"], ["y"], "conv")
+        graph = helper.make_graph([node], "g", inputs, outputs, [numpy_helper.from_array(weight, "w")])
+        model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+        (found,) = predictions(model, GpuRule((90,)))
+        assert found.size == (size,) * rank
+        assert found.dense_us > 0 < found.sparse_us
+
+
+@pytest.mark.parametrize("options", [{"force": True}, {"min_sparsity": 0.5}])
+def test_threshold_and_force_overrule_it(options):
+    assert reasons(network(WIDE), **options) == [Reason.REWRITE]
+    notes = make_plan(load(network(WIDE)), DecisionOptions(**options), GpuRule((90,))).report.notes
+    assert not any("foretold" in note for note in notes)
+
+
+def test_decisions_overrule_it_for_the_layers_that_they_name():
+    decision = LayerDecision("conv0", "", 0, Choice.SPARSE, Choice.SPARSE, Cause.MEASURED, "timed")
+    decisions = Decisions("model", {}, (), (decision,))
+    found = reasons(network(WIDE, WIDE), decisions=decisions)
+    assert found == [Reason.DECIDED_SPARSE, Reason.NO_PREDICTED_GAIN]
+
+
+def test_the_notes_say_what_was_assumed():
+    def notes(model, rule):
+        return [n for n in make_plan(load(model), DecisionOptions(), rule).report.notes if "foretold" in n]
+
+    (note,) = notes(network(NARROW), GpuRule((90,)))
+    assert "at batch 1 and 64" in note
+    assert "--batch" in note
+    (note,) = notes(network(NARROW), GpuRule((90,), (8,)))
+    assert "at batch 8, not measured;" in note
+    (note,) = notes(network(NARROW, batch=4), GpuRule((90,)))
+    assert "batch" not in note
+    _, note = notes(network(NARROW), GpuRule((90, 80, 75)))
+    assert "no layer was measured on sm_80, sm_75" in note
+    assert not notes(network((*NARROW[:4], 0.1)), GpuRule((90,)))
+
+
+def test_bad_input_is_a_usage_error():
+    with pytest.raises(UsageError, match="at least 1, got 0"):
+        GpuRule((90,), (0,))
+    with pytest.raises(UsageError, match="architecture"):
+        GpuRule(())
+    with pytest.raises(UsageError, match="need a target"):
+        ConvertOptions(batches=(1,))
+
+
+@needs_nvrtc
+def test_convert_asks_it_where_there_is_a_target():
+    model = network(WIDE)
+    _, report = convert(model, options=ConvertOptions(dry_run=True))
+    assert report.model.layers[0].verdict.reason is Reason.REWRITE
+    _, report = convert(model, options=ConvertOptions(dry_run=True, targets=("sm_90",)))
+    assert report.model.layers[0].verdict.reason is Reason.NO_PREDICTED_GAIN
+    small_map = network(SMALL_MAP)
+    for batches, expected in (((1,), Reason.REWRITE), ((64,), Reason.NO_PREDICTED_GAIN)):
+        options = ConvertOptions(dry_run=True, targets=("sm_90",), batches=batches)
+        assert convert(small_map, options=options)[1].model.layers[0].verdict.reason is expected
+
+
+@needs_nvrtc
+def test_convert_asks_it_for_the_precision_that_it_makes():
+    fast_in_float_only = network((512, 512, 3, 28, 0.96), batch=64)
+    options = ConvertOptions(dry_run=True, targets=("sm_90",))
+    assert convert(fast_in_float_only, options=options)[1].model.layers[0].verdict.rewrite
+    half = ConvertOptions(dry_run=True, targets=("sm_90",), precision="fp16")
+    assert not convert(fast_in_float_only, options=half)[1].model.layers[0].verdict.rewrite

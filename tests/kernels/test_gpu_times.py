@@ -1,0 +1,111 @@
+"""Times foretold for a GPU: they follow from what there is to do, as they must."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
+from onnx_sparseconv.kernels.gpu_times import DenseWork, SparseWork, as_arrays, dense_work, sparse_work
+from onnx_sparseconv.kernels.layer import make_layer
+from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
+from tests.support.sparse_models import random_weight
+
+
+def make(shape=(64, 32, 3, 3), *, size=(28, 30), density=0.1, dtype=np.float32, stride=1):
+    pad = shape[2] // 2
+    return make_layer(
+        random_weight(shape, density),
+        strides=(stride, stride),
+        dilations=(1, 1),
+        pads=(pad,) * 4,
+        group=1,
+        element_type=np.dtype(dtype),
+        activation=0,
+        in_size=size,
+    )
+
+
+def sparse_us(layer, batch=1):
+    return float(MODEL.sparse_us(sparse_work(layer, choose_plan(layer, 90), batch, MODEL.gpu)))
+
+
+def dense_us(layer, batch=1):
+    return float(MODEL.dense_us(dense_work(layer, batch)))
+
+
+def test_what_a_dense_layer_has_to_do():
+    work = dense_work(make(stride=2), 3)
+    positions = 14 * 15
+    assert work.mflop == pytest.approx(2e-6 * 3 * positions * 64 * 32 * 9)
+    assert work.mbytes == pytest.approx(4e-6 * (3 * (32 * 28 * 30 + 64 * positions) + 64 * 32 * 9))
+    assert work.moutputs == pytest.approx(3e-6 * 64 * positions)
+    assert (work.depth, work.is_window, work.is_half) == (32 * 9, 1, 0)
+    half = dense_work(make((64, 32, 1, 1), dtype=np.float16), 3)
+    assert (half.depth, half.is_window, half.is_half) == (32, 0, 1)
+    assert half.mbytes == pytest.approx(2e-6 * (3 * 96 * 28 * 30 + 64 * 32))
+    assert dense_work(make((64, 32, 1, 1), stride=2), 3).is_window == 1
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(np.float32, 30), (np.float16, 16)])
+def test_what_a_sparse_layer_has_to_do(dtype, columns):
+    layer = make(size=(28, 31 if dtype == np.float16 else 30), dtype=dtype)
+    plan = choose_plan(layer, 90)
+    work = sparse_work(layer, plan, 5, MODEL.gpu)
+    slots = 5 * 28 * columns
+    assert work.work_us == pytest.approx(
+        estimate_cycles(layer, plan) * slots / 32 / MODEL.gpu.multiprocessors / MODEL.gpu.clock_mhz
+    )
+    assert work.waves == pytest.approx(plan.num_tiles * slots / plan.threads / MODEL.gpu.multiprocessors)
+
+
+def test_a_layer_of_unknown_size_has_no_time():
+    layer = dataclasses.replace(make(), in_size=None)
+    with pytest.raises(ValueError, match="not known"):
+        dense_work(layer, 1)
+    with pytest.raises(ValueError, match="not known"):
+        sparse_work(layer, choose_plan(layer, 90), 1, MODEL.gpu)
+
+
+def test_more_work_takes_longer_and_zeros_only_help_the_sparse_kernel():
+    assert dense_us(make(), 64) > dense_us(make(), 1)
+    assert sparse_us(make(), 64) > sparse_us(make(), 1)
+    denser, sparser = make(density=0.3), make(density=0.05)
+    assert dense_us(denser, 64) == dense_us(sparser, 64)
+    assert sparse_us(denser, 64) > sparse_us(sparser, 64)
+    wide = (256, 256, 3, 3)
+    assert dense_us(make(wide, dtype=np.float16), 64) < dense_us(make(wide), 64)
+
+
+def test_a_gpu_that_is_not_full_takes_longer_for_the_same_work():
+    times = [
+        float(MODEL.sparse_us(SparseWork(10.0, waves)))
+        for waves in (0.001, 0.9 * MODEL.full_waves, MODEL.full_waves, 50.0)
+    ]
+    assert times[0] > times[1] > times[2] == pytest.approx(times[3])
+    slowest = MODEL.sparse_launch_us + 10 * MODEL.sparse_slowdown * MODEL.max_idle
+    assert times[0] == pytest.approx(slowest)
+
+
+def test_nothing_to_do_still_takes_a_launch():
+    assert MODEL.dense_us(DenseWork(0.0, 0.0, 1.0, 1e-6, 0.0, 0.0)) == pytest.approx(MODEL.dense_launch_us)
+    assert MODEL.sparse_us(SparseWork(0.0, 1.0)) == pytest.approx(MODEL.sparse_launch_us)
+
+
+def test_many_layers_at_once_are_as_one_by_one():
+    layers = [make(), make((64, 64, 1, 1)), make(dtype=np.float16)]
+    works = [dense_work(layer, 8) for layer in layers]
+    together = MODEL.dense_us(DenseWork(**as_arrays(works)))
+    assert together == pytest.approx([dense_us(layer, 8) for layer in layers])
+    sparse = [sparse_work(layer, choose_plan(layer, 90), 8, MODEL.gpu) for layer in layers]
+    assert MODEL.sparse_us(SparseWork(**as_arrays(sparse))) == pytest.approx([sparse_us(layer, 8) for layer in layers])
+
+
+def test_the_constants_are_of_this_world():
+    assert 100 < MODEL.float_tflops < 500  # TF32 of an H200: 495
+    assert MODEL.float_tflops < MODEL.half_tflops < 1000  # float16: 990
+    assert 1 < MIN_GAIN < 1.5
+    assert 0.5 < MODEL.sparse_slowdown < 2
+    assert MODEL.max_idle >= 1
