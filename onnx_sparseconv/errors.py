@@ -22,6 +22,10 @@ class DecisionsError(SparseConvError):
     """A decisions file cannot be read, contradicts itself, or is for another model."""
 
 
+class ReportError(SparseConvError):
+    """A file is no report that a page can be made of."""
+
+
 class CompileError(SparseConvError):
     """GPU code could not be compiled, or there is no compiler.
 

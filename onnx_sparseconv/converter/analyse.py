@@ -12,7 +12,7 @@ import onnx
 from onnx import ModelProto
 
 from onnx_sparseconv.converter import decisions, metadata
-from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_positions
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_positions, output_sizes
 from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name, unsupported_opset
 from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
 from onnx_sparseconv.converter.gpu_images import images_of
@@ -279,7 +279,19 @@ def _report_layer(site: ConvSite, verdict: Verdict) -> LayerReport:
         padding=measured.padding,
         verdict=measured.verdict,
         images=measured.images,
+        input_shape=site.input_shape,
+        output_shape=_output_shape(site, measured.shape, geometry),
     )
+
+
+def _output_shape(
+    site: ConvSite, weight_shape: tuple[int, ...] | None, geometry: ConvGeometry | None
+) -> tuple[int | None, ...] | None:
+    """``[N, K, E1..En]`` with None for unknown sizes; None where the input or the weight does not tell."""
+    shape = site.input_shape
+    if shape is None or weight_shape is None or geometry is None or len(shape) != len(geometry.kernel_shape) + 2:
+        return None
+    return (shape[0], weight_shape[0], *output_sizes(geometry, shape[2:]))
 
 
 def _flops(site: ConvSite, counts: _Counts | None, geometry: ConvGeometry | None) -> int | None:

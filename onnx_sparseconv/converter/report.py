@@ -121,6 +121,8 @@ class LayerReport:
         verdict: the decision.
         images: GPU kernel images of a sparse node, or of the node that the layer became; one for each architecture
             that was asked for.
+        input_shape, output_shape: ``[N, C, D1..Dn]`` with None for unknown sizes, None where not even the rank is
+            known.
     """
 
     name: str
@@ -146,6 +148,8 @@ class LayerReport:
     padding: float | None
     verdict: Verdict
     images: tuple[ImageReport, ...] = ()
+    input_shape: tuple[int | None, ...] | None = None
+    output_shape: tuple[int | None, ...] | None = None
 
 
 @dataclass(frozen=True)

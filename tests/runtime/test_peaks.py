@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from onnx_sparseconv.errors import ProviderError
+from onnx_sparseconv.runtime.peaks import measure_cpu, peaks_of_gpu
+
+# What the driver says of an H200: clock in kHz, multiprocessors, memory clock in kHz, bus in bits, compute capability.
+H200 = {13: 1_980_000, 16: 132, 36: 3_201_000, 37: 6144, 75: 9, 76: 0}
+
+
+def test_figures_are_work_by_the_shortest_time():
+    ticks = itertools.chain.from_iterable((now, now + step) for now, step in zip(itertools.count(0, 10**9), _STEPS))
+    peaks = measure_cpu(1, matrix_size=8, stream_elements=16, clock=lambda: next(ticks))
+    assert peaks.flops_per_s == pytest.approx(2 * 8**3 / 2e-6)
+    assert peaks.bytes_per_s == pytest.approx(2 * 4 * 16 / 3e-6)
+
+
+# Nanoseconds of eight products and of eight streams.
+_STEPS = [9000, 2000, 5000, 4000, 8000, 8000, 8000, 8000, 7000, 6000, 3000, 4000, 8000, 8000, 8000, 8000]
+
+
+def test_a_real_measurement():
+    peaks = measure_cpu(1, matrix_size=256, stream_elements=2**16)
+    assert 1e8 < peaks.flops_per_s < 1e14
+    assert 1e7 < peaks.bytes_per_s < 1e14
+    assert "measured" in peaks.text
+
+
+def test_a_gpu_by_what_its_driver_says():
+    peaks = peaks_of_gpu(H200)
+    assert peaks.flops_per_s == pytest.approx(66.9e12, rel=0.01)  # NVIDIA's data sheet: 67 TFLOPS
+    assert peaks.bytes_per_s == pytest.approx(4.8e12, rel=0.03)  # 4.8 TB/s
+
+
+@pytest.mark.parametrize(
+    ("capability", "lanes"), [((7, 5), 64), ((8, 0), 64), ((8, 6), 128), ((8, 7), 128), ((12, 0), 128)]
+)
+def test_lanes_of_a_multiprocessor(capability, lanes):
+    peaks = peaks_of_gpu({**H200, 75: capability[0], 76: capability[1]})
+    assert peaks.flops_per_s == 2 * lanes * 132 * 1.98e9
+
+
+@pytest.mark.parametrize("missing", [13, 16, 36, 37, 75])
+def test_what_the_driver_does_not_say_is_not_made_up(missing):
+    for attributes in ({**H200, missing: 0}, {k: v for k, v in H200.items() if k != missing}):
+        with pytest.raises(ProviderError, match="does not say"):
+            peaks_of_gpu(attributes)
