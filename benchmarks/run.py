@@ -1,9 +1,15 @@
-"""Time suites of layers, or whole models, dense against sparse, and write the results as JSON.
+r"""Time suites of layers, or whole models, dense against sparse, and write the results as JSON.
 
     python benchmarks/run.py --suite cpu --sparsity 0.8 0.9 0.95 --threads 1 2 -o benchmarks/results/cpu.json
     python benchmarks/run.py --models original.onnx:converted.onnx ... --threads 2 -o benchmarks/results/models.json
     python benchmarks/run.py --provider cuda --suite gpu --prepare build/gpu-layers --target sm_90
     python benchmarks/run.py --provider cuda --suite gpu --prepared build/gpu-layers -o build/gpu-layers.json
+    python benchmarks/run.py --provider cuda --suite dong2020 pietron-vgg16 --batch 64 --prepare build/papers
+    python benchmarks/run.py --provider cuda --suite dong2020 pietron-vgg16 --batch 64 --prepared build/papers \
+        -o build/papers.json
+
+On CUDA the papers' suites and the suite sweep are measured beside everything that the papers compare with, several
+sparsities at a time; see papers.py.
 
 Every figure in the documents comes from a file that this program wrote.
 """
@@ -22,8 +28,10 @@ from typing import Any
 
 from gpu_session import run_gpu
 from layers import Setting, geometric_means, read_suite, time_layer
+from paper_session import PAPER_SUITES, run_papers
+from papers import BASELINES
 
-from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.runtime.bench import CudaBench, bench
 from onnx_sparseconv.runtime.environment import read_environment
@@ -45,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dtype", nargs="*", default=[], choices=["float32", "float16"])
     parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--label", default="", help="what is special about this run, for the results file")
-    parser.add_argument("--seconds", type=float, default=1.0, help="time for one comparison")
+    parser.add_argument("--seconds", type=float, help="time for one comparison; default: 1, of the papers' suites 0.25")
     parser.add_argument("-o", "--output", type=Path)
     cuda = parser.add_argument_group("with --provider cuda, for suites")
     cuda.add_argument("--prepare", type=Path, metavar="DIR", help="only convert the layers; needs no GPU")
@@ -54,6 +62,12 @@ def parse_arguments() -> argparse.Namespace:
     cuda.add_argument("--prepared", type=Path, metavar="DIR", help="measure what --prepare made")
     cuda.add_argument("--kernel", nargs="*", default=["auto"], choices=["auto", "csr", "generated"])
     cuda.add_argument("--config", nargs="*", default=[], metavar="KEY=VALUE", help="session configuration entries")
+    cuda.add_argument(
+        "--baselines",
+        nargs="*",
+        choices=BASELINES,
+        help="of the papers' suites, beside SparseConv and dense; default: all, structured where the paper has it",
+    )
     cuda.add_argument("--dense-only", action="store_true", help="time ONNX Runtime's own Conv alone")
     cuda.add_argument("--bandwidth", type=float, metavar="GB/S", help="of the GPU's memory; default: its data sheet's")
     cuda.add_argument("--cache-mb", type=int, default=60, help="cache of the GPU that inputs have to get past")
@@ -63,6 +77,13 @@ def parse_arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if options.output is None and options.prepare is None:
         parser.error("the following arguments are required: -o/--output")
+    options.is_papers = (
+        options.provider == "cuda" and not options.models and bool(set(options.suite) & set(PAPER_SUITES))
+    )
+    if options.is_papers and not set(options.suite) <= set(PAPER_SUITES):
+        parser.error(f"on CUDA, {', '.join(PAPER_SUITES)} are measured apart from other suites")
+    if options.seconds is None:
+        options.seconds = 0.25 if options.is_papers else 1.0
     if options.provider == "cuda":
         options.dtype = options.dtype or ["float32", "float16"]
     else:
@@ -139,6 +160,11 @@ def main() -> int:
         "command": " ".join(["python", "benchmarks/run.py", *map(_without_directories, sys.argv[1:])]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+    if options.is_papers:
+        try:
+            return run_papers(options, head)
+        except UsageError as error:
+            sys.exit(f"error: {error}")
     if options.provider == "cuda" and not options.models:
         return run_gpu(options, head)
     records = run_suites(options, plan) if options.provider == "cpu" else []

@@ -1,0 +1,70 @@
+// Lowering (im2col) and what comes after the product, for the baselines that multiply matrices. All sizes are macros,
+// which `lowering.kernel_source` writes in front of this file.
+//
+// Launch: x = vectors of output positions, y = channels, z = images. Every thread has VECTOR neighbouring positions of a
+// channel of an image; a vector is stored at once. Positions are a multiple of VECTOR.
+#include "intrinsics.cuh"
+
+using sparseconv::cuda::LoadReadOnly;
+using sparseconv::cuda::ToFloat;
+using sparseconv::cuda::ToHalf;
+
+#if ELEMENT_BYTES == 2
+using Element = sparseconv::cuda::Half;
+__device__ __forceinline__ Element Rounded(float value) { return ToHalf(value); }
+#else
+using Element = float;
+__device__ __forceinline__ Element Rounded(float value) { return value; }
+#endif
+
+struct alignas(VECTOR * ELEMENT_BYTES) Vector {
+  Element values[VECTOR];
+};
+
+// Writes the lowered rows of a channel, one for each tap; a tap outside of the input gives a zero.
+extern "C" __global__ void __launch_bounds__(256) lower(const Element* x, Element* lowered, long long image_stride,
+                                                        long long row_stride) {
+  const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
+  if (first >= POSITIONS) return;
+  const int channel = static_cast<int>(blockIdx.y);
+  const long long image = static_cast<long long>(blockIdx.z);
+  const Element* plane = x + (image * IN_CHANNELS + channel) * (IN_HEIGHT * IN_WIDTH);
+  Element* to = lowered + image * image_stride + channel * (KERNEL_HEIGHT * KERNEL_WIDTH) * row_stride + first;
+  int top[VECTOR], left[VECTOR];
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) {
+    top[v] = (first + v) / OUT_WIDTH * STRIDE_HEIGHT - PAD_HEIGHT;
+    left[v] = (first + v) % OUT_WIDTH * STRIDE_WIDTH - PAD_WIDTH;
+  }
+#pragma unroll
+  for (int r = 0; r < KERNEL_HEIGHT; ++r) {
+#pragma unroll
+    for (int s = 0; s < KERNEL_WIDTH; ++s) {
+      Vector row;
+#pragma unroll
+      for (int v = 0; v < VECTOR; ++v) {
+        const int h = top[v] + r, w = left[v] + s;
+        const bool is_inside = static_cast<unsigned>(h) < IN_HEIGHT && static_cast<unsigned>(w) < IN_WIDTH;
+        row.values[v] = is_inside ? LoadReadOnly(plane + h * IN_WIDTH + w) : Element{0};
+      }
+      *reinterpret_cast<Vector*>(to + (r * KERNEL_WIDTH + s) * row_stride) = row;
+    }
+  }
+}
+
+// y = relu(product + bias), y in the order [image, channel, position]; the product may lie in y itself.
+extern "C" __global__ void __launch_bounds__(256) finish(const Element* product, Element* y, const Element* bias,
+                                                         long long image_stride, long long channel_stride) {
+  const int first = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) * VECTOR;
+  if (first >= POSITIONS) return;
+  const int channel = static_cast<int>(blockIdx.y);
+  const long long image = static_cast<long long>(blockIdx.z);
+  const float added = ToFloat(LoadReadOnly(bias + channel));
+  Vector values = *reinterpret_cast<const Vector*>(product + image * image_stride + channel * channel_stride + first);
+#pragma unroll
+  for (int v = 0; v < VECTOR; ++v) {
+    const float sum = ToFloat(values.values[v]) + added;
+    values.values[v] = Rounded(sum < 0.0f ? 0.0f : sum);  // NaN stays NaN
+  }
+  *reinterpret_cast<Vector*>(y + (image * OUT_CHANNELS + channel) * POSITIONS + first) = values;
+}
