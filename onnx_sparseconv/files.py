@@ -45,9 +45,18 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def identities(path: str | Path) -> frozenset[str | tuple[int, int]]:
+    """By what a file can be recognised: two paths name one file exactly where these have something in common.
+
+    That is where it really lies, links and ``..`` resolved, and, where it exists, its number on its device.
+    """
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return frozenset({os.path.realpath(path)})
+    return frozenset({os.path.realpath(path), (found.st_dev, found.st_ino)})
+
+
 def same_file(first: str | Path, second: str | Path) -> bool:
     """Whether two paths name one file, also through links, ``..`` and upper directories that are links."""
-    a, b = Path(first), Path(second)
-    if os.path.realpath(a) == os.path.realpath(b):
-        return True
-    return a.exists() and b.exists() and a.samefile(b)
+    return bool(identities(first) & identities(second))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.files import same_file
+from onnx_sparseconv.files import identities, same_file
 
 
 def require_not_an_input(output: Path, inputs: Iterable[Path]) -> None:
@@ -22,16 +22,30 @@ def require_not_an_input(output: Path, inputs: Iterable[Path]) -> None:
             raise UsageError(f"the output {output} is the input {path}: give it another name")
 
 
+def require_no_inputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """The same for many files, in one look at each.
+
+    Raises:
+        UsageError: one of ``outputs`` is one of ``inputs``, by whatever path, or a directory.
+    """
+    by_identity = {identity: path for path in inputs for identity in identities(path)}
+    for output in outputs:
+        found = [by_identity[identity] for identity in identities(output) if identity in by_identity]
+        require_not_an_input(output, found)
+
+
 def require_distinct(outputs: Sequence[Path]) -> None:
     """Refuse to write two things to one file.
 
     Raises:
         UsageError: two of ``outputs`` are one file.
     """
-    for position, first in enumerate(outputs):
-        for second in outputs[:position]:
-            if same_file(first, second):
-                raise UsageError(f"two outputs have one name: {first}")
+    seen: set[str | tuple[int, int]] = set()
+    for output in outputs:
+        found = identities(output)
+        if seen & found:
+            raise UsageError(f"two outputs have one name: {output}")
+        seen |= found
 
 
 def suggested_output(path: Path, word: str) -> Path:

@@ -57,14 +57,22 @@ def read_report(document: Any, *, verify: Any = None, bench: Any = None, where: 
 
 
 def read_folder(
-    documents: Sequence[Any], *, title: str, pages: Sequence[str] = (), where: str = "the report"
+    documents: Sequence[Any],
+    *,
+    title: str,
+    pages: Sequence[str] = (),
+    names: Sequence[str] = (),
+    interrupted: bool = False,
+    where: str = "the report",
 ) -> FolderReport:
     """Make a summary of the documents of several models.
 
     Args:
         documents: as for `read_report`.
         title: what they have in common.
-        pages: addresses of the models' own pages, relative to the summary's; none: they have none.
+        pages: of the models, as `FolderEntry` has them; none: they have none.
+        names: what to call the models; none: by their files.
+        interrupted: whether the run was stopped before all were done.
         where: what to call the documents in messages.
 
     Raises:
@@ -76,10 +84,11 @@ def read_folder(
     for index, document in enumerate(documents):
         name = f"{where}: model {index + 1}"
         report = read_report(document, where=name)
+        report = replace(report, source=names[index]) if names else report
         fresh = not Fields(document, name).flag("up_to_date")
         entries.append(FolderEntry(report, pages[index] if pages else "", fresh))
         versions, created = versions or report.versions, max(created, report.created)
-    return FolderReport(title, tuple(entries), versions=versions, created=created)
+    return FolderReport(title, tuple(entries), interrupted, versions, created)
 
 
 def _checked(document: Any, where: str, command: str = "") -> Fields:  # noqa: ANN401

@@ -1,0 +1,213 @@
+"""Whether a model of a folder was converted before, from the same content, with the same options and versions.
+
+What an earlier run did stands in the model's report: the hashes of what was read and written, and all that decides
+what becomes of a model. A report that cannot be read, or that is of another form, is as good as none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnx_sparseconv.cli.conversion.job import Job
+from onnx_sparseconv.cli.json_output import SCHEMA_VERSION
+from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.runtime.plain import to_plain
+
+# Counts changes to what is recorded.
+RECORD_VERSION = 1
+# Fields of a `Job` that do not change what becomes of a model: where it is, how fast it is made, what is said of it.
+_NO_OPTIONS = frozenset({"model", "output", "dry_run", "compile_jobs", "cache_dir", "require_gain", "find_peaks"})
+_COMPILERS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-nvfatbin-cu12", "nvidia-nvfatbin")
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Record:
+    """What an earlier run did.
+
+    Attributes:
+        document: the model's report.
+        made_from: what decided, as `made_from` gives it.
+        written: hashes of the files that were written, by their names.
+    """
+
+    document: Mapping[str, Any]
+    made_from: Mapping[str, Any]
+    written: Mapping[str, str]
+
+
+def made_from(job: Job) -> dict[str, Any]:
+    """All that decides what becomes of a model: content, options, versions, and, for measurements, the machine.
+
+    Raises:
+        ModelError: the model cannot be read.
+        NativeLibraryError: with tuning, what it needs is missing.
+    """
+    from onnx_sparseconv.runtime.environment import distribution_version, package_versions  # noqa: PLC0415
+
+    versions = package_versions()
+    names = ["onnx-sparseconv", "onnx", "onnx-graphsurgeon"]
+    found: dict[str, Any] = {name: versions[name] for name in names}
+    if job.targets:
+        found |= {name: distribution_version(name) for name in _COMPILERS}
+    return {
+        "record_version": RECORD_VERSION,
+        "content": source_digest(job.model),
+        "options": _options(job),
+        "versions": found,
+        "machine": _machine(job),
+    }
+
+
+def _options(job: Job) -> dict[str, Any]:
+    options: dict[str, Any] = {name: value for name, value in to_plain(job).items() if name not in _NO_OPTIONS}
+    if options["tune"] is not None:
+        # Where measurements are kept changes none of them.
+        options["tune"] = {name: value for name, value in options["tune"].items() if name != "database"}
+    return options
+
+
+def _machine(job: Job) -> dict[str, Any] | None:
+    """Where it is measured; None where nothing is."""
+    if job.tune is None:
+        return None
+    from onnx_sparseconv.tuner.setting import read_setting  # noqa: PLC0415
+
+    return dict(read_setting(job.tune.provider, job.tune.threads))
+
+
+def source_digest(path: Path) -> str:
+    """Hash of a model's file and of the files that its external data are in.
+
+    Raises:
+        ModelError: the model's file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        _add_file(digest, path)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    for location in _locations(path):
+        digest.update(b"\0" + location.encode() + b"\0")
+        data = path.parent / location
+        # One that is missing is the converter's to tell.
+        if data.is_file():
+            _add_file(digest, data)
+    return digest.hexdigest()
+
+
+def _locations(path: Path) -> list[str]:
+    """Names of the files of external data; none of a file that is no model."""
+    import onnx  # noqa: PLC0415
+    from google.protobuf.message import DecodeError  # noqa: PLC0415
+    from onnx.external_data_helper import uses_external_data  # noqa: PLC0415
+
+    from onnx_sparseconv.converter.model_io import iterate_tensors  # noqa: PLC0415
+
+    try:
+        proto = onnx.load_model(str(path), load_external_data=False)
+    except (DecodeError, ValueError):
+        return []
+    entries = [e for t in iterate_tensors(proto) if uses_external_data(t) for e in t.external_data]
+    return sorted({entry.value for entry in entries if entry.key == "location"})
+
+
+def _add_file(digest: hashlib._Hash, path: Path) -> None:
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+
+
+def file_digest(path: Path) -> str:
+    """Hash of a file; empty where it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        _add_file(digest, path)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def written_files(output: Path | None) -> list[Path]:
+    """The files of a converted model: its own, and that of its external data where there is one."""
+    if output is None:
+        return []
+    return [path for path in (output, output.with_name(_data_name(output))) if path.is_file()]
+
+
+def _data_name(output: Path) -> str:
+    """The file of a model's external data, as the converter names it."""
+    return f"{output.name}.data"
+
+
+def make_record(document: Mapping[str, Any], origin: Mapping[str, Any], output: Path | None) -> dict[str, Any]:
+    """The report of a model with what a later run has to know."""
+    written = {path.name: file_digest(path) for path in written_files(output)}
+    return {**document, "made_from": dict(origin), "written": written}
+
+
+def read_record(path: Path, output: Path) -> Record | None:
+    """What an earlier run did; None where nothing is known of one.
+
+    Args:
+        path: the model's report.
+        output: the model that such a run would have written.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        return None
+    origin, written = content.pop("made_from", None), content.pop("written", None)
+    if not isinstance(origin, dict) or not isinstance(written, dict):
+        return None
+    if not written.keys() <= {output.name, _data_name(output)}:
+        return None
+    return Record(content, origin, written)
+
+
+def why_again(record: Record, origin: Mapping[str, Any], output: Path) -> str:
+    """What has changed since an earlier run, in words; empty where nothing has."""
+    names = {
+        "record_version": "the form of the record",
+        "content": "the model",
+        "options": "the options",
+        "versions": "the versions",
+        "machine": "the machine",
+    }
+    # As it would be read back: JSON has lists only.
+    now = json.loads(json.dumps(to_plain(origin)))
+    changed = [words for name, words in names.items() if record.made_from.get(name) != now.get(name)]
+    if changed:
+        return " and ".join(changed) + (
+            " has changed" if len(changed) == 1 and changed != ["the options"] else " have changed"
+        )
+    if not is_as_written(record, output):
+        return "what was written is no longer there, or was changed"
+    return ""
+
+
+def is_as_written(record: Record, output: Path) -> bool:
+    """Whether the files that a run wrote are still what it wrote."""
+    return all(file_digest(output.with_name(name)) == digest for name, digest in record.written.items())
+
+
+def remove_written(record: Record, output: Path) -> bool:
+    """Remove what an earlier run wrote, so that nothing is left that the options of now would not make.
+
+    Files that were changed since are left alone.
+
+    Returns:
+        Whether anything was removed.
+    """
+    if not record.written or not is_as_written(record, output):
+        return False
+    for name in record.written:
+        output.with_name(name).unlink()
+    return True
