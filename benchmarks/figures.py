@@ -3,28 +3,32 @@
     python benchmarks/figures.py            # rewrite the tables between their markers; pictures too, with matplotlib
     python benchmarks/figures.py --check    # fail if a table is not what the results say
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. The page of the papers' suites is made from its
+text in pages/, once there are results of these suites.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+import paper_tables
+from paper_results import PaperResults
+from tables import NOT_MEASURED, break_even, table
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md", ROOT / "docs" / "gpu-kernels.md")
+PAPERS_TEXT = ROOT / "benchmarks" / "pages" / "papers.md"
+PAPERS_PAGE = ROOT / "docs" / "papers.md"
 # The batch size of the summary of GPU layers.
 LARGE_BATCH = 64
-# What stands where a table will be once it has been measured.
-NOT_MEASURED = "Not measured yet: no results file."
 Record = dict[str, Any]
 
 
@@ -32,12 +36,6 @@ def load(name: str) -> Record:
     """A results file."""
     record: Record = json.loads((RESULTS / f"{name}.json").read_text())
     return record
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
 def by_setting(records: Iterable[Record]) -> dict[str, dict[tuple[float, int, int], Record]]:
@@ -48,17 +46,6 @@ def by_setting(records: Iterable[Record]) -> dict[str, dict[tuple[float, int, in
         key = (setting["sparsity"], setting["batch"], setting["threads"])
         found.setdefault(record["layer"]["name"], {})[key] = record
     return found
-
-
-def break_even(speedups: dict[float, float]) -> float | None:
-    """Sparsity at which the speed-up crosses 1, interpolated on a logarithmic scale; None when it never is below."""
-    points = sorted(speedups.items())
-    if points[0][1] >= 1:
-        return None
-    for (low, slow), (high, fast) in zip(points, points[1:]):
-        if slow < 1 <= fast:
-            return low + (high - low) * math.log(1 / slow) / math.log(fast / slow)
-    return 1.0
 
 
 def layers_table() -> str:
@@ -220,6 +207,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers"),
     "gpu-image-bytes": gpu_bytes_table,
+    **paper_tables.TABLES,
 }
 
 
@@ -253,6 +241,16 @@ def draw() -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, loc="upper left")
     figure.savefig(ROOT / "docs" / "cpu-layers.svg", metadata={"Date": None})
+    if (results := PaperResults.load()) is not None:
+        paper_tables.draw(results, plt, ROOT / "docs")
+
+
+def pages() -> dict[Path, str]:
+    """The documents as they should be, by file."""
+    wanted = {path: with_tables(path.read_text()) for path in DOCUMENTS if path.is_file()}
+    if PaperResults.load() is not None:
+        wanted[PAPERS_PAGE] = with_tables(PAPERS_TEXT.read_text())
+    return wanted
 
 
 def main() -> int:
@@ -261,10 +259,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     stale = []
-    for path in filter(Path.is_file, DOCUMENTS):
-        text = path.read_text()
-        wanted = with_tables(text)
-        if wanted != text:
+    for path, wanted in pages().items():
+        if not path.is_file() or wanted != path.read_text():
             stale.append(path.name)
             if not options.check:
                 path.write_text(wanted)

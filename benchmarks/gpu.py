@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from layers import Layer, Setting, SuiteRow, make_model, make_weights
+from layers import Setting, make_model, make_weights
 from onnx import helper
+from suite_rows import Layer, SuiteRow
 
 from onnx_sparseconv.custom_ops.library import describe_kernels
 from onnx_sparseconv.custom_ops.schema import ConvGeometry

@@ -20,7 +20,7 @@ from gpu import (
     read_prepared,
     work,
 )
-from layers import SuiteRow, read_rows
+from suite_rows import SuiteRow, read_rows
 from worker import Worker, WorkFailedError
 
 from onnx_sparseconv.files import write_text

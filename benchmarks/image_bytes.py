@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from layers import Layer, make_weights, read_suite
+from layers import make_weights
+from suite_rows import Layer, read_suite
 
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS

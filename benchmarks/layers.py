@@ -1,58 +1,33 @@
-"""Single layers: read from a suite, made into one-node models, timed dense and sparse side by side."""
+"""Single layers: made into one-node models, timed dense and sparse side by side."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, helper, numpy_helper
+from suite_rows import Layer, SuiteRow, read_rows, read_suite
 
 import onnx_sparseconv as sc
 from onnx_sparseconv.runtime.timing import TimingPlan, measure, speedup
 
-SUITES = Path(__file__).parent / "suites"
 OPSET = 17
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A Conv layer; ``height`` 1 stands for a 1-D convolution over ``width``."""
-
-    name: str
-    in_channels: int
-    out_channels: int
-    height: int
-    width: int
-    kernel: int
-    stride: int
-    pad: int
-    group: int
-
-    @property
-    def spatial(self) -> tuple[int, ...]:
-        """Sizes of the input's spatial axes."""
-        return (self.width,) if self.height == 1 else (self.height, self.width)
-
-    @property
-    def weight_shape(self) -> tuple[int, ...]:
-        """``(K, C / group, D1..Dn)``."""
-        return (self.out_channels, self.in_channels // self.group, *(self.kernel for _ in self.spatial))
-
-    @property
-    def out_sizes(self) -> tuple[int, ...]:
-        """Sizes of the output's spatial axes."""
-        return tuple((s + 2 * self.pad - self.kernel) // self.stride + 1 for s in self.spatial)
-
-    @property
-    def flops(self) -> int:
-        """Dense operations for one image, 2 a multiply-add."""
-        return int(2 * np.prod(self.out_sizes) * np.prod(self.weight_shape))
+# The layers of the suites belong to those who time them.
+__all__ = [
+    "Layer",
+    "Setting",
+    "SuiteRow",
+    "geometric_means",
+    "make_model",
+    "make_weights",
+    "read_rows",
+    "read_suite",
+    "time_layer",
+]
 
 
 @dataclass(frozen=True)
@@ -63,33 +38,6 @@ class Setting:
     batch: int
     threads: int
     dtype: str = "float32"
-
-
-@dataclass(frozen=True)
-class SuiteRow:
-    """A layer of a suite, with the settings that the suite asks for; empty where it leaves them to the caller."""
-
-    layer: Layer
-    sparsities: tuple[float, ...] = ()
-    batches: tuple[int, ...] = ()
-
-
-def read_rows(name: str) -> list[SuiteRow]:
-    """The rows of a suite; lines that start with # are remarks."""
-    with (SUITES / f"{name}.csv").open(newline="") as file:
-        rows = csv.DictReader(line for line in file if not line.startswith("#"))
-        return [_row(row) for row in rows]
-
-
-def _row(row: dict[str, str]) -> SuiteRow:
-    sparsities = tuple(float(word) for word in row.pop("sparsities", "").split())
-    batches = tuple(int(word) for word in row.pop("batches", "").split())
-    return SuiteRow(Layer(row.pop("name"), **{k: int(v) for k, v in row.items()}), sparsities, batches)
-
-
-def read_suite(name: str) -> list[Layer]:
-    """The layers of a suite."""
-    return [row.layer for row in read_rows(name)]
 
 
 def make_weights(layer: Layer, sparsity: float, dtype: str, seed: int = 0) -> dict[str, np.ndarray]:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from layers import Layer
 from numpy.typing import NDArray
+from suite_rows import Layer
 
 Array = NDArray[Any]
 Layout = Literal["batched", "joined"]

@@ -14,14 +14,16 @@ from typing import Any
 
 from gpu import prepare, prepared_name, read_gpu_state, read_prepared
 from gpu_session import FLOOR_SECONDS, earlier_results
-from layers import Layer, SuiteRow, read_rows
+from paper_results import PaperResults
+from paper_targets import summary
 from papers import BASELINES, LOWERED, PaperJob, paper_work
+from suite_rows import Layer, SuiteRow, canonical, read_rows
 from worker import Worker, WorkFailedError
 
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.runtime.environment import git_commit, read_environment
-from onnx_sparseconv.runtime.plain import to_json_text
+from onnx_sparseconv.runtime.plain import to_json_text, to_plain
 
 PAPER_SUITES = ("dong2020", "pietron-vgg16", "pietron-vgg16-pruned", "pietron-other", "sweep")
 # Structured pruning is what Dong et al. compare with.
@@ -32,22 +34,6 @@ BATCH_ORDER = (64, 1, 128)
 MOST_LOWERED_FAILURES = 2
 _OF_A_SESSION = ("command", "started", "environment", "gpu_before", "gpu_after", "floor", "libraries")
 Key = tuple[str, int, str, float]
-
-
-def canonical(layer: Layer) -> Layer:
-    """The layer under a name that says what it is, the same for equal layers: ``3x3_64-128@112``, ``1d2_300-100@56p0``.
-
-    Stride, padding and groups are told where they are not 1, half the kernel, and 1.
-    """
-    kind = f"1d{layer.kernel}" if layer.height == 1 else f"{layer.kernel}x{layer.kernel}"
-    size = str(layer.width) if layer.height in (1, layer.width) else f"{layer.height}x{layer.width}"
-    extras = [
-        f"s{layer.stride}" if layer.stride != 1 else "",
-        f"p{layer.pad}" if layer.pad != layer.kernel // 2 else "",
-        f"g{layer.group}" if layer.group != 1 else "",
-    ]
-    name = f"{kind}_{layer.in_channels}-{layer.out_channels}@{size}{''.join(extras)}"
-    return dataclasses.replace(layer, name=name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,9 +128,11 @@ def run_papers(options: argparse.Namespace, head: dict[str, Any]) -> int:
     jobs = make_jobs(missing_work(work, results["layers"]), options)
     worker = Worker(paper_work)
     try:
-        return int(measure_all(jobs, results, worker, options) > 0)
+        failed = measure_all(jobs, results, worker, options)
     finally:
         worker.close()
+    _say(summary(PaperResults([to_plain(results)])))
+    return int(failed > 0)
 
 
 def measured_keys(records: Iterable[dict[str, Any]]) -> set[Key]:

@@ -38,10 +38,12 @@ import onnx
 from csr_forms import with_unified_rows
 from device_memory import POISON, Memory, open_memory
 from gpu import ROTATE_FROM_BATCH, WARM_UP_S, checksum, measure_floor
-from layers import Layer, Setting, make_model, make_weights
+from layers import Setting, make_model, make_weights
 from lowered_runs import LoweredLayer, LoweringDevice, Runs, fastest
 from lowering import Lowering, LoweringPlan
+from paper_results import SUB_BATCHES
 from placed_runs import Place, PlacedRuns
+from suite_rows import Layer
 
 from onnx_sparseconv.custom_ops.library import describe_kernels
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
@@ -61,7 +63,6 @@ Weights = Mapping[str, Array]
 # What can be left out; SparseConv and ONNX Runtime's Conv are always measured.
 BASELINES = ("true-fp32", "structured", "cublas", "cusparse", "csr", "sub-batch", "unified")
 LOWERED = ("cublas", "cusparse")
-SUB_BATCHES = (1, 2, 4, 8)
 # Baselines that do not depend on sparsity get the weights of this one, and ablations are made at it.
 MAIN_SPARSITY = 0.9
 # Errors over this, relative to the root mean square of the outputs, are no rounding.

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from gpu_session import run_gpu
-from layers import Setting, geometric_means, read_suite, time_layer
+from layers import Setting, geometric_means, time_layer
 from paper_session import PAPER_SUITES, run_papers
 from papers import BASELINES
+from suite_rows import read_suite
 
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.files import write_text

@@ -87,7 +87,7 @@ class _Runs:
 
 def reference(x, weights, layer):
     """bias + Relu of the layer in float64, all positions; 1-D layers included."""
-    from layers import Layer
+    from suite_rows import Layer
 
     assert isinstance(layer, Layer)
     flat = layer.height == 1

@@ -18,7 +18,7 @@ pytest.importorskip("onnxruntime")
 
 @pytest.fixture
 def small():
-    from layers import Layer, SuiteRow
+    from suite_rows import Layer, SuiteRow
 
     return SuiteRow(Layer("small", 8, 16, 9, 9, 3, 1, 1, 1), (0.8, 0.9), (2, 1))
 
@@ -57,7 +57,7 @@ def _options(tmp_path, **changes):
 
 def test_the_suite_holds_the_layers_and_settings_to_be_measured():
     from gpu import grid
-    from layers import read_rows
+    from suite_rows import read_rows
 
     rows = {row.layer.name: row for row in read_rows("gpu")}
     assert len(rows) == 14

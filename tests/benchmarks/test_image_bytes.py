@@ -26,7 +26,7 @@ def target():
 
 
 def small_layer(name="small", **changes):
-    from layers import Layer
+    from suite_rows import Layer
 
     sizes = {
         "in_channels": 8,

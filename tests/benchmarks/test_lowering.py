@@ -12,7 +12,7 @@ from tests.support.cuda_host_build import address, build_host_image, check_surro
 
 
 def make(name="layer", **changes):
-    from layers import Layer
+    from suite_rows import Layer
 
     sizes = {
         "in_channels": 3,

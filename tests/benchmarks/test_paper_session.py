@@ -37,8 +37,8 @@ def _options(tmp_path, **changes):
 
 
 def test_equal_layers_have_one_name_and_others_another():
-    from layers import Layer, read_suite
-    from paper_session import PAPER_SUITES, canonical
+    from paper_session import PAPER_SUITES
+    from suite_rows import Layer, canonical, read_suite
 
     names = {}
     for suite in (*PAPER_SUITES, "gpu", "classes"):
@@ -57,8 +57,8 @@ def test_equal_layers_have_one_name_and_others_another():
 def test_the_suites_hold_the_papers_layers_and_figures():
     import csv
 
-    from layers import SUITES, read_rows, read_suite
-    from paper_session import canonical, plan_work
+    from paper_session import plan_work
+    from suite_rows import SUITES, canonical, read_rows, read_suite
 
     # Millions of operations at batch 64, as table 2 of Dong et al. counts them.
     wanted = [36.8, 204.8, 314.5, 838.8, 419.4, 14797.5, 14797.5, 11098.1, 236760.1, 118380]
@@ -83,8 +83,8 @@ def test_the_suites_hold_the_papers_layers_and_figures():
 
 
 def test_work_is_planned_batch_by_batch_each_layer_once():
-    from layers import Layer, SuiteRow
     from paper_session import plan_work
+    from suite_rows import Layer, SuiteRow
 
     one, same = (
         SuiteRow(Layer(name, 8, 8, 9, 9, 3, 1, 1, 1), s, b)

@@ -16,7 +16,7 @@ pytest.importorskip("onnxruntime")
 
 @pytest.fixture
 def layer():
-    from layers import Layer
+    from suite_rows import Layer
 
     return Layer("small", 8, 16, 9, 9, 3, 1, 1, 1)
 
