@@ -14,7 +14,9 @@ from onnx_sparseconv.cli.console import Column, Table, count, format_percent, fo
 from onnx_sparseconv.cli.options import ProviderChoice
 
 if TYPE_CHECKING:
+    from onnx_sparseconv.converter.conversion import Precision
     from onnx_sparseconv.converter.decisions import Decisions, LayerDecision
+    from onnx_sparseconv.kernels.targets import NvrtcChoice
     from onnx_sparseconv.tuner import TuneOptions
 
 
@@ -76,6 +78,24 @@ RequireGainOption = Annotated[
         show_default=False,
     ),
 ]
+TimedTargetsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="sm_NN|native",
+        help="With CUDA: also time GPU kernels generated for this architecture, which this machine's GPU must run; "
+        "native: for this GPU. May be repeated: images are then made for all, and timed for one. Needs NVRTC.",
+        show_default=False,
+    ),
+]
+CudaGraphOption = Annotated[
+    bool,
+    typer.Option(
+        "--cuda-graph",
+        help="With CUDA: time whole models as a CUDA graph. Single layers always are, where they can.",
+        show_default=False,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +109,7 @@ class TuneArguments:
     database: Path | None
     batches: tuple[int, ...]
     shapes: tuple[str, ...]
+    cuda_graph: bool = False
 
     def given(self, *, but: Sequence[str] = ()) -> str:
         """The first option that is not at its default; empty for none, or only some that have another use."""
@@ -100,14 +121,25 @@ class TuneArguments:
             "--shape": bool(self.shapes),
             "--budget": self.budget is not None,
             "--database": self.database is not None,
+            "--cuda-graph": self.cuda_graph,
         }
         return next((name for name, is_changed in changed.items() if is_changed and name not in but), "")
 
-    def options(self) -> TuneOptions:
-        """The same for `tune`.
+    def options(
+        self,
+        *,
+        targets: Sequence[str] = (),
+        nvrtc: NvrtcChoice = "auto",
+        jobs: int | None = None,
+        cache_dir: Path | None = None,
+        precision: Precision = "keep",
+        fp16_io: bool = False,
+        keep_float: Sequence[str] = (),
+    ) -> TuneOptions:
+        """The same for `tune`, with how the model will be converted: see `ConvertOptions`.
 
         Raises:
-            UsageError: a shape cannot be read.
+            UsageError: a shape cannot be read, or what is asked for needs another provider.
         """
         from onnx_sparseconv.tuner import TuneOptions, make_cases  # noqa: PLC0415
 
@@ -118,6 +150,14 @@ class TuneArguments:
             preset=self.preset.value,
             budget_s=self.budget,
             database=self.database,
+            targets=tuple(targets),
+            cuda_graph=self.cuda_graph,
+            precision=precision,
+            fp16_io=fp16_io,
+            keep_float=tuple(keep_float),
+            nvrtc=nvrtc,
+            jobs=jobs,
+            cache_dir=cache_dir,
         )
 
 
@@ -161,9 +201,16 @@ def _row(layer: LayerDecision) -> tuple[str, ...]:
         format_percent(layer.sparsity),
         times["dense"],
         times["sparse"],
-        str(layer.choice),
+        _choice(layer),
         str(layer.cause).replace("-", " ") + alike,
     )
+
+
+def _choice(layer: LayerDecision) -> str:
+    """How it is to run, with the kernels that were chosen for GPUs."""
+    if layer.choice != "sparse" or not layer.kernels:
+        return str(layer.choice)
+    return f"sparse, {', '.join(map(str, layer.kernels.values()))}"
 
 
 def _best(layer: LayerDecision, choice: str) -> str:

@@ -57,7 +57,8 @@ class ConvertOptions(DecisionOptions):
         decisions: what measurement decided; it goes before the other two.
         dry_run: decide and report, write nothing.
         targets: GPU architectures to compile kernel images for, ``sm_90`` and its like; ``native`` asks this machine's
-            GPUs. Without decisions, threshold or force, layers have to gain on them by `GpuRule`.
+            GPUs. Without decisions, threshold or force, layers have to gain on them by `GpuRule`. None: those that the
+            decisions have kernels for.
         batches: batch sizes at which they have to gain, where the model leaves its own open; empty: `DEFAULT_BATCHES`.
         nvrtc: major version of the compiler; ``auto`` takes the oldest that knows the architecture.
         jobs: compilers at a time; None: as many as there are cores to use.
@@ -121,7 +122,8 @@ def convert(
     """
     options = options or ConvertOptions()
     compile_options = CompileOptions(options.jobs, options.cache_dir)
-    targets = resolve_targets(options.targets, options.nvrtc)
+    decisions = options.decisions
+    targets = resolve_targets(options.targets or (decisions.targets if decisions else ()), options.nvrtc)
     loaded = load(model)
     images_before = makers(loaded.proto)
     nodes_before = _count_nodes(loaded.proto)
@@ -145,7 +147,7 @@ def convert(
         conv_bytes_after=sum(layer.sparse_bytes or 0 for layer in _rewritten(plan.report)),
         nodes_before=nodes_before,
         nodes_after=nodes_before,
-        notes=(*notes, *plan.report.notes),
+        notes=(*notes, *plan.report.notes, *_notes_on_precision(options)),
         targets=tuple(target.name for target in targets),
         decisions=options.decisions,
     )
@@ -171,7 +173,8 @@ def convert(
         notes = (*notes, "a dry run compiles no GPU images")
     elif targets:
         # Last of all: images are made of the nodes as they are now.
-        added = add_images(proto, targets, compile_options, compile_progress)
+        choices = decisions.kernels if decisions is not None else {}
+        added = add_images(proto, targets, compile_options, compile_progress, choices)
         report = with_images(report, node_keys(plan.sites), added)
     if not report.changed:
         return None, replace(report, notes=(*report.notes, *notes))
@@ -194,6 +197,17 @@ def _gpu_rule(options: ConvertOptions, targets: Sequence[Target]) -> GpuRule | N
     if not targets:
         return None
     return GpuRule(tuple(t.architecture for t in targets), options.batches, options.precision == "fp16")
+
+
+def _notes_on_precision(options: ConvertOptions) -> tuple[str, ...]:
+    """What speaks against decisions that were measured in another precision."""
+    decisions = options.decisions
+    if decisions is None or not decisions.setting:
+        return ()
+    measured = decisions.setting.get("precision", "keep")
+    if measured == options.precision:
+        return ()
+    return (f"{decisions.name} was measured with precision {measured}, and is used with {options.precision}",)
 
 
 def _with_half_opset(proto: ModelProto) -> ModelProto:

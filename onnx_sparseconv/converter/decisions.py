@@ -11,6 +11,7 @@ import enum
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,14 @@ from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import DecisionsError
 from onnx_sparseconv.files import write_text
+from onnx_sparseconv.kernels.kernel_choice import KERNEL_NAMES, KernelChoice
 
 SCHEMA_VERSION = 1
 KIND = "onnx-sparseconv decisions"
 HELP = "Edit 'choice' of a layer: sparse or dense. A layer that is taken out is decided by its sparsity."
 _MAX_NAMES = 4
+_TARGET = "sm_"
+_TARGET_PATTERN = re.compile(r"sm_[1-9]\d{1,2}")
 
 
 class Choice(enum.StrEnum):
@@ -82,6 +86,7 @@ class LayerDecision:
             weight.
         measured_as: name of the layer that was timed in its place because it is alike; empty where it was itself.
         candidates: what was timed.
+        kernels: by architecture, ``sm_90`` and its like, the kernel that is to run it where it is sparse.
     """
 
     node: str
@@ -95,6 +100,7 @@ class LayerDecision:
     layer: str = ""
     measured_as: str = ""
     candidates: tuple[CandidateTime, ...] = ()
+    kernels: Mapping[str, KernelChoice] = dataclasses.field(default_factory=dict)
 
     @property
     def key(self) -> NodeKey:
@@ -113,6 +119,7 @@ class Decisions:
         layers: every convolution.
         whole_model: what the check of the whole model gave, as plain data; empty without one.
         notes: what else is worth knowing.
+        targets: GPU architectures that images are to be made for, where nobody names others.
         source: the file that they were read from; empty where they come from memory.
     """
 
@@ -122,12 +129,22 @@ class Decisions:
     layers: tuple[LayerDecision, ...]
     whole_model: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     source: str = ""
 
     @property
     def num_sparse(self) -> int:
         """Layers that are to run sparse."""
         return sum(layer.choice is Choice.SPARSE for layer in self.layers)
+
+    @property
+    def kernels(self) -> dict[NodeKey, dict[int, KernelChoice]]:
+        """The kernels that were chosen, by layer and architecture (90 for sm_90)."""
+        return {
+            layer.key: {int(name.removeprefix(_TARGET)): choice for name, choice in layer.kernels.items()}
+            for layer in self.layers
+            if layer.kernels
+        }
 
     @property
     def name(self) -> str:
@@ -312,6 +329,7 @@ def _parse(document: Mapping[str, Any], source: str) -> Decisions:
         layers=tuple(layers),
         whole_model=reader.take("whole_model", dict, {}),
         notes=tuple(str(note) for note in reader.take("notes", list, [])),
+        targets=tuple(_target(name, source) for name in reader.take("targets", list, [])),
     )
     return replace(decisions, source=source)
 
@@ -342,7 +360,34 @@ def _parse_layer(content: Any, index: int, source: str) -> LayerDecision:  # noq
         layer=reader.take("layer", str, ""),
         measured_as=reader.take("measured_as", str, ""),
         candidates=tuple(_parse_candidate(item, reader.where) for item in reader.take("candidates", list, [])),
+        kernels={
+            _target(name, reader.where): _parse_kernel(item, f"{reader.where}: its kernel for {name}")
+            for name, item in reader.take("kernels", dict, {}).items()
+        },
     )
+
+
+def _target(name: Any, where: str) -> str:  # noqa: ANN401
+    if not isinstance(name, str) or not _TARGET_PATTERN.fullmatch(name):
+        raise DecisionsError(f"{where}: {name!r} is no architecture such as sm_90")
+    return name
+
+
+def _parse_kernel(content: Any, where: str) -> KernelChoice:  # noqa: ANN401
+    reader = _Reader(content, where)
+    kernel = reader.take("kernel", str)
+    if kernel not in KERNEL_NAMES:
+        raise DecisionsError(f"{where}: 'kernel' is {kernel!r}; it must be one of {', '.join(KERNEL_NAMES)}")
+    names = ("tile_channels", "chunk_channels", "threads")
+    numbers = {name: reader.take(name, int, 0) for name in names}
+    if min(numbers.values()) < 0 or (kernel == "generated" and not numbers["tile_channels"]):
+        raise DecisionsError(f"{where}: a generated kernel needs 'tile_channels', and no number may be negative")
+    size = content.get("in_size")
+    if size is None:
+        return KernelChoice(kernel, **numbers)
+    if not isinstance(size, list) or len(size) != 2 or not all(type(n) is int and n > 0 for n in size):
+        raise DecisionsError(f"{where}: 'in_size' must be two sizes, or null")
+    return KernelChoice(kernel, **numbers, in_size=(size[0], size[1]))
 
 
 def _parse_candidate(content: Any, where: str) -> CandidateTime:  # noqa: ANN401

@@ -26,6 +26,7 @@ from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels import fatbin
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers
 from onnx_sparseconv.kernels.image_container import Image, pack, parse
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.unified_csr import Array, decode
@@ -54,7 +55,11 @@ class AddedImages:
 
 
 def add_images(
-    proto: ModelProto, targets: Sequence[Target], options: CompileOptions, progress: Progress | None = None
+    proto: ModelProto,
+    targets: Sequence[Target],
+    options: CompileOptions,
+    progress: Progress | None = None,
+    choices: Mapping[NodeKey, Mapping[int, KernelChoice]] | None = None,
 ) -> AddedImages:
     """Compile images for every sparse node of a model and put them into the nodes, instead of those that are there.
 
@@ -63,25 +68,75 @@ def add_images(
         targets: what to compile for.
         options: processes and cache.
         progress: called before the first image, and after each.
+        choices: by node and architecture, the kernel that was chosen; for all others the plan is.
 
     Raises:
         CompileError: a compiler failed.
     """
-    sites = find_conv_sites(ModelView(proto), ShapeMap(proto))
-    sparse = [(key, site) for key, site in zip(node_keys(sites), sites, strict=True) if site.is_sparse]
-    layers = [_make_layer(site) for _, site in sparse]
-    possible = [(s.name, layer) for (_, s), layer in zip(sparse, layers, strict=True) if isinstance(layer, SparseLayer)]
-    made = iter(compile_layers(possible, targets, options, progress=progress))
+    nodes = sparse_nodes(proto)
+    possible = {key: node.layer for key, node in nodes.items() if isinstance(node.layer, SparseLayer)}
+    chosen = [(choices or {}).get(key, {}) for key in possible]
+    named = [(nodes[key].name, layer) for key, layer in possible.items()]
+    made = dict(zip(possible, compile_layers(named, targets, options, progress=progress, choices=chosen), strict=True))
     found: dict[NodeKey, tuple[ImageReport, ...]] = {}
     stored: dict[NodeKey, int] = {}
     problems: dict[str, None] = {}
-    for (key, site), layer in zip(sparse, layers, strict=True):
-        outcomes = [Outcome(None, layer.reason, 0.0)] * len(targets) if isinstance(layer, Refusal) else next(made)
-        stored[key] = _set_images(site.proto, [o.image for o in outcomes if o.image is not None])
+    for key, node in nodes.items():
+        layer = node.layer
+        outcomes = (Outcome(None, layer.reason, 0.0),) * len(targets) if isinstance(layer, Refusal) else made[key]
+        stored[key] = _set_images(node.proto, [o.image for o in outcomes if o.image is not None])
         found[key] = tuple(_report(target, o) for target, o in zip(targets, outcomes, strict=True))
         problems.update(dict.fromkeys(o.cache_problem for o in outcomes if o.cache_problem))
+        problems.update(dict.fromkeys(_not_as_chosen(node.name, outcomes, (choices or {}).get(key, {}))))
     problems.update(dict.fromkeys(_uncompressed(targets) if any(stored.values()) else ()))
     return AddedImages(found, stored, tuple(problems))
+
+
+@dataclass(frozen=True, eq=False)
+class SparseNode:
+    """A sparse convolution of a converted model, as code is generated for it.
+
+    Attributes:
+        name: for messages.
+        proto: the node itself.
+        layer: what it computes, or why no code can be generated for it.
+    """
+
+    name: str
+    proto: NodeProto
+    layer: SparseLayer | Refusal
+
+
+def sparse_nodes(proto: ModelProto) -> dict[NodeKey, SparseNode]:
+    """Every sparse convolution of a model."""
+    sites = find_conv_sites(ModelView(proto), ShapeMap(proto))
+    return {
+        key: SparseNode(site.name, site.proto, _make_layer(site))
+        for key, site in zip(node_keys(sites), sites, strict=True)
+        if site.is_sparse
+    }
+
+
+def compile_choices(
+    layers: Sequence[tuple[str, SparseLayer]],
+    choices: Sequence[KernelChoice],
+    target: Target,
+    options: CompileOptions,
+    progress: Progress | None = None,
+) -> list[Outcome]:
+    """One image for each layer, with the plan that was chosen for it; a layer may occur several times.
+
+    Raises:
+        CompileError: a compiler failed.
+    """
+    by_architecture = [{target.architecture: choice} for choice in choices]
+    made = compile_layers(layers, (target,), options, progress=progress, choices=by_architecture)
+    return [outcome for (outcome,) in made]
+
+
+def put_image(node: SparseNode, image: Image) -> None:
+    """Give a node one image, instead of those that it has."""
+    _set_images(node.proto, [image])
 
 
 def with_images(report: ConversionReport, keys: Sequence[NodeKey], added: AddedImages) -> ConversionReport:
@@ -218,6 +273,19 @@ def _uncompressed(targets: Sequence[Target]) -> list[str]:
         for target in targets
         if target.nvfatbin is None
     ]
+
+
+def _not_as_chosen(name: str, outcomes: Sequence[Outcome], choices: Mapping[int, KernelChoice]) -> list[str]:
+    """A note for each image whose plan has other tiles than the chosen one."""
+    notes = []
+    for image in (o.image for o in outcomes if o.image is not None):
+        choice = choices.get(image.architecture)
+        if choice is not None and image.plan.tile_channels != choice.tile_channels:
+            notes.append(
+                f"layer {name!r} was to run on sm_{image.architecture} with {choice.tile_channels} channels in a tile, "
+                f"which no plan of this version has; it got {image.plan.tile_channels}: tune again"
+            )
+    return notes
 
 
 def _report(target: Target, outcome: Outcome) -> ImageReport:

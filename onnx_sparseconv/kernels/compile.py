@@ -6,7 +6,7 @@ A layer that no plan fits gets no image and says why; a compiler that fails is a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from onnx_sparseconv.kernels import source as sources
 from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS
 from onnx_sparseconv.kernels.image_cache import ImageCache, cache_folder, cache_key
 from onnx_sparseconv.kernels.image_container import Image
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice, find_plan, sized
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
 from onnx_sparseconv.kernels.nvrtc import Program
 from onnx_sparseconv.kernels.plan import GeneratedPlan
@@ -81,6 +82,7 @@ class Task:
         target: what it is for.
         cache_folder: where compiled images are kept.
         generator: makes the source.
+        choice: the kernel that somebody chose for it; None leaves it to the generator.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Task:
     target: Target
     cache_folder: Path
     generator: Generator
+    choice: KernelChoice | None = None
 
     def __str__(self) -> str:
         return f"layer {self.name!r} for {self.target.name}"
@@ -119,6 +122,7 @@ def compile_layers(
     *,
     progress: Progress | None = None,
     generator: Generator | None = None,
+    choices: Sequence[Mapping[int, KernelChoice]] = (),
 ) -> list[tuple[Outcome, ...]]:
     """Make the images of some layers.
 
@@ -128,6 +132,7 @@ def compile_layers(
         options: processes and cache.
         progress: called before the first image, and after each.
         generator: makes the source; None: `StraightLineCode`.
+        choices: for each layer, by architecture, the kernel that somebody chose; empty: nobody did.
 
     Returns:
         For each layer its outcomes, in the order of the targets.
@@ -137,7 +142,11 @@ def compile_layers(
     """
     folder = cache_folder(options.cache_dir)
     generator = generator or StraightLineCode()
-    tasks = [Task(name, layer, target, folder, generator) for name, layer in layers for target in targets]
+    tasks = [
+        Task(name, layer, target, folder, generator, chosen.get(target.architecture))
+        for (name, layer), chosen in zip(layers, choices or [{}] * len(layers), strict=True)
+        for target in targets
+    ]
     # The longest first: else the last process works while the others wait.
     order = sorted(range(len(tasks)), key=lambda i: -np.count_nonzero(tasks[i].layer.weight))
     outcomes: dict[int, Outcome] = {}
@@ -164,10 +173,15 @@ def make_image(task: Task) -> Outcome:
         CompileError: the compiler failed; names the layer.
     """
     started = time.perf_counter()
-    plan = task.generator.choose_plan(task.layer, task.target.architecture)
+    layer, architecture, choice = task.layer, task.target.architecture, task.choice
+    if choice is None:
+        plan = task.generator.choose_plan(layer, architecture)
+    else:
+        layer = sized(layer, choice)
+        plan = find_plan(layer, architecture, choice)
     if isinstance(plan, Refusal):
         return Outcome(None, plan.reason, time.perf_counter() - started)
-    source = task.generator.make_source(task.layer, plan)
+    source = task.generator.make_source(layer, plan)
     target, cache = task.target, ImageCache(task.cache_folder)
     options = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS)
     packing = fatbin.OPTIONS if target.nvfatbin else ()

@@ -15,6 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
+from onnx_sparseconv.runtime.cuda_mode import CudaMode, modes_for
 from onnx_sparseconv.runtime.depth import numerical_depth
 from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
 from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on, sparse_nodes
@@ -55,20 +56,31 @@ class Bench(Protocol):
 class OrtBench:
     """The real stopwatch.
 
+    Single layers run on CUDA as a CUDA graph where they can: a layer's own time is what counts in a chain of many, and
+    launching it takes longer than that, often. Whole models run as a graph only where that is asked for.
+
     Args:
         provider, threads: as in `make_session`.
         preset: how often to run.
         clock: nanoseconds.
+        cuda_graph: whether whole models run as a CUDA graph.
     """
 
     def __init__(
-        self, provider: Provider, threads: int | None, preset: Preset, clock: Clock = time.perf_counter_ns
+        self,
+        provider: Provider,
+        threads: int | None,
+        preset: Preset,
+        clock: Clock = time.perf_counter_ns,
+        *,
+        cuda_graph: bool = False,
     ) -> None:
         self._provider: Provider = provider
         self._threads = threads
         self._preset = preset
         self._clock = clock
-        self._empty_runs: BoundRuns | None = None
+        self._cuda_graph = cuda_graph
+        self._empty_runs: dict[bool, BoundRuns] = {}
 
     def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
         """Median times of all candidates, measured in turn in this process, without what an empty run costs.
@@ -78,84 +90,121 @@ class OrtBench:
         Raises:
             ProviderError: the provider is not used.
         """
-        runs: dict[str, BoundRuns] = {}
-        problems: dict[str, str] = {}
-        dense: _Opened | None = None
-        for candidate in candidates:
-            try:
-                opened = self._open(candidate.prepare(piece), dense, piece)
-            except SparseConvError as error:
-                if dense is None and isinstance(error, ProviderError):
-                    raise  # nothing at all would run where it was asked for
-                problems[candidate.name] = str(error)
-                continue
-            dense = dense or opened
-            runs[candidate.name] = opened.runs
+        graph = self._provider == "cuda"
+        opened = self._open_all(piece, candidates, graph=graph)
+        if graph and isinstance(opened[candidates[0].name], str):
+            opened, graph = self._open_all(piece, candidates, graph=False), False
+        runs = {name: found.runs for name, found in opened.items() if isinstance(found, _Opened)}
+        problems = {name: found for name, found in opened.items() if isinstance(found, str)}
         times = {candidate.name: math.inf for candidate in candidates}
         if runs:
-            empty, *samples = measure([self._empty(), *runs.values()], self._preset.layer, clock=self._clock)
+            empty, *samples = measure([self._empty(graph=graph), *runs.values()], self._preset.layer, clock=self._clock)
             floor_us = empty.stats().median_us
             times |= {
                 name: _without_floor(found.stats().median_us, floor_us)
                 for name, found in zip(runs, samples, strict=True)
             }
+        dense = next((found for found in opened.values() if isinstance(found, _Opened)), None)
         return LayerTimes(times, problems, *self._reorders(piece, dense))
 
     def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
         """Times of whole models on the same inputs, measured in turn.
 
+        On CUDA each model runs with every layout of ONNX Runtime, and counts with the fastest.
+
         Raises:
             ProviderError: the provider is not used.
             SparseConvError: a model cannot be loaded or run.
         """
-        sessions = [
-            make_session(
-                model.path,
-                provider=self._provider,
-                threads=self._threads,
-                use_library=model.use_library,
-                session_options=measuring_options(),
-            )
-            for model in models
-        ]
-        wanted = model_inputs(sessions[0])
+        modes = (CudaMode(),) if self._provider == "cpu" else modes_for("best", cuda_graph=self._cuda_graph)
+        plain = [self._session(model, CudaMode()) for model in models]
+        wanted = model_inputs(plain[0])
         inputs = make_random_inputs(wanted, resolve_shapes(wanted, case.shapes, case.batch))
-        runs = [
-            self._whole_run(session, str(model.path), inputs) for session, model in zip(sessions, models, strict=True)
-        ]
-        return measure(runs, self._preset.whole, clock=self._clock)
+        runs = [self._whole_runs(*pair, modes, inputs) for pair in zip(models, plain, strict=True)]
+        samples = iter(measure([run for ways in runs for run in ways], self._preset.whole, clock=self._clock))
+        return tuple(min((next(samples) for _ in ways), key=lambda one: one.stats().median_us) for ways in runs)
 
-    def _empty(self) -> BoundRuns:
-        """Runs of a model that does nothing to speak of: what a call of ONNX Runtime costs by itself."""
-        if self._empty_runs is None:
-            tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x0", "y")]
-            graph = helper.make_graph([helper.make_node("Relu", ["x0"], ["y"])], "empty", tensors[:1], tensors[1:])
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
-            self._empty_runs = self._open(Prepared(model, False), None, model).runs
-        return self._empty_runs
+    def _session(self, model: WholeModel, mode: CudaMode) -> ort.InferenceSession:
+        return make_session(
+            model.path,
+            provider=self._provider,
+            threads=self._threads,
+            use_library=model.use_library,
+            session_options=measuring_options(),
+            provider_options=mode.provider_options(),
+        )
 
-    def _whole_run(self, session: ort.InferenceSession, name: str, inputs: Mapping[str, Array]) -> Callable[[], object]:
-        outputs = run_session(session, inputs, name)
+    def _whole_runs(
+        self,
+        model: WholeModel,
+        plain: ort.InferenceSession,
+        modes: Sequence[CudaMode],
+        inputs: Mapping[str, Array],
+    ) -> list[Callable[[], object]]:
+        """A whole model in every mode in which it runs; ``plain`` is its session in none of them.
+
+        Raises:
+            SparseConvError: there is none; of the first.
+        """
+        # Runs on bound memory have to know what will be there.
+        outputs = run_session(plain, inputs, str(model.path))
         if self._provider == "cpu":
             # As callers run it; memory need not be bound where it is the host's anyway.
             feed = {key: value.astype(object) if value.dtype.kind == "U" else value for key, value in inputs.items()}
-            return lambda: session.run(None, feed)
-        return BoundRuns(session, name, inputs, specs_of(outputs), self._provider)
+            return [lambda: plain.run(None, feed)]
+        runs: list[Callable[[], object]] = []
+        problems = []
+        for mode in modes:
+            try:
+                session = plain if mode == CudaMode() else self._session(model, mode)
+                bound = self._bind(session, str(model.path), inputs, outputs, graph=mode.cuda_graph)
+                bound()
+            except SparseConvError as error:
+                problems.append(error)
+            else:
+                runs.append(bound)
+        if not runs:
+            raise problems[0]
+        return runs
 
-    def _open(self, prepared: Prepared, dense: _Opened | None, piece: ModelProto) -> _Opened:
+    def _empty(self, *, graph: bool) -> BoundRuns:
+        """Runs of a model that does nothing to speak of: what a call of ONNX Runtime costs by itself."""
+        if graph not in self._empty_runs:
+            tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x0", "y")]
+            nodes = helper.make_graph([helper.make_node("Relu", ["x0"], ["y"])], "empty", tensors[:1], tensors[1:])
+            model = helper.make_model(nodes, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
+            self._empty_runs[graph] = self._open(Prepared(model, False), None, model, graph=graph).runs
+        return self._empty_runs[graph]
+
+    def _open_all(self, piece: ModelProto, candidates: Sequence[Candidate], *, graph: bool) -> dict[str, _Opened | str]:
+        """Every candidate, ready to be timed, or why it cannot run.
+
+        Raises:
+            ProviderError: nothing at all would run where it was asked for.
+        """
+        found: dict[str, _Opened | str] = {}
+        dense: _Opened | None = None
+        for candidate in candidates:
+            try:
+                opened = self._open(candidate.prepare(piece), dense, piece, graph=graph)
+            except SparseConvError as error:
+                if dense is None and isinstance(error, ProviderError):
+                    raise
+                found[candidate.name] = str(error)
+                if graph and dense is None:
+                    break  # what is dense cannot be captured, so nothing is
+            else:
+                found[candidate.name] = opened
+                dense = dense or opened
+        return found
+
+    def _open(self, prepared: Prepared, dense: _Opened | None, piece: ModelProto, *, graph: bool) -> _Opened:
         """A session that is ready to be timed and right.
 
         Raises:
             SparseConvError: it cannot run, or gives other results than the dense one.
         """
-        session = make_session(
-            prepared.model,
-            provider=self._provider,
-            threads=self._threads,
-            use_library=prepared.use_library,
-            session_options=measuring_options(prepared.config),
-            provider_options=prepared.provider_options,
-        )
+        session = self._layer_session(prepared, {})
         inputs = dense.inputs if dense is not None else _inputs_of(session)
         outputs = run_session(session, inputs, "the layer")
         if prepared.use_library:
@@ -163,8 +212,35 @@ class OrtBench:
             require_sparse_kernels_on(self._provider, kernels)
         if dense is not None:
             _require_equal(piece, dense.outputs, outputs)
-        runs = BoundRuns(session, "the layer", inputs, specs_of(outputs), self._provider)
+        if graph:
+            session = self._layer_session(prepared, CudaMode(cuda_graph=True).provider_options())
+        runs = self._bind(session, "the layer", inputs, outputs, graph=graph)
+        if graph:
+            runs()  # captures
+            runs()  # replays
+            _require_equal(piece, outputs, runs.outputs())
         return _Opened(runs, inputs, outputs)
+
+    def _layer_session(self, prepared: Prepared, provider_options: Mapping[str, str]) -> ort.InferenceSession:
+        return make_session(
+            prepared.model,
+            provider=self._provider,
+            threads=self._threads,
+            use_library=prepared.use_library,
+            session_options=measuring_options(prepared.config),
+            provider_options={**prepared.provider_options, **provider_options},
+        )
+
+    def _bind(
+        self,
+        session: ort.InferenceSession,
+        name: str,
+        inputs: Mapping[str, Array],
+        outputs: Mapping[str, Array],
+        *,
+        graph: bool,
+    ) -> BoundRuns:
+        return BoundRuns(session, name, inputs, specs_of(outputs), self._provider, cuda_graph=graph)
 
     def _reorders(self, piece: ModelProto, dense: _Opened | None) -> tuple[float, float]:
         """Time that the dense layer spends on changing memory layouts, before and behind, in microseconds."""

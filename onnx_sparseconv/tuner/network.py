@@ -68,18 +68,40 @@ class LayerCost:
         return self.dense_us + self.reorder_in_us + self.reorder_out_us
 
 
-def layer_cost(times: LayerTimes, candidates: Sequence[Candidate]) -> LayerCost:
-    """The fastest of the dense candidates and the fastest of the sparse ones."""
-    best = {
-        choice: min((times.times_us[c.name] for c in candidates if c.choice is choice), default=math.inf)
-        for choice in Choice
+def best_sparse(
+    times: Sequence[LayerTimes], candidates: Sequence[Candidate], weights: Sequence[float]
+) -> Candidate | None:
+    """The sparse candidate that is fastest over all cases: a node has one kernel for all of them.
+
+    Args:
+        times: of the layer, at each case.
+        candidates: that were timed.
+        weights: of the cases.
+
+    Returns:
+        None where no sparse candidate runs at every case.
+    """
+    totals = {
+        candidate.name: sum(
+            weight * at_case.times_us.get(candidate.name, math.inf)
+            for weight, at_case in zip(weights, times, strict=True)
+        )
+        for candidate in candidates
+        if candidate.choice is Choice.SPARSE and candidate.counts
     }
-    alone = best[Choice.DENSE]
+    fastest = min(totals, key=lambda name: totals[name], default="")
+    return next((c for c in candidates if c.name == fastest and math.isfinite(totals[fastest])), None)
+
+
+def layer_cost(times: LayerTimes, candidates: Sequence[Candidate], sparse: Candidate | None) -> LayerCost:
+    """The fastest of the dense candidates, and the sparse one that would be taken (None: none can)."""
+    alone = min((times.times_us[c.name] for c in candidates if c.choice is Choice.DENSE), default=math.inf)
+    sparse_us = math.inf if sparse is None else times.times_us[sparse.name]
     reorders = times.reorder_in_us + times.reorder_out_us
     # Taken from different runs, the parts need not add up: dense work is at least half of the whole.
     share = min(1.0, alone / 2 / reorders) if reorders > 0 and math.isfinite(alone) else 0.0
     before, behind = share * times.reorder_in_us, share * times.reorder_out_us
-    return LayerCost(alone - before - behind, best[Choice.SPARSE], before, behind)
+    return LayerCost(alone - before - behind, sparse_us, before, behind)
 
 
 @dataclass(frozen=True)

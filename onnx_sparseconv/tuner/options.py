@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
+from onnx_sparseconv.converter import ConvertOptions, Decisions
+from onnx_sparseconv.converter.conversion import Precision
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.targets import NvrtcChoice
 from onnx_sparseconv.runtime.inputs import parse_shape
 from onnx_sparseconv.runtime.session import PROVIDERS, Provider
 from onnx_sparseconv.runtime.timing import TimingPlan
@@ -27,6 +30,8 @@ class Preset:
         profiled_runs: runs from which the time of single nodes of a layer is taken.
         max_steps: how many times layers are left dense where the whole model contradicts the single layers.
         skip_hopeless: leave out layers that cannot win by the cost model.
+        max_plans: how many plans of generated GPU code to time for a layer; None: all that may be fastest.
+        sub_batches: time the general GPU kernel with every sub-batch.
     """
 
     name: PresetName
@@ -35,12 +40,16 @@ class Preset:
     profiled_runs: int
     max_steps: int
     skip_hopeless: bool = True
+    max_plans: int | None = 3
+    sub_batches: bool = False
 
 
 PRESETS: Mapping[str, Preset] = {
-    "quick": Preset("quick", TimingPlan(2, 3, 40, 3, 0.12), TimingPlan(2, 5, 100, 3, 2.0), 5, 1),
+    "quick": Preset("quick", TimingPlan(2, 3, 40, 3, 0.12), TimingPlan(2, 5, 100, 3, 2.0), 5, 1, max_plans=2),
     "default": Preset("default", TimingPlan(3, 5, 100, 5, 0.6), TimingPlan(3, 7, 200, 5, 8.0), 10, 3),
-    "thorough": Preset("thorough", TimingPlan(5, 9, 400, 5, 2.5), TimingPlan(5, 9, 500, 5, 25.0), 20, 4, False),
+    "thorough": Preset(
+        "thorough", TimingPlan(5, 9, 400, 5, 2.5), TimingPlan(5, 9, 500, 5, 25.0), 20, 4, False, None, True
+    ),
 }
 
 
@@ -88,6 +97,12 @@ class TuneOptions:
         preset: ``quick``, ``default`` or ``thorough``.
         budget_s: no layer is begun after so many seconds; the rest is decided by its sparsity. None: no limit.
         database: file of measurements; None: in the user's cache folder.
+        targets: on CUDA, architectures that images are to be made for, or ``native``; plans are timed for the one that
+            this machine's GPU runs. Empty: only the general kernel is.
+        cuda_graph: whole models are timed as a CUDA graph; else none is.
+        precision: ``fp16`` tunes what the model is after conversion to float16; the decisions are for the original.
+        fp16_io, keep_float: as in `ConvertOptions`.
+        nvrtc, jobs, cache_dir: how images are compiled, as in `ConvertOptions`.
     """
 
     provider: Provider = "cpu"
@@ -96,6 +111,14 @@ class TuneOptions:
     preset: PresetName = "default"
     budget_s: float | None = None
     database: Path | None = None
+    targets: tuple[str, ...] = ()
+    cuda_graph: bool = False
+    precision: Precision = "keep"
+    fp16_io: bool = False
+    keep_float: tuple[str, ...] = ()
+    nvrtc: NvrtcChoice = "auto"
+    jobs: int | None = None
+    cache_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if self.provider not in PROVIDERS:
@@ -108,6 +131,28 @@ class TuneOptions:
             raise UsageError(f"threads must be at least 1, got {self.threads}")
         if not self.cases:
             raise UsageError("there are no shapes to tune for")
+        if self.provider != "cuda" and (self.targets or self.cuda_graph):
+            raise UsageError(f"{'a target' if self.targets else 'a CUDA graph'} to time needs the provider cuda")
+        # What these may be is the converter's to say.
+        self.conversion()
+
+    def conversion(self, decisions: Decisions | None = None, targets: tuple[str, ...] = ()) -> ConvertOptions:
+        """How a model is converted that these options are to tune.
+
+        Args:
+            decisions: what is to become sparse.
+            targets: what to make images for.
+        """
+        return ConvertOptions(
+            decisions=decisions,
+            targets=targets,
+            nvrtc=self.nvrtc,
+            jobs=self.jobs,
+            cache_dir=self.cache_dir,
+            precision=self.precision,
+            fp16_io=self.fp16_io,
+            keep_float=self.keep_float,
+        )
 
     @property
     def plan(self) -> Preset:

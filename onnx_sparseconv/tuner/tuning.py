@@ -13,27 +13,33 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from onnx_sparseconv.converter import ConvertOptions, convert
+from onnx_sparseconv.converter import convert
 from onnx_sparseconv.converter.analyse import Plan, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
-from onnx_sparseconv.converter.model_io import load, save
+from onnx_sparseconv.converter.gpu_rule import GpuRule
+from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
+from onnx_sparseconv.kernels.compile import CompileOptions
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice
+from onnx_sparseconv.kernels.targets import NATIVE, Target
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 from onnx_sparseconv.runtime.plain import to_plain
 from onnx_sparseconv.runtime.timing import Clock
-from onnx_sparseconv.tuner.candidates import Candidate, candidates_for
+from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, candidates_for
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
+from onnx_sparseconv.tuner.gpu_candidates import GpuSearch, find_target
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
-from onnx_sparseconv.tuner.network import CostModel, LayerCost, find_links, layer_cost
+from onnx_sparseconv.tuner.network import CostModel, LayerCost, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
 from onnx_sparseconv.tuner.pieces import Piece, Shape, cut, run_for_shapes
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
 from onnx_sparseconv.tuner.setting import Setting, read_setting
+from onnx_sparseconv.tuner.source import Source, open_source
 from onnx_sparseconv.tuner.whole import WholeCheck, WholeResult
 
 Progress = Callable[[int, int, str], None]
@@ -102,16 +108,25 @@ def tune(
         SparseConvError: the model cannot be read or run.
     """
     options = options or TuneOptions()
+    # Before any work: a target that cannot be timed here, or no compiler.
+    target = find_target(options.targets, options.nvrtc) if options.targets else None
     setting = setting or read_setting(options.provider, options.threads)
-    bench = bench or OrtBench(options.provider, options.threads, options.plan, clock)
-    loaded = load(model)
+    if target is not None:
+        setting = {**setting, "compiler": target.tools}
+    if options.precision != "keep":
+        setting = {**setting, "precision": options.precision}
+    bench = bench or OrtBench(options.provider, options.threads, options.plan, clock, cuda_graph=options.cuda_graph)
     with tempfile.TemporaryDirectory() as directory:
-        path = loaded.path
-        if path is None:
-            path = Path(directory) / "dense.onnx"
-            save(loaded.proto, path)
-        job = _Job(path, options, setting, bench, clock, progress or (lambda *_: None))
-        return _Tuner(job).run(make_plan(loaded, DecisionOptions()))
+        source = open_source(model, options.conversion(), Path(directory))
+        job = _Job(source, options, setting, bench, clock, progress or (lambda *_: None), target)
+        return _Tuner(job).run(make_plan(load(source.dense), DecisionOptions(), _rule(options, target)))
+
+
+def _rule(options: TuneOptions, target: Target | None) -> GpuRule | None:
+    """What decides where nothing is measured."""
+    if target is None:
+        return None
+    return GpuRule((target.architecture,), tuple(sorted({case.batch or 1 for case in options.cases})))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,22 +143,40 @@ class _Layer:
 
 @dataclass(frozen=True, eq=False)
 class _Found:
-    """Times of a layer, at every case."""
+    """Times of a layer, at every case, of all candidates; ``sparse`` is the one that would be taken."""
 
     times: tuple[LayerTimes, ...]
+    candidates: tuple[Candidate, ...]
+    sparse: Candidate | None
     measured_as: str = ""
+
+    @property
+    def kernels(self) -> Mapping[str, KernelChoice]:
+        """What the fastest sparse candidate has in its node."""
+        return self.sparse.kernels if self.sparse is not None else {}
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """A layer to be timed; ``index`` is its place among all."""
+
+    index: int
+    pieces: tuple[Piece, ...]
+    candidates: tuple[Candidate, ...]
+    known: tuple[LayerTimes | None, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """What `tune` was asked for; ``path`` is the model's file."""
+    """What `tune` was asked for; ``target`` is what images are timed for, None where none are."""
 
-    path: Path
+    source: Source
     options: TuneOptions
     setting: Setting
     bench: Bench
     clock: Clock
     progress: Progress
+    target: Target | None
 
 
 class _Tuner:
@@ -152,7 +185,7 @@ class _Tuner:
     def __init__(self, job: _Job) -> None:
         options = job.options
         self._job = job
-        self._candidates: tuple[Candidate, ...] = candidates_for(options.provider)
+        self._search = _search(options, job.target)
         self._database = Database(options.database or default_database(), job.setting, options.preset)
         self._started = job.clock()
         self._num_measured = 0
@@ -165,9 +198,9 @@ class _Tuner:
         names = list(dict.fromkeys(tensor.name for region in regions.values() for tensor in region.inputs))
         shapes = [run_for_shapes(plan.view.proto, names, case) for case in options.cases]
         # Layers that are sparse already stay so.
-        dense = WholeModel(job.path, any(site.is_sparse for site in plan.sites))
+        dense = WholeModel(job.source.dense, any(site.is_sparse for site in plan.sites))
         weights = self._weights(dense)
-        found = self._measure_all(plan, finder, layers, [tensors for _, tensors in shapes])
+        found = self._measure_all(plan, finder, layers, [tensors for _, tensors in shapes], weights)
         costs = {key: self._costs(found.get(key)) for key in regions}
         model = CostModel(costs, find_links(regions), weights)
         # Layers that nobody timed keep what their sparsity says.
@@ -176,13 +209,16 @@ class _Tuner:
         chosen, whole = wanted, None
         notes: tuple[str, ...] = ()
         if wanted:
-            check = WholeCheck(dense, lambda s, p: self._convert(layers, s, p), job.bench, options.cases, model)
+            kernels = {node: one.kernels for node, one in found.items()}
+            check = WholeCheck(
+                dense, lambda s, p: self._convert(layers, kernels, s, p), job.bench, options.cases, model
+            )
             try:
                 chosen, whole = check.run(wanted, options.plan.max_steps)
             except _UnconvertibleError as error:
                 chosen, notes = frozenset(), (str(error),)
         decisions = Decisions(
-            model=str(job.path.name),
+            model=job.source.name,
             setting={**job.setting, "preset": options.preset},
             input_shapes=tuple(inputs for inputs, _ in shapes),
             layers=tuple(self._decision(layer, found, costs, wanted, chosen) for layer in layers),
@@ -190,9 +226,10 @@ class _Tuner:
             notes=(
                 *notes,
                 *self._database.notes,
-                *_against_rule(layers, found, chosen),
-                *_notes(found, self._candidates),
+                *_against_rule(layers, found, chosen, "sparsity" if job.target is None else "foretold times"),
+                *_notes(found, options),
             ),
+            targets=self._targets(),
         )
         alike = sum(bool(one.measured_as) for one in found.values())
         return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
@@ -208,7 +245,7 @@ class _Tuner:
         """Costs of a layer at each case. One that was not timed has none, dense or sparse: it changes no comparison."""
         if found is None:
             return [LayerCost(0.0, 0.0)] * len(self._job.options.cases)
-        return [layer_cost(times, self._candidates) for times in found.times]
+        return [layer_cost(times, found.candidates, found.sparse) for times in found.times]
 
     def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[_Layer]:
         rows = zip(node_keys(plan.sites), plan.sites, plan.report.layers, strict=True)
@@ -236,79 +273,130 @@ class _Tuner:
         hopeless = why_hopeless(site, sparsity) if self._job.options.plan.skip_hopeless else ""
         return (Cause.HOPELESS, hopeless) if hopeless else None
 
+    def _targets(self) -> tuple[str, ...]:
+        """What images are for: the one that was timed, and the others that were asked for."""
+        target = self._job.target
+        if target is None:
+            return ()
+        others = [name for name in self._job.options.targets if name != NATIVE]
+        return tuple(dict.fromkeys((target.name, *others)))
+
     def _measure_all(
-        self, plan: Plan, finder: RegionFinder, layers: list[_Layer], shapes: Sequence[Mapping[str, Shape]]
+        self,
+        plan: Plan,
+        finder: RegionFinder,
+        layers: list[_Layer],
+        shapes: Sequence[Mapping[str, Shape]],
+        weights: Sequence[float],
     ) -> dict[int, _Found]:
         """Times by the id of a layer's node; what could not be timed is written down in ``layers``."""
+        work, alike = self._prepare(plan, finder, layers, shapes)
         found: dict[int, _Found] = {}
-        alike: dict[tuple[str, ...], tuple[str, _Found]] = {}
-        # The largest first: where the budget ends, what is left matters least.
+        self._started = self._job.clock()  # compiling does not count
+        for done, one in enumerate(work):
+            layer = layers[one.index]
+            self._job.progress(done, len(work), layer.site.name)
+            try:
+                times = self._times(one)
+            except ProviderError:
+                raise
+            except SparseConvError as error:
+                layers[one.index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {error}"))
+                continue
+            if times is None:
+                layers[one.index] = replace(layer, left=(Cause.BUDGET, "not timed: the budget was spent"))
+                continue
+            if problem := _why_no_dense(times, one.candidates):
+                layers[one.index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {problem}"))
+                continue
+            sparse = best_sparse(times, one.candidates, weights)
+            found[id(layer.site.node)] = _Found(times, one.candidates, sparse)
+        for index, first in alike.items():
+            node, like = id(layers[index].site.node), layers[first]
+            if id(like.site.node) in found:
+                found[node] = replace(found[id(like.site.node)], measured_as=like.site.name)
+            else:
+                layers[index] = replace(layers[index], left=like.left)
+        self._job.progress(len(work), len(work), "the whole model")
+        return found
+
+    def _prepare(
+        self, plan: Plan, finder: RegionFinder, layers: list[_Layer], shapes: Sequence[Mapping[str, Shape]]
+    ) -> tuple[list[_Work], dict[int, int]]:
+        """The layers to time, the largest first, with their candidates compiled; and those that are alike, as which."""
+        work: list[_Work] = []
+        first_of: dict[tuple[str, ...], int] = {}
+        alike: dict[int, int] = {}
+        # Where the budget ends, what is left matters least.
         order = sorted(
             (index for index, layer in enumerate(layers) if layer.left is None),
             key=lambda index: -(plan.report.layers[index].flops or 0),
         )
-        for done, index in enumerate(order):
+        for index in order:
             layer = layers[index]
             assert layer.region is not None
-            self._job.progress(done, len(order), layer.site.name)
             try:
-                pieces = [cut(plan.view, finder, layer.region, at_case) for at_case in shapes]
+                pieces = tuple(cut(plan.view, finder, layer.region, at_case) for at_case in shapes)
                 likeness = tuple(piece.likeness for piece in pieces)
-                if likeness in alike:
-                    name, same = alike[likeness]
-                    found[id(layer.site.node)] = replace(same, measured_as=name)
+                first = first_of.setdefault(likeness, index)
+                if first != index:
+                    alike[index] = first
                     continue
-                times = self._times(pieces)
-            except ProviderError:
-                raise
+                models = [piece.model for piece in pieces]
+                if hopeless := self._search.why_hopeless(models):
+                    layers[index] = replace(layer, left=(Cause.HOPELESS, hopeless))
+                    continue
+                candidates = self._search.candidates(models)
             except SparseConvError as error:
                 layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {error}"))
                 continue
-            if times is not None and (problem := self._why_no_dense(times)):
-                layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {problem}"))
-                continue
-            if times is None:
-                layers[index] = replace(layer, left=(Cause.BUDGET, "not timed: the budget was spent"))
-                continue
-            found[id(layer.site.node)] = alike_found = _Found(times)
-            alike[likeness] = layer.site.name, alike_found
-        self._job.progress(len(order), len(order), "the whole model")
-        return found
+            names = tuple(candidate.name for candidate in candidates)
+            known = tuple(self._database.find(piece.layer, names) for piece in pieces)
+            work.append(_Work(index, pieces, candidates, known))
+        return self._compile(work, layers), alike
 
-    def _times(self, pieces: Sequence[Piece]) -> tuple[LayerTimes, ...] | None:
+    def _compile(self, work: Sequence[_Work], layers: Sequence[_Layer]) -> list[_Work]:
+        """The same work with the candidates of what has to be timed ready to be prepared."""
+        pending = [one for one in work if None in one.known]
+        named = [(layers[one.index].site.name, one.candidates) for one in pending]
+        made = self._search.compile(
+            named, lambda done, total, what: self._job.progress(done, total, f"compiled {what}".rstrip())
+        )
+        compiled = {one.index: candidates for one, candidates in zip(pending, made, strict=True)}
+        return [replace(one, candidates=compiled.get(one.index, one.candidates)) for one in work]
+
+    def _times(self, work: _Work) -> tuple[LayerTimes, ...] | None:
         """Times of a layer, out of the database or measured; None where they would have to be and the time is up."""
         times = []
-        names = tuple(candidate.name for candidate in self._candidates)
-        measured = False
-        for piece in pieces:
-            known = self._database.find(piece.layer, names)
-            if known is None:
-                if self._is_spent():
-                    return None
-                known = self._job.bench.layer(piece.model, self._candidates)
-                self._database.add(piece.layer, known)
-                measured = True
-            times.append(known)
-        self._num_measured += measured
+        for piece, known in zip(work.pieces, work.known, strict=True):
+            if known is not None:
+                times.append(known)
+                continue
+            if self._is_spent():
+                return None
+            found = self._job.bench.layer(piece.model, work.candidates)
+            self._database.add(piece.layer, found)
+            times.append(found)
+        self._num_measured += None in work.known
         return tuple(times)
-
-    def _why_no_dense(self, times: Sequence[LayerTimes]) -> str:
-        """Why there is nothing to compare with; empty where dense runs, as it should."""
-        names = [candidate.name for candidate in self._candidates if candidate.choice is Choice.DENSE]
-        for at_case in times:
-            if all(math.isinf(at_case.times_us[name]) for name in names):
-                return at_case.problems.get(names[0], "the dense layer does not run")
-        return ""
 
     def _is_spent(self) -> bool:
         budget = self._job.options.budget_s
         return budget is not None and self._job.clock() - self._started >= budget * 1e9
 
-    def _convert(self, layers: Sequence[_Layer], sparse: AbstractSet[int], path: Path) -> None:
+    def _convert(
+        self,
+        layers: Sequence[_Layer],
+        kernels: Mapping[int, Mapping[str, KernelChoice]],
+        sparse: AbstractSet[int],
+        path: Path,
+    ) -> None:
         """Write the model in which certain layers are sparse."""
-        chosen = Decisions("", {}, (), tuple(_as_decision(layer, sparse) for layer in layers))
-        made, report = convert(self._job.path, path, ConvertOptions(decisions=chosen))
-        if made is None:
+        job, targets = self._job, self._targets()
+        chosen = tuple(_as_decision(layer, sparse, kernels.get(id(layer.site.node), {})) for layer in layers)
+        options = job.options.conversion(Decisions("", {}, (), chosen), targets)
+        made, report = convert(job.source.original, path, options)
+        if made is None or not report.converted:
             refused = next(layer for layer in layers if id(layer.site.node) in sparse)
             verdicts = dict(zip((layer.key for layer in layers), report.model.layers, strict=True))
             raise _UnconvertibleError(f"all layers stay dense: {verdicts[refused.key].verdict.text}")
@@ -332,20 +420,38 @@ class _Tuner:
         if node in wanted and node not in chosen:
             cause, text = Cause.WHOLE_MODEL, f"left dense for the model as a whole, though {text}"
         return replace(
-            _as_decision(layer, chosen),
+            _as_decision(layer, chosen, times.kernels if times is not None else {}),
             cause=cause,
             text=text,
             sparsity=layer.sparsity,
-            layer=fingerprint(layer.site),
+            layer=self._job.source.fingerprints.get(layer.key, fingerprint(layer.site)),
             measured_as=times.measured_as if times is not None else "",
-            candidates=_candidate_times(times, self._candidates) if times is not None else (),
+            candidates=_candidate_times(times) if times is not None else (),
         )
 
 
-def _as_decision(layer: _Layer, sparse: AbstractSet[int]) -> LayerDecision:
+def _search(options: TuneOptions, target: Target | None) -> Search:
+    """What finds the candidates of single layers."""
+    preset = options.plan
+    if target is None:
+        return FixedSearch(candidates_for(options.provider, sub_batches=preset.sub_batches))
+    compile_options = CompileOptions(options.jobs, options.cache_dir)
+    return GpuSearch(target, compile_options, preset.max_plans, preset.skip_hopeless, preset.sub_batches)
+
+
+def _why_no_dense(times: Sequence[LayerTimes], candidates: Sequence[Candidate]) -> str:
+    """Why there is nothing to compare with; empty where dense runs, as it should."""
+    names = [candidate.name for candidate in candidates if candidate.choice is Choice.DENSE]
+    for at_case in times:
+        if all(math.isinf(at_case.times_us[name]) for name in names):
+            return at_case.problems.get(names[0], "the dense layer does not run")
+    return ""
+
+
+def _as_decision(layer: _Layer, sparse: AbstractSet[int], kernels: Mapping[str, KernelChoice]) -> LayerDecision:
     graph, node, number = layer.key
     choice = Choice.SPARSE if id(layer.site.node) in sparse or layer.site.is_sparse else Choice.DENSE
-    return LayerDecision(node, graph, number, choice, choice, Cause.MEASURED, "tuned")
+    return LayerDecision(node, graph, number, choice, choice, Cause.MEASURED, "tuned", kernels=kernels)
 
 
 def _measured_text(found: _Found, costs: Sequence[LayerCost], choice: Choice) -> str:
@@ -373,7 +479,7 @@ def _us(time_us: float) -> str:
     return f"{time_us:.1f} us" if time_us < 1000 else f"{time_us / 1000:.2f} ms"
 
 
-def _candidate_times(found: _Found, candidates: Sequence[Candidate]) -> tuple[CandidateTime, ...]:
+def _candidate_times(found: _Found) -> tuple[CandidateTime, ...]:
     return tuple(
         CandidateTime(
             candidate.name,
@@ -381,20 +487,22 @@ def _candidate_times(found: _Found, candidates: Sequence[Candidate]) -> tuple[Ca
             tuple(times.times_us.get(candidate.name, math.inf) for times in found.times),
             next((t.problems[candidate.name] for t in found.times if candidate.name in t.problems), ""),
         )
-        for candidate in candidates
+        for candidate in found.candidates
     )
 
 
-def _against_rule(layers: Sequence[_Layer], found: Mapping[int, _Found], chosen: AbstractSet[int]) -> tuple[str, ...]:
+def _against_rule(
+    layers: Sequence[_Layer], found: Mapping[int, _Found], chosen: AbstractSet[int], rule: str
+) -> tuple[str, ...]:
     """How often the rule for machines that are not at hand is wrong here."""
     timed = [layer for layer in layers if id(layer.site.node) in found]
     wrong = sum(layer.verdict.rewrite != (id(layer.site.node) in chosen) for layer in timed)
     if not wrong:
         return ()
-    return (f"by their sparsity alone, {wrong} of the {len(timed)} timed layers would have been decided otherwise",)
+    return (f"by their {rule} alone, {wrong} of the {len(timed)} timed layers would have been decided otherwise",)
 
 
-def _notes(found: Mapping[int, _Found], candidates: Sequence[Candidate]) -> tuple[str, ...]:
+def _notes(found: Mapping[int, _Found], options: TuneOptions) -> tuple[str, ...]:
     """What has to be known to read the decisions."""
     notes = []
     if any(one.measured_as for one in found.values()):
@@ -402,8 +510,12 @@ def _notes(found: Mapping[int, _Found], candidates: Sequence[Candidate]) -> tupl
             "layers that are alike were timed once: same form, shapes and neighbours, and as many non-zero weights, "
             "spread alike over the output channels, within a few percent; 'measured_as' names the one that was timed"
         )
-    for candidate in candidates:
-        if candidate.choice is Choice.DENSE and len(candidates) > 2:
-            notes.append(f"candidate {candidate.name!r} is timed for single layers; a model has one setting for all")
-            break
+    if options.provider == "cuda" and found:
+        graph = "as CUDA graphs" if options.cuda_graph else "without CUDA graphs"
+        notes.append(
+            f"single layers were timed as CUDA graphs, whole models {graph}; both with every layout of ONNX Runtime, "
+            "of which the fastest counts, though a model has one setting for all its layers"
+        )
+        if not options.targets:
+            notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")
     return tuple(notes)

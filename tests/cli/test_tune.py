@@ -8,12 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import onnx
 import pytest
 
+from onnx_sparseconv.cli.tuning import decisions_table
+from onnx_sparseconv.converter import read_decisions
+from onnx_sparseconv.converter.decisions import Choice
+from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.cuda_driver import CudaDriver
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.runtime.verify import verify
-from onnx_sparseconv.tuner import tuning
+from onnx_sparseconv.tuner import gpu_candidates, tuning
 from tests.runtime import networks
 from tests.support.processes import heed_interrupts
 from tests.tuner.fakes import FakeBench
@@ -147,7 +154,9 @@ def test_usage_errors(sparseconv, model, dense_model, tmp_path):
         ["convert", model, *out, "--preset", "quick"],
         ["convert", model, *out, "--batch", "2"],
         ["convert", model, *out, "--require-gain"],
-        ["convert", model, *out, "--tune", "--precision", "fp16"],
+        ["convert", model, *out, "--cuda-graph"],
+        ["convert", model, *out, "--tune", "--cuda-graph"],
+        ["convert", model, *out, "--tune", "--fp16-io"],
         ["convert", model, dense_model, "--out-dir", tmp_path / "out", "--decisions", "d.json"],
     ):
         result = sparseconv(*arguments)
@@ -184,3 +193,70 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["db.jsonl", "m.onnx"]
     lines = [json.loads(line) for line in database.read_text().splitlines()]
     assert 0 < len(lines) < 12
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("--target sm_90", (2, "a target to time needs the provider cuda")),
+        ("--cuda-graph", (2, "a CUDA graph to time needs the provider cuda")),
+        ("--provider cuda --target native", (5, "target native: there is no GPU to time it on: nobody home")),
+        ("--provider cuda --target sm_90", (5, "target sm_90: there is no GPU to time it on: nobody home")),
+    ],
+)
+def test_what_cannot_be_timed_is_one_line(sparseconv, model, monkeypatch, options, expected):
+    code, told = expected
+    file = model.with_suffix(".json")
+    monkeypatch.setattr(gpu_candidates, "read_cuda_driver", lambda: CudaDriver("", "", (), "nobody home"))
+    result = sparseconv("tune", model, "-o", file, *options.split())
+    assert result.exit_code == code
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not file.exists()
+
+
+def test_a_model_can_be_tuned_for_float16(sparseconv, model, tmp_path):
+    file, out = tmp_path / "d.json", tmp_path / "out.onnx"
+    result = sparseconv("tune", model, "-o", file, "--preset", "quick", "--threads", 1, "--precision", "fp16")
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(file.read_text())
+    assert document["setting"]["precision"] == "fp16"
+    if any(layer["choice"] == "sparse" for layer in document["layers"]):
+        assert "--precision fp16" in result.stdout
+    result = sparseconv("convert", model, "-o", out, "--decisions", file, "--precision", "fp16")
+    assert result.exit_code == 0, result.stderr
+    assert verify(model, out).passed
+
+
+def test_convert_tunes_the_model_that_it_makes(sparseconv, model, tmp_path, monkeypatch):
+    asked = []
+
+    def note(_, options, **__):
+        asked.append(options)
+        raise UsageError("enough")
+
+    monkeypatch.setattr("onnx_sparseconv.tuner.tune", note)
+    monkeypatch.setattr("onnx_sparseconv.cli.commands.convert._resolve", lambda names, _: tuple(names))
+    common = ["convert", model, "-o", tmp_path / "o.onnx", "--tune", "--target", "sm_90", "--precision", "fp16"]
+    more = ["--provider", "cuda", "--cuda-graph", "--fp16-io", "--keep-float", "Softmax", "--jobs", 3, "--nvrtc", "12"]
+    assert sparseconv(*common, *more).exit_code == 2
+    assert sparseconv(*common).exit_code == 2
+    on_gpu, on_cpu = asked
+    assert (on_gpu.targets, on_gpu.cuda_graph, on_gpu.jobs, on_gpu.nvrtc) == (("sm_90",), True, 3, "12")
+    assert (on_gpu.precision, on_gpu.fp16_io, on_gpu.keep_float) == ("fp16", True, ("Softmax",))
+    assert (on_cpu.provider, on_cpu.targets, on_cpu.precision) == ("cpu", (), "fp16")
+
+
+@pytest.mark.usefixtures("stopwatch")
+def test_the_table_shows_the_kernels_that_were_chosen(sparseconv, model, tmp_path):
+    file = tmp_path / "d.json"
+    sparseconv("tune", model, "-o", file)
+    decisions = read_decisions(file)
+    kernel = {"sm_90": KernelChoice("generated", 32, 24, 864)}
+    first, second = decisions.layers
+    layers = (
+        replace(first, choice=Choice.SPARSE, kernels=kernel),
+        replace(second, choice=Choice.DENSE, kernels=kernel),
+    )
+    rows = decisions_table(replace(decisions, layers=layers)).rows
+    assert [row[4] for row in rows] == ["sparse, generated 32x24x864", "dense"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -26,11 +27,16 @@ from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.errors import DecisionsError, SparseConvError
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.runtime.session import make_session
 from tests.runtime import networks
+from tests.support.gpu_images import needs_nvrtc
 from tests.support.odd_models import FEEDS
 
 SETTING = {"processor": "an abacus", "onnxruntime": "1.0", "threads": 2}
+
+
+KERNELS = {"sm_90": KernelChoice("generated", 32, 24, 864, (7, 9)), "sm_86": KernelChoice("csr")}
 
 
 def layer(node, choice="sparse", **more):
@@ -58,10 +64,11 @@ def test_what_is_written_is_read(tmp_path):
     made = replace(
         decisions(
             layer("conv0", "dense", sparsity=0.5, layer="00ff", measured_as="conv7", candidates=candidates),
-            layer('a "b" é\n', "sparse", cause=Cause.BUDGET),
+            layer('a "b" é\n', "sparse", cause=Cause.BUDGET, kernels=KERNELS),
         ),
         whole_model={"speedup": [1.5]},
         notes=("a note",),
+        targets=("sm_90", "sm_86"),
     )
     write_decisions(made, tmp_path / "d.json")
     read = read_decisions(tmp_path / "d.json")
@@ -219,3 +226,58 @@ def test_a_converted_model_is_right_whatever_was_decided(choices):
         make_session(m, use_library=library).run(None, {"x": x}) for m, library in ((proto, False), (converted, True))
     )
     np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_kernels_by_layer_and_architecture():
+    made = decisions(layer("conv0", kernels=KERNELS), layer("conv1"))
+    assert made.kernels == {("", "conv0", 0): {90: KERNELS["sm_90"], 86: KERNELS["sm_86"]}}
+
+
+@pytest.mark.parametrize(
+    ("kernels", "told"),
+    [
+        ({"volta": {"kernel": "csr"}}, "'volta' is no architecture such as sm_90"),
+        ({"sm_90": {}}, "its kernel for sm_90: 'kernel' is missing"),
+        ({"sm_90": []}, "its kernel for sm_90: is not an object"),
+        ({"sm_90": {"kernel": "magic"}}, "must be one of generated, csr"),
+        ({"sm_90": {"kernel": "generated"}}, "needs 'tile_channels'"),
+        ({"sm_90": {"kernel": "generated", "tile_channels": -1}}, "no number may be negative"),
+        ({"sm_90": {"kernel": "generated", "tile_channels": 8, "threads": "many"}}, "'threads' is missing or has the"),
+        ({"sm_90": {"kernel": "generated", "tile_channels": 8, "in_size": [1]}}, "'in_size' must be two sizes"),
+        ({"sm_90": {"kernel": "generated", "tile_channels": 8, "in_size": [0, 7]}}, "'in_size' must be two sizes"),
+    ],
+)
+def test_a_kernel_that_is_none_is_told_with_its_place(tmp_path, kernels, told):
+    document = json.loads(decisions_text(decisions(layer("conv0"))))
+    document["layers"][0]["kernels"] = kernels
+    path = tmp_path / "d.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(DecisionsError, match=re.escape(told)) as error:
+        read_decisions(path)
+    assert str(error.value).startswith(f"{path}: layer 'conv0'")
+
+
+def test_targets_are_architectures(tmp_path):
+    document = json.loads(decisions_text(decisions(layer("conv0"))))
+    (tmp_path / "d.json").write_text(json.dumps(document | {"targets": ["native"]}))
+    with pytest.raises(DecisionsError, match="'native' is no architecture"):
+        read_decisions(tmp_path / "d.json")
+
+
+@needs_nvrtc
+def test_a_kernel_of_another_version_is_replaced_with_a_note(tmp_path):
+    gone = {"sm_90": KernelChoice("generated", 7, 8, 9)}
+    made = replace(decisions(layer("conv0", kernels=gone)), targets=("sm_90",))
+    converted, report = convert(model(1), options=ConvertOptions(decisions=made, jobs=1, cache_dir=tmp_path))
+    assert any("was to run on sm_90 with 7 channels in a tile" in note for note in report.notes)
+    assert converted is not None
+
+
+@needs_nvrtc
+def test_other_targets_may_be_asked_for(tmp_path):
+    made = replace(decisions(layer("conv0", kernels=KERNELS)), targets=("sm_90", "sm_86"))
+    options = ConvertOptions(decisions=made, jobs=1, cache_dir=tmp_path, targets=("sm_86",))
+    _, report = convert(model(1), options=options)
+    assert report.targets == ("sm_86",)
+    (image,) = report.model.layers[0].images
+    assert "the general kernel was chosen" in image.refusal

@@ -15,10 +15,12 @@ from onnx_sparseconv.kernels import cuda_driver, nvrtc
 from onnx_sparseconv.kernels.compile import Outcome, StraightLineCode
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver, Gpu
 from onnx_sparseconv.kernels.image_container import Image
+from onnx_sparseconv.kernels.kernel_choice import find_plan, sized
 from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.runtime import binding
 from onnx_sparseconv.runtime import session as session_module
+from onnx_sparseconv.tuner import gpu_candidates, setting
 from tests.support import cuda_emulation
 from tests.support.cuda_host_build import build_host_image
 
@@ -30,20 +32,22 @@ _NEEDS_MORE = ("test_sanitizer", "test_models", "test_every_gpu", "test_images_o
 _COMPILER = SimpleNamespace(name="g++", version=(12, 0))
 
 
-def compile_for_the_cpu(layers, targets, options, *, progress=None, generator=None):
+def compile_for_the_cpu(layers, wanted, options, *, progress=None, generator=None, choices=()):
     """In the place of `kernels.compile.compile_layers`."""
-    assert [target.architecture for target in targets] == [_ARCHITECTURE]
+    assert [target.architecture for target in wanted] == [_ARCHITECTURE]
     assert options is not None
     assert generator is None
-    made = [(_outcome(layer),) for _, layer in layers]
+    chosen = [choice.get(_ARCHITECTURE) for choice in choices] or [None] * len(layers)
+    made = [(_outcome(layer, choice),) for (_, layer), choice in zip(layers, chosen, strict=True)]
     if progress:
         progress(len(made), len(made), "")
     return made
 
 
-def _outcome(layer):
+def _outcome(layer, choice):
     generator = StraightLineCode()
-    plan = generator.choose_plan(layer, _ARCHITECTURE)
+    layer = layer if choice is None else sized(layer, choice)
+    plan = generator.choose_plan(layer, _ARCHITECTURE) if choice is None else find_plan(layer, _ARCHITECTURE, choice)
     if isinstance(plan, Refusal):
         return Outcome(None, plan.reason, 0.0)
     source = generator.make_source(layer, plan)
@@ -61,6 +65,8 @@ def pytest_configure(config):  # noqa: ARG001
     cuda_driver.read_cuda_driver = lambda: CudaDriver("0", "13.0", (_GPU,), "")
     nvrtc.installed = lambda: (_COMPILER,)
     conversion.resolve_targets = lambda names, _: tuple(Target(_ARCHITECTURE, _COMPILER) for _ in names)
+    gpu_candidates.resolve_targets = conversion.resolve_targets
+    gpu_candidates.read_cuda_driver = setting.read_cuda_driver = cuda_driver.read_cuda_driver
 
 
 def pytest_collection_modifyitems(config, items):

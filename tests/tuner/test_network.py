@@ -16,7 +16,8 @@ from tests.support import architectures
 from tests.support.odd_models import conv, model, pruned, tensor
 from tests.tuner.test_pieces import Cutter, nodes
 
-CANDIDATES = (DenseCandidate(), SparseCandidate())
+SPARSE = SparseCandidate()
+CANDIDATES = (DenseCandidate(), SPARSE)
 UNTIMED = LayerCost(0.0, 0.0)
 
 
@@ -91,12 +92,12 @@ def test_the_choice_is_never_worse_than_all_dense_and_close_to_the_best(costs):
 
 
 def test_the_cost_of_a_layer():
-    cost = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 10.0, 20.0), CANDIDATES)
+    cost = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 10.0, 20.0), CANDIDATES, SPARSE)
     assert cost == LayerCost(70, 70, 10, 20)
     assert cost.alone_us == 100
-    many = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 100.0, 300.0), CANDIDATES)
+    many = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 100.0, 300.0), CANDIDATES, SPARSE)
     assert (many.dense_us, many.alone_us) == (50, 100)
-    cannot = layer_cost(LayerTimes({"dense": 100.0, "sparse": math.inf}, {"sparse": "no"}), CANDIDATES)
+    cannot = layer_cost(LayerTimes({"dense": 100.0, "sparse": math.inf}, {"sparse": "no"}), CANDIDATES, None)
     assert math.isinf(cannot.sparse_us)
 
 

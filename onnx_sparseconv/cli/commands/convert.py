@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
@@ -25,6 +26,7 @@ from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
+    CudaGraphOption,
     DatabaseOption,
     PresetChoice,
     PresetOption,
@@ -36,6 +38,7 @@ from onnx_sparseconv.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ConversionReport
+    from onnx_sparseconv.tuner import TuneOptions
 
 NAME = COMMAND
 
@@ -182,6 +185,7 @@ def command(
     shape: ShapesOption = None,
     budget: BudgetOption = None,
     database: DatabaseOption = None,
+    cuda_graph: CudaGraphOption = False,
     require_gain: RequireGainOption = False,
     redo: Annotated[
         bool,
@@ -208,7 +212,9 @@ def command(
     at_a_time = 1 if tune else jobs or 1
     if not is_folder:
         at_a_time = min(at_a_time, len(models))
-    asked = TuneArguments(provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()))
+    asked = TuneArguments(
+        provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()), cuda_graph
+    )
     # The rule for GPUs asks for batch sizes, too.
     by_rule = bool(targets) and not (force or decisions is not None or min_sparsity is not None)
     given = asked.given(but=("--batch",) if by_rule else ()) or ("--require-gain" if require_gain else "")
@@ -226,13 +232,14 @@ def command(
         compile_jobs=None if jobs is None else max(1, jobs // at_a_time),
         cache_dir=cache_dir,
         decisions=decisions,
-        tune=asked.options() if tune else None,
         require_gain=require_gain,
         precision=precision.value,
         fp16_io=fp16_io,
         keep_float=tuple(keep_float or ()),
         find_peaks=bool(reports) or is_folder,
     )
+    if tune:
+        settings = replace(settings, tune=_tune_options(asked, settings))
     check_deciding(settings, 2 if is_folder else len(models))
     if database is not None:
         require_not_an_input(database, [*models, *(path for path in (output, *reports) if path is not None)])
@@ -251,6 +258,20 @@ def command(
         print_summary(outcomes)
     write_reports(reports, [outcome_document(outcome) for outcome in outcomes], "models")
     return worst(exit_code(outcome) for outcome in outcomes)
+
+
+def _tune_options(asked: TuneArguments, settings: Job) -> TuneOptions:
+    """What to tune for: the model that these settings will make."""
+    return asked.options(
+        # What is timed on a CPU may be made for GPUs all the same.
+        targets=settings.targets if asked.provider is ProviderChoice.CUDA else (),
+        nvrtc=settings.nvrtc,
+        jobs=settings.compile_jobs,
+        cache_dir=settings.cache_dir,
+        precision=settings.precision,
+        fp16_io=settings.fp16_io,
+        keep_float=settings.keep_float,
+    )
 
 
 def _resolve(names: Sequence[str], nvrtc: NvrtcOption) -> tuple[str, ...]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from onnx_sparseconv.cli import failures
+from onnx_sparseconv.cli.commands.convert import PrecisionOption
 from onnx_sparseconv.cli.console import count, progress_bar, say, say_command, say_field, say_table, shorten
+from onnx_sparseconv.cli.conversion.work import with_peaks
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.options import JsonOption, ProviderChoice, ProviderOption, ThreadsOption
@@ -17,11 +20,13 @@ from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
+    CudaGraphOption,
     DatabaseOption,
     PresetChoice,
     PresetOption,
     RequireGainOption,
     ShapesOption,
+    TimedTargetsOption,
     TuneArguments,
     decisions_table,
     say_whole,
@@ -51,6 +56,12 @@ def command(
     preset: PresetOption = PresetChoice.DEFAULT,
     budget: BudgetOption = None,
     database: DatabaseOption = None,
+    target: TimedTargetsOption = None,
+    cuda_graph: CudaGraphOption = False,
+    precision: Annotated[
+        PrecisionOption,
+        typer.Option("--precision", help="fp16: tune the model that conversion with --precision fp16 makes of it."),
+    ] = PrecisionOption.KEEP,
     require_gain: RequireGainOption = False,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -62,8 +73,10 @@ def command(
     from onnx_sparseconv.converter.decisions import write_decisions  # noqa: PLC0415
     from onnx_sparseconv.tuner import tune  # noqa: PLC0415
 
-    asked = TuneArguments(provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()))
-    options = asked.options()
+    asked = TuneArguments(
+        provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()), cuda_graph
+    )
+    options = asked.options(targets=target or (), precision=precision.value)
     require_not_an_input(output, [model])
     if database is not None:
         require_not_an_input(database, [model, output])
@@ -71,15 +84,16 @@ def command(
         raise UsageError(f"-o {output}: there is no directory {output.resolve().parent}")
     with failures.stdout_kept_clean(), progress_bar("timing") as advance:
         report = tune(model, options, progress=lambda done, total, what: advance(done, total, shorten(what)))
+        report = replace(report, decisions=with_peaks(report.decisions, options))
     write_decisions(report.decisions, output)
     if not json:
-        print_report(model, output, report)
+        print_report(model, output, report, precision)
     emit(document(NAME, {**vars(report), "gain": report.gain}), to_stdout=json, file=None)
     return ExitCode.NO_GAIN if require_gain and not report.gain else ExitCode.DONE
 
 
-def print_report(model: Path, output: Path, report: TuneReport) -> None:
-    """Print what was measured and decided."""
+def print_report(model: Path, output: Path, report: TuneReport, precision: PrecisionOption) -> None:
+    """Print what was measured and decided, and how to make the model."""
     decisions = report.decisions
     say_field("measured", decisions.measured_on)
     parts = (
@@ -100,4 +114,6 @@ def print_report(model: Path, output: Path, report: TuneReport) -> None:
     if sparse:
         say("Next:")
         converted = suggested_output(model, "sparse")
-        say_command(shlex.join(["sparseconv", "convert", str(model), "-o", str(converted), "--decisions", str(output)]))
+        words = ["sparseconv", "convert", str(model), "-o", str(converted), "--decisions", str(output)]
+        half = ["--precision", "fp16"] if precision is PrecisionOption.FP16 else []
+        say_command(shlex.join([*words, *half]))

@@ -116,5 +116,3 @@ def check_deciding(settings: Job, num_models: int) -> None:
         raise UsageError(f"{chosen[0]} decides by itself: leave {' and '.join(chosen[1:])} out")
     if settings.decisions is not None and num_models > 1:
         raise UsageError("--decisions is for one model")
-    if settings.tune is not None and settings.precision != "keep":
-        raise UsageError("--tune times the model in its own precision: convert with --precision first, then tune")

@@ -1,0 +1,79 @@
+"""Which kernel is to run a layer on one architecture, where somebody chose: the outcome of tuning, in a few numbers.
+
+A choice outlives the plan that it was made of: the same layer in another model, or planned by another version, may have
+other chunks or threads. So a choice finds the plan that is most like it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
+from onnx_sparseconv.kernels.plan import GeneratedPlan, candidate_plans, choose_plan, estimate_cycles
+
+KernelName = Literal["generated", "csr"]
+KERNEL_NAMES: tuple[KernelName, ...] = get_args(KernelName)
+# Why a layer for which the general kernel was chosen gets no image.
+CSR_CHOSEN = "the general kernel was chosen, by measurement or by hand"
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """The kernel of a layer on one architecture.
+
+    Attributes:
+        kernel: ``generated`` for code of the layer's own, ``csr`` for the general kernel.
+        tile_channels, chunk_channels, threads: of the plan, as in `GeneratedPlan`; 0 for ``csr``.
+        in_size: ``(height, width)`` of X that the plan was made for, for models that leave theirs open; None where it
+            was made for none.
+    """
+
+    kernel: KernelName
+    tile_channels: int = 0
+    chunk_channels: int = 0
+    threads: int = 0
+    in_size: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.kernel == "csr":
+            return "csr"
+        return f"generated {self.tile_channels}x{self.chunk_channels}x{self.threads}"
+
+
+CSR = KernelChoice("csr")
+
+
+def choice_of(plan: GeneratedPlan, layer: SparseLayer) -> KernelChoice:
+    """The choice of one of a layer's plans."""
+    return KernelChoice("generated", plan.tile_channels, plan.chunk_channels, plan.threads, layer.in_size)
+
+
+def ranked_plans(layer: SparseLayer, architecture: int) -> list[GeneratedPlan]:
+    """All plans of a layer, the one that `estimate_cycles` thinks fastest first; none where no plan can run it."""
+    return sorted(candidate_plans(layer, architecture), key=lambda plan: estimate_cycles(layer, plan))
+
+
+def sized(layer: SparseLayer, choice: KernelChoice) -> SparseLayer:
+    """The layer as plans for this choice see it: with the size that it was made for, where its own is open."""
+    return replace(layer, in_size=choice.in_size) if layer.in_size is None else layer
+
+
+def find_plan(layer: SparseLayer, architecture: int, choice: KernelChoice) -> GeneratedPlan | Refusal:
+    """The plan of a layer that is most like the chosen one: the same, else one of as many channels in a tile.
+
+    Args:
+        layer: as `sized` gives it.
+        architecture: 90 for sm_90.
+        choice: what was chosen.
+
+    Returns:
+        The plan; where no plan has as many channels in a tile, what `choose_plan` takes, which may be a refusal. A
+        refusal as well where the general kernel was chosen.
+    """
+    if choice.kernel == "csr":
+        return Refusal(CSR_CHOSEN)
+    alike = [p for p in ranked_plans(layer, architecture) if p.tile_channels == choice.tile_channels]
+    if not alike:
+        return choose_plan(layer, architecture)
+    return min(alike, key=lambda p: (abs(p.chunk_channels - choice.chunk_channels), abs(p.threads - choice.threads)))

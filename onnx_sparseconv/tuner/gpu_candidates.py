@@ -1,0 +1,206 @@
+"""What can run a layer on the GPU of this machine: also generated code, with the plans that may be fastest.
+
+Plans are ranked by the cost model that the converter chooses with; how many of them are timed is the preset's affair.
+All are compiled before anything is timed, in parallel and through the cache of images, so that no compiler disturbs a
+measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from onnx import ModelProto
+
+from onnx_sparseconv.converter.decisions import Choice
+from onnx_sparseconv.converter.gpu_images import SparseNode, compile_choices, put_image, sparse_nodes
+from onnx_sparseconv.errors import CompileError, ModelError, ProviderError, UsageError
+from onnx_sparseconv.kernels.compile import CompileOptions, Outcome
+from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
+from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MODEL
+from onnx_sparseconv.kernels.gpu_times import dense_work, sparse_work
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice, choice_of, ranked_plans
+from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
+from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
+from onnx_sparseconv.kernels.targets import NvrtcChoice, Target, resolve_targets
+from onnx_sparseconv.tuner.candidates import Candidate, Prepared, Progress, candidates_for, sparse_model
+
+# Plans that are foretold to take so many times longer than the best are not timed.
+MAX_PLAN_COST = 2.0
+# A layer that is foretold to run at this share of dense, or below, is not timed. What is foretold of speed-ups is
+# seldom off by this factor (docs/gpu-rule.md).
+HOPELESS_GAIN = 0.4
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratedCandidate:
+    """A layer with an image of one plan.
+
+    Attributes:
+        name, choice, kernels, counts: as of every `Candidate`.
+        layer: what the image computes.
+        kernel: its plan.
+        outcome: the image, or why there is none; None before it was compiled.
+    """
+
+    name: str
+    target: str
+    layer: SparseLayer
+    kernel: KernelChoice
+    outcome: Outcome | None = None
+    choice: Choice = Choice.SPARSE
+    counts: bool = True
+    problem: str = ""
+    kernels: dict[str, KernelChoice] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", {self.target: self.kernel})
+
+    def prepare(self, piece: ModelProto) -> Prepared:
+        """The model after conversion, with the image.
+
+        Raises:
+            CompileError: there is no image.
+            ModelError: the layer cannot be rewritten.
+        """
+        if self.outcome is None or self.outcome.image is None:
+            raise CompileError(self.problem or "it was not compiled")
+        model = sparse_model(piece)
+        put_image(_only_node(model), self.outcome.image)
+        # Not `auto`, which would time another kernel where the image does not fit.
+        return Prepared(model, True, {}, {"sparseconv.cuda_kernel": "generated"})
+
+
+@dataclass(frozen=True)
+class GpuSearch:
+    """Dense, the general kernel, and the plans of generated code.
+
+    Attributes:
+        target: what images are made for.
+        compile_options: processes and cache.
+        max_plans: how many plans of a layer are timed; None: all that are not foretold to be far slower than the best.
+        skip_hopeless: whether layers are left out that are foretold to be far slower than dense.
+        sub_batches: whether the general kernel is timed with every sub-batch.
+    """
+
+    target: Target
+    compile_options: CompileOptions
+    max_plans: int | None
+    skip_hopeless: bool = True
+    sub_batches: bool = False
+
+    def candidates(self, pieces: Sequence[ModelProto]) -> tuple[Candidate, ...]:
+        """As `Search.candidates`; plans are those of the first shape, for a node has one image for all."""
+        general = candidates_for("cuda", self.target.name, sub_batches=self.sub_batches)
+        layer = _only_node(sparse_model(pieces[0])).layer
+        if isinstance(layer, Refusal):
+            return general
+        generated = [
+            GeneratedCandidate(f"sparse, {choice} ({self.target.name})", self.target.name, layer, choice)
+            for choice in self._choices(layer)
+        ]
+        return (*general, *generated)
+
+    def why_hopeless(self, pieces: Sequence[ModelProto]) -> str:
+        """As `Search.why_hopeless`; only on the architecture that the model of times was fitted to."""
+        if not self.skip_hopeless or self.target.architecture != MEASURED_ARCHITECTURE:
+            return ""
+        gains = [self._foretold_gain(piece) for piece in pieces]
+        if any(gain is None or gain > HOPELESS_GAIN for gain in gains):
+            return ""
+        best = max(gain for gain in gains if gain is not None)
+        return f"not timed: {best:.2f}x the speed of dense is predicted, and that is seldom off by a factor of 2.5"
+
+    def compile(
+        self, layers: Sequence[tuple[str, Sequence[Candidate]]], progress: Progress
+    ) -> list[tuple[Candidate, ...]]:
+        """As `Search.compile`. A plan that does not compile keeps the reason, and cannot run."""
+        wanted = [(name, c) for name, candidates in layers for c in candidates if isinstance(c, GeneratedCandidate)]
+        outcomes = {id(c): outcome for (_, c), outcome in zip(wanted, self._compile(wanted, progress), strict=True)}
+        return [
+            tuple(_compiled(c, outcomes[id(c)]) if isinstance(c, GeneratedCandidate) else c for c in candidates)
+            for _, candidates in layers
+        ]
+
+    def _choices(self, layer: SparseLayer) -> list[KernelChoice]:
+        plans = ranked_plans(layer, self.target.architecture)
+        if not plans:
+            return []
+        # What the converter takes by itself is always among them, whatever else it goes by.
+        default = choose_plan(layer, self.target.architecture)
+        first = [] if isinstance(default, Refusal) else [default]
+        least = estimate_cycles(layer, plans[0])
+        near = [p for p in plans if p not in first and estimate_cycles(layer, p) <= MAX_PLAN_COST * least]
+        return [choice_of(plan, layer) for plan in [*first, *near][: self.max_plans]]
+
+    def _foretold_gain(self, piece: ModelProto) -> float | None:
+        """Times faster than dense, with the plan that the converter would take; None where nothing is foretold."""
+        layer = _only_node(sparse_model(piece)).layer
+        batch = piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+        if isinstance(layer, Refusal) or layer.in_size is None:
+            return None
+        plan = choose_plan(layer, self.target.architecture)
+        if isinstance(plan, Refusal):
+            return None
+        dense_us, sparse_us = (
+            MODEL.dense_us(dense_work(layer, batch)),
+            MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.gpu)),
+        )
+        return float(dense_us / sparse_us)
+
+    def _compile(self, wanted: Sequence[tuple[str, GeneratedCandidate]], progress: Progress) -> list[Outcome]:
+        try:
+            return self._compile_all(wanted, progress)
+        except CompileError:
+            # One of them: the others are in the cache by now, or are made in the turn of each.
+            return [self._compile_one(one) for one in wanted]
+
+    def _compile_one(self, wanted: tuple[str, GeneratedCandidate]) -> Outcome:
+        try:
+            (outcome,) = self._compile_all([wanted], lambda *_: None)
+        except CompileError as error:
+            return Outcome(None, str(error), 0.0)
+        return outcome
+
+    def _compile_all(self, wanted: Sequence[tuple[str, GeneratedCandidate]], progress: Progress) -> list[Outcome]:
+        layers = [(name, candidate.layer) for name, candidate in wanted]
+        choices = [candidate.kernel for _, candidate in wanted]
+        return compile_choices(layers, choices, self.target, self.compile_options, progress) if wanted else []
+
+
+def find_target(names: Sequence[str], nvrtc: NvrtcChoice = "auto") -> Target:
+    """Of some targets the one that this machine's first GPU would run: what can be timed here.
+
+    Args:
+        names: ``sm_90`` and its like, or ``native``.
+        nvrtc: as in `resolve_targets`.
+
+    Raises:
+        ProviderError: there is no GPU.
+        UsageError: a name is no architecture, or the GPU runs none of them.
+        CompileError: there is no compiler.
+    """
+    driver = read_cuda_driver()
+    if not driver.gpus:
+        raise ProviderError(f"target {', '.join(names)}: there is no GPU to time it on: {driver.problem}")
+    here = int(driver.gpus[0].compute_capability.replace(".", ""))
+    targets = resolve_targets(names, nvrtc)
+    fitting = [t for t in targets if t.architecture // 10 == here // 10 and t.architecture <= here]
+    if not fitting:
+        raise UsageError(
+            f"target {', '.join(names)}: this machine's GPU is an sm_{here} and cannot run it, so it cannot be timed "
+            f"here; name sm_{here}, or native"
+        )
+    return max(fitting, key=lambda target: target.architecture)
+
+
+def _compiled(candidate: GeneratedCandidate, outcome: Outcome) -> GeneratedCandidate:
+    return replace(candidate, outcome=outcome, problem=outcome.refusal)
+
+
+def _only_node(model: ModelProto) -> SparseNode:
+    nodes = sparse_nodes(model)
+    if len(nodes) != 1:
+        raise ModelError(f"it has become {len(nodes)} sparse convolutions")
+    (node,) = nodes.values()
+    return node
