@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated
 
 import typer
 
-from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, restore, run, tune, verify
+from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, report, restore, run, tune, verify
 from onnx_sparseconv.cli.failures import close_stdout_quietly
 from onnx_sparseconv.version import __version__
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     # A traceback is for the developers: it has to be complete and plain.
     pretty_exceptions_enable=False,
 )
-for _module in (inspect, tune, convert, verify, bench, run, prune, restore, doctor):
+for _module in (inspect, tune, convert, report, verify, bench, run, prune, restore, doctor):
     app.command(_module.NAME)(_module.command)
 
 
@@ -50,6 +51,10 @@ def _global_options(
 
 def main() -> None:
     """Entry point of the ``sparseconv`` script."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of files need not be text.
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="sparseconv")
     finally:

@@ -155,6 +155,7 @@ class Report:
         cases: the shapes that were measured; empty where nothing was.
         gain: whether the model is faster as a whole; None where that was not measured.
         whole_text: the check of the whole model in words.
+        timed_alone: whether the times of layers are of each layer alone, and not from within the model.
         num_by_hand: layers whose choice was changed by hand after tuning.
         bytes_before, bytes_after: of the files; None when unknown.
         weights_before, weights_after: bytes of the weights of the layers that became sparse; None when unknown.
@@ -175,6 +176,7 @@ class Report:
     cases: tuple[Case, ...] = ()
     gain: bool | None = None
     whole_text: str = ""
+    timed_alone: bool = True
     num_by_hand: int = 0
     bytes_before: int | None = None
     bytes_after: int | None = None

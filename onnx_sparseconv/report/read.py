@@ -253,10 +253,13 @@ def _with_bench(report: Report, fields: Fields) -> Report:
         raise ReportError("the bench report is for one shape, the model was tuned for several: leave it out")
     if report.cases:
         case = replace(case, predicted_us=report.cases[0].predicted_us, batch=report.cases[0].batch)
-    layers = report.layers if report.has_layer_times else _with_bench_times(report.layers, fields)
+    timed_alone = report.has_layer_times
+    layers = report.layers if timed_alone else _with_bench_times(report.layers, fields)
     gain = None if case.speedup is None else (case.low or 0) > 1
     setting = report.setting or _bench_setting(fields)
-    return replace(report, cases=(case,), gain=gain, whole_text="", layers=layers, setting=setting)
+    return replace(
+        report, cases=(case,), gain=gain, whole_text="", layers=layers, timed_alone=timed_alone, setting=setting
+    )
 
 
 def _with_bench_times(layers: Sequence[Layer], fields: Fields) -> tuple[Layer, ...]:

@@ -99,8 +99,11 @@ def _cases(shapes: Sequence[Fields], measured: Sequence[Fields]) -> tuple[Case, 
 
 def _layer(item: Fields, num_cases: int) -> DecidedLayer:
     choice = item.text("choice")
+    # Some are timed to be looked at only, and cannot be chosen.
     candidates = [
-        (one.text("name"), one.text("choice"), one.numbers("times_us")) for one in item.children("candidates")
+        (one.text("name"), one.text("choice"), one.numbers("times_us"))
+        for one in item.children("candidates")
+        if not one.has("counts") or one.flag("counts")
     ]
     dense, sparse = (_best([c for c in candidates if c[1] == word], num_cases) for word in ("dense", _SPARSE))
     taken = sparse if choice == _SPARSE else dense

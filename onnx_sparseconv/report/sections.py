@@ -44,11 +44,11 @@ def _charts(report: Report, prefix: str) -> str:
 
 def _case(report: Report, case: Case, number: int, prefix: str) -> str:
     layers, name = report.layers, f"{prefix}-{number}"
-    bars = layer_times_chart(layers, number, f"{name}-times")
+    bars = layer_times_chart(layers, number, f"{name}-times", alone=report.timed_alone)
     others = (
         speedup_chart(layers, number, f"{name}-speedup"),
         roofline_chart(layers, number, case, report.peaks, f"{name}-roofline"),
-        gain_chart(layers, number, case, f"{name}-gain"),
+        gain_chart(layers, number, case, f"{name}-gain", alone=report.timed_alone),
     )
     at = f" at {case.label}" if case.label else ""
     stack = "".join(map(_figure, others))

@@ -67,7 +67,9 @@ def model_cards(report: Report) -> str:
         return ""
     cards = [*(_speed_card(case, len(report.cases) > 1) for case in report.cases if case.speedup is not None)]
     cards.append(Card("Sparse convolutions", f"{report.num_sparse} of {len(report.layers)}", _zeros(report)))
-    if report.bytes_before is not None:
+    if report.bytes_before is None and report.bytes_after is not None:
+        cards.append(Card("File", words.size(report.bytes_after)))
+    elif report.bytes_before is not None:
         cards.append(_size_card("File", report.bytes_before, report.bytes_after if report.output else None))
     if report.weights_before and report.weights_after:
         cards.append(_size_card("Weights made sparse", report.weights_before, report.weights_after))

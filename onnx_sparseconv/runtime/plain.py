@@ -30,5 +30,9 @@ def to_plain(value: Any) -> Any:  # noqa: ANN401
 
 
 def to_json_text(value: Any) -> str:  # noqa: ANN401
-    """``value`` as indented JSON with a final newline."""
-    return json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """``value`` as indented JSON with a final newline.
+
+    Names of files need not be text. What is none in them is written as JSON escapes it, so that it can be read back.
+    """
+    text = json.dumps(to_plain(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -17,7 +17,7 @@ from onnx_sparseconv.errors import ModelError
 from tests.runtime import networks
 from tests.support.processes import heed_interrupts
 
-COMMANDS = ("inspect", "prune", "tune", "convert", "verify", "run", "bench", "restore", "doctor")
+COMMANDS = ("inspect", "prune", "tune", "convert", "report", "verify", "run", "bench", "restore", "doctor")
 
 
 def _environment(**more):

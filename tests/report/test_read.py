@@ -60,6 +60,7 @@ def test_of_several_candidates_the_fastest_counts_and_one_that_cannot_run_does_n
         {"name": "dense, b", "choice": "dense", "times_us": [20.0, 15.0]},
         {"name": "sparse, csr", "choice": "sparse", "times_us": [9.0, 8.0]},
         {"name": "sparse, generated", "choice": "sparse", "times_us": [None, 1.0]},
+        {"name": "sparse, only looked at", "choice": "sparse", "times_us": [0.1, 0.1], "counts": False},
     ]
     tuned = documents.decisions([documents.decision(candidates=candidates)], batches=(1, 8))
     (layer,) = read_report(documents.conversion(tuned=tuned)).layers
@@ -88,6 +89,7 @@ def test_a_bench_gives_the_model_its_time_and_layers_theirs_where_none_were_tune
     report = read_report(documents.conversion(), bench=documents.benchmark())
     assert (report.speedup, report.gain, report.cases[0].batch) == (pytest.approx(3), True, 4)
     assert report.layers[0].times[0].sparse_us == 300
+    assert not report.timed_alone
     tuned = documents.conversion(tuned=documents.decisions())
     assert read_report(tuned, bench=documents.benchmark()).layers[0].times[0].sparse_us == 100
     two = documents.conversion(tuned=documents.decisions([], batches=(1, 8)))

@@ -14,7 +14,7 @@ from onnx_sparseconv.report.svg import element, label, line, picture, text
 _FEW = 60
 
 
-def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str) -> Chart:
+def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str, *, alone: bool = True) -> Chart:
     """The saved time, added up over the layers that run sparse; beside it what the whole model saved.
 
     Args:
@@ -22,6 +22,7 @@ def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str) -> Ch
         case: which of the shapes.
         whole: the model at that case.
         name: unique on the page.
+        alone: whether the layers were timed alone.
     """
     title = "Cumulative gain"
     gains = sorted(
@@ -68,7 +69,8 @@ def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str) -> Ch
         element("path", d=path, class_="curve"),
         *(points if len(points) <= _FEW else []),
     ]
-    caption = "Dense less sparse time of each layer alone, added up, the largest gain first."
+    where = "each layer alone" if alone else "each layer within the model"
+    caption = f"Dense less sparse time of {where}, added up, the largest gain first."
     if saved is not None:
         at = y(saved)
         parts += [

@@ -18,13 +18,14 @@ _FIGURE = 70.0
 _LONGEST_NAME = 64
 
 
-def layer_times_chart(layers: Sequence[Layer], case: int, name: str) -> Chart:
+def layer_times_chart(layers: Sequence[Layer], case: int, name: str, *, alone: bool = True) -> Chart:
     """Two bars a layer, those with the longest dense times first.
 
     Args:
         layers: of the model.
         case: which of the shapes.
         name: unique on the page.
+        alone: whether the layers were timed alone.
     """
     title = "Time per layer"
     timed = [(layer, layer.time(case)) for layer in layers if layer.time(case) != LayerTime()]
@@ -34,7 +35,8 @@ def layer_times_chart(layers: Sequence[Layer], case: int, name: str) -> Chart:
     shown = timed[:MAX_LAYERS]
     x = Scale(0, max(_longest(time) for _, time in shown), 0, WIDTH - _FIGURE)
     rows = [_row(layer, time, x, index * _ROW) for index, (layer, time) in enumerate(shown)]
-    caption = "Each layer alone, with what runs as one with it (bias, activation, sum)."
+    where = "alone" if alone else "within the model, by ONNX Runtime's profiler"
+    caption = f"Each layer {where}, with what runs as one with it (bias, activation, sum)."
     if len(shown) < len(timed):
         caption += f" The {len(shown)} of {len(timed)} timed layers that take longest; the table has them all."
     description = "; ".join(
@@ -56,7 +58,6 @@ def _row(layer: Layer, time: LayerTime, x: Scale, y: float) -> str:
     for number, (kind, time_us, is_left) in enumerate(bars):
         top = y + _NAME + 4 + number * (_BAR + _GAP)
         if time_us is None:
-            parts.append(label(0, top + _BAR - 3, f"{kind.removeprefix('bar-')}: no time", class_="figure"))
             continue
         class_ = f"{kind} left" if is_left else kind
         width = max(x(time_us), 1.0)
