@@ -168,7 +168,12 @@ def test_layers_that_are_foretold_to_lose_by_far_are_hopeless(monkeypatch):
     monkeypatch.setattr(gpu_candidates, "MODEL", slow)
     assert "x the speed of dense is predicted" in search().why_hopeless(small)
     assert search(skip_hopeless=False).why_hopeless(small) == ""
-    assert GpuSearch(Target(80, NoCompiler()), CompileOptions(1), None).why_hopeless(small) == ""
+    assert "factor of 2.5" in search().why_hopeless(small)
+    elsewhere = GpuSearch(Target(80, NoCompiler()), CompileOptions(1), None)
+    assert "factor of 5" in elsewhere.why_hopeless(small)
+    gain = search()._foretold_gain(small[0])
+    monkeypatch.setattr(gpu_candidates, "HOPELESS_GAIN_ELSEWHERE", gain / 2)
+    assert elsewhere.why_hopeless(small) == ""
     assert search().why_hopeless([piece(1.0)]) == ""  # nothing is foretold of it
 
 

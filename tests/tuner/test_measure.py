@@ -10,9 +10,10 @@ import pytest
 from onnx import numpy_helper
 
 from onnx_sparseconv.converter.decisions import Choice
-from onnx_sparseconv.errors import ProviderError, UsageError
+from onnx_sparseconv.errors import ModelError, ProviderError, UsageError
+from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.runtime.verify import verify
-from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, tune
+from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, measure, tune
 from onnx_sparseconv.tuner.candidates import DenseCandidate, Prepared, SparseCandidate, candidates_for
 from onnx_sparseconv.tuner.measure import OrtBench, WholeModel, _without_floor
 from onnx_sparseconv.tuner.setting import read_setting
@@ -39,13 +40,14 @@ class Wrong:
 
     name: str = "wrong"
     choice: Choice = Choice.SPARSE
+    factor: float = 2.0
 
     def prepare(self, piece):
         other = type(piece)()
         other.CopyFrom(piece)
         for initializer in other.graph.initializer:
             values = numpy_helper.to_array(initializer)
-            initializer.CopyFrom(numpy_helper.from_array(2 * values, initializer.name))
+            initializer.CopyFrom(numpy_helper.from_array(np.float32(self.factor) * values, initializer.name))
         return Prepared(other, False)
 
 
@@ -77,6 +79,64 @@ def test_a_candidate_that_is_wrong_or_does_not_run_is_infinitely_slow(bench):
     assert [math.isinf(time) for time in times.times_us.values()] == [False, False, True, True]
     assert "differs from that of the dense layer" in times.problems["wrong"]
     assert "cannot load" in times.problems["unloadable"]
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_tf32_is_no_error_on_cuda_and_one_on_the_cpu():
+    """A dense layer in TF32 differs from a sparse one in float by about 2^-11."""
+    candidates = (DenseCandidate(), Wrong("rounded", factor=1 + 2**-11), Wrong("wrong", factor=1.1))
+    on_cuda = OrtBench("cuda", 1, FAST["quick"]).layer(piece(), candidates)
+    assert list(on_cuda.problems) == ["wrong"]
+    on_cpu = OrtBench("cpu", 1, FAST["quick"]).layer(piece(), candidates)
+    assert list(on_cpu.problems) == ["rounded", "wrong"]
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_layers_are_graphs_on_cuda_and_whole_models_where_asked_for(cuda_on_cpu, tmp_path, cuda_graph):
+    bench = OrtBench("cuda", 1, FAST["quick"], cuda_graph=cuda_graph)
+    bench.layer(piece(), (DenseCandidate(), DenseCandidate("nhwc", {"prefer_nhwc": "1"})))
+    assert {"enable_cuda_graph": "1"} in cuda_on_cpu
+    assert {"prefer_nhwc": "1", "enable_cuda_graph": "1"} in cuda_on_cpu
+    cuda_on_cpu.clear()
+    path = networks.save(networks.dense(networks.weights()), tmp_path / "d.onnx")
+    (samples,) = bench.whole([WholeModel(path, False)], Case(batch=3))
+    assert len(samples.all_us) == 1
+    graph = {"enable_cuda_graph": "1"} if cuda_graph else {}
+    assert cuda_on_cpu[-1] == {"prefer_nhwc": "1"} | graph
+    assert any("enable_cuda_graph" in options for options in cuda_on_cpu) == cuda_graph
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_where_dense_is_no_graph_nothing_is(monkeypatch):
+    bench = OrtBench("cuda", 1, FAST["quick"])
+    bind, graphs = bench._bind, []
+
+    def refuse(*arguments, graph):
+        if graph:
+            raise ModelError("cannot be captured")
+        graphs.append(graph)
+        return bind(*arguments, graph=graph)
+
+    monkeypatch.setattr(bench, "_bind", refuse)
+    times = bench.layer(piece(), (DenseCandidate(), DenseCandidate("nhwc", {"prefer_nhwc": "1"})))
+    assert all(math.isfinite(time) for time in times.times_us.values())
+    assert times.problems == {}
+    assert len(graphs) == 3  # the empty model, too
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_a_whole_model_counts_with_its_fastest_mode_and_needs_one(tmp_path, monkeypatch):
+    path = networks.save(networks.dense(networks.weights()), tmp_path / "d.onnx")
+    bench = OrtBench("cuda", 1, FAST["quick"])
+    monkeypatch.setattr(measure, "measure", lambda runs, *_, **__: [Samples(((t,),)) for t in (7.0, 5.0)[: len(runs)]])
+    assert bench.whole([WholeModel(path, False)], Case())[0].stats().median_us == 5.0
+    monkeypatch.setattr(bench, "_bind", _no_room)
+    with pytest.raises(ModelError, match="no room"):
+        bench.whole([WholeModel(path, False)], Case())
+
+
+def _no_room(*_, **__):
+    raise ModelError("no room")
 
 
 def test_layouts_are_seen_where_onnxruntime_changes_them(bench):
