@@ -178,7 +178,9 @@ def _layers(items: Sequence[Fields], decisions: ReadDecisions | None) -> tuple[L
         decided = decisions.layers.get((*place, number)) if decisions is not None else None
         if decided is not None:
             plan = "; ".join(filter(None, (decided.layer.plan, layer.plan)))
-            layer = replace(layer, plan=plan, measured_as=decided.layer.measured_as, times=decided.layer.times)
+            dtype = "float16" if decisions is not None and decisions.in_half else layer.dtype
+            alike, times = decided.layer.measured_as, decided.layer.times
+            layer = replace(layer, plan=plan, dtype=dtype, measured_as=alike, times=times)
         layers.append(layer)
     return tuple(layers)
 

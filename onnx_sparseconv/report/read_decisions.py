@@ -33,6 +33,7 @@ class ReadDecisions:
         peaks: of the machine, where they were recorded.
         setting: where and how it was measured.
         notes: what else is worth knowing.
+        in_half: whether the layers were timed in float16, though the model that was read is not.
     """
 
     model: str
@@ -43,6 +44,7 @@ class ReadDecisions:
     peaks: Peaks | None
     setting: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    in_half: bool
 
 
 def read_decisions(fields: Fields) -> ReadDecisions:
@@ -68,6 +70,7 @@ def read_decisions(fields: Fields) -> ReadDecisions:
         peaks=_peaks(setting),
         setting=tuple(setting.pairs()),
         notes=fields.texts("notes"),
+        in_half=setting.text("precision", "keep") != "keep",
     )
 
 

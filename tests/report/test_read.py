@@ -21,6 +21,12 @@ def test_a_tuned_conversion():
     assert ("processor", "an abacus") in report.setting
 
 
+def test_layers_that_were_timed_in_half_precision_are_not_float():
+    tuned = documents.decisions()
+    tuned["setting"]["precision"] = "fp16"
+    assert read_report(documents.conversion(tuned=tuned)).layers[0].dtype == "float16"
+
+
 def test_without_times_there_are_none():
     report = read_report(documents.conversion())
     assert (report.cases, report.has_layer_times, report.speedup, report.gain) == ((), False, None, None)

@@ -20,10 +20,14 @@ from onnx_sparseconv.runtime.plain import to_plain
 
 # Counts changes to what is recorded.
 RECORD_VERSION = 1
-# Fields of a `Job` that do not change what becomes of a model: where it is, how fast it is made, what is said of it.
-_NO_OPTIONS = frozenset({"model", "output", "dry_run", "compile_jobs", "cache_dir", "require_gain", "find_peaks"})
+# Fields of a `Job`, and of what it tunes for, that do not change what becomes of a model: where it is, how fast it is
+# made, what is said of it.
+_NO_OPTIONS = frozenset(
+    {"model", "output", "dry_run", "compile_jobs", "cache_dir", "require_gain", "find_peaks", "jobs", "database"}
+)
 _COMPILERS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-nvfatbin-cu12", "nvidia-nvfatbin")
 _CHUNK_BYTES = 1 << 20
+_SEVERAL = ("the options", "the versions")
 
 
 @dataclass(frozen=True)
@@ -67,8 +71,7 @@ def made_from(job: Job) -> dict[str, Any]:
 def _options(job: Job) -> dict[str, Any]:
     options: dict[str, Any] = {name: value for name, value in to_plain(job).items() if name not in _NO_OPTIONS}
     if options["tune"] is not None:
-        # Where measurements are kept changes none of them.
-        options["tune"] = {name: value for name, value in options["tune"].items() if name != "database"}
+        options["tune"] = {name: value for name, value in options["tune"].items() if name not in _NO_OPTIONS}
     return options
 
 
@@ -185,9 +188,8 @@ def why_again(record: Record, origin: Mapping[str, Any], output: Path) -> str:
     now = json.loads(json.dumps(to_plain(origin)))
     changed = [words for name, words in names.items() if record.made_from.get(name) != now.get(name)]
     if changed:
-        return " and ".join(changed) + (
-            " has changed" if len(changed) == 1 and changed != ["the options"] else " have changed"
-        )
+        is_one = len(changed) == 1 and changed[0] not in _SEVERAL
+        return f"{' and '.join(changed)} {'has' if is_one else 'have'} changed"
     if not is_as_written(record, output):
         return "what was written is no longer there, or was changed"
     return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -114,6 +115,11 @@ def error_document(source: str, error: str, code: ExitCode) -> dict[str, Any]:
 
 def made_by() -> dict[str, Any]:
     """When a report is made, and with what."""
+    return {"created": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "versions": _versions()}
+
+
+@functools.cache
+def _versions() -> dict[str, str | None]:
     from onnx_sparseconv.runtime.environment import package_versions  # noqa: PLC0415
 
-    return {"created": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC", "versions": package_versions()}
+    return package_versions()
