@@ -32,6 +32,9 @@ class Memory(Protocol):
     def write(self, address: int, values: Array) -> None:
         """Copy an array there."""
 
+    def copy(self, to: int, address: int, size_bytes: int) -> None:
+        """Copy bytes from one address to another."""
+
     def fill(self, address: int, size_bytes: int, byte: int) -> None:
         """Set every byte."""
 
@@ -92,6 +95,11 @@ class GpuMemory:
         self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), pointer, size)
         self._call("cuCtxSynchronize")
 
+    def copy(self, to: int, address: int, size_bytes: int) -> None:
+        """See `Memory`."""
+        self._call("cuMemcpyDtoD_v2", ctypes.c_uint64(to), ctypes.c_uint64(address), ctypes.c_size_t(size_bytes))
+        self._call("cuCtxSynchronize")
+
     def fill(self, address: int, size_bytes: int, byte: int) -> None:
         """See `Memory`."""
         self._call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(byte), ctypes.c_size_t(size_bytes))
@@ -106,9 +114,11 @@ class GpuMemory:
         return values
 
     def close(self) -> None:
-        """See `Memory`."""
+        """See `Memory`. Whether the driver takes it back makes no difference: it does not after an error on the GPU,
+        whose report must not be lost to one from here.
+        """
         while self._allocated:
-            self._call("cuMemFree_v2", ctypes.c_uint64(self._allocated.pop()))
+            self._cuda.cuMemFree_v2(ctypes.c_uint64(self._allocated.pop()))
 
     def _call(self, name: str, *arguments: Any) -> None:  # noqa: ANN401
         code = getattr(self._cuda, name)(*arguments)
@@ -135,6 +145,10 @@ class HostMemory:
         """See `Memory`."""
         values = np.ascontiguousarray(values)
         ctypes.memmove(address, values.ctypes.data, values.nbytes)
+
+    def copy(self, to: int, address: int, size_bytes: int) -> None:
+        """See `Memory`."""
+        ctypes.memmove(to, address, size_bytes)
 
     def fill(self, address: int, size_bytes: int, byte: int) -> None:
         """See `Memory`."""

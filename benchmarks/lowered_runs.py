@@ -76,6 +76,9 @@ class LoweringDevice(Protocol):
     def recorded(self, runs: Sequence[Callable[[], None]]) -> Runs:
         """Each function's work, as a CUDA graph if it can be one."""
 
+    def close(self) -> None:
+        """Give back what is not memory; nothing that was recorded runs any more."""
+
 
 @dataclass(frozen=True)
 class Product:

@@ -131,7 +131,8 @@ def run_papers(options: argparse.Namespace, head: dict[str, Any]) -> int:
         failed = measure_all(jobs, results, worker, options)
     finally:
         worker.close()
-    _say(summary(PaperResults([to_plain(results)])))
+    if results["layers"]:
+        _say(summary(PaperResults([to_plain(results)])))
     return int(failed > 0)
 
 
@@ -154,9 +155,12 @@ def missing_work(work: Iterable[Work], records: Iterable[dict[str, Any]]) -> lis
     return [item for item in left if item.sparsities]
 
 
-def make_jobs(work: Iterable[Work], options: argparse.Namespace) -> list[PaperJob]:
+def make_jobs(work: Sequence[Work], options: argparse.Namespace) -> list[PaperJob]:
     """The jobs of a session. What could not be prepared is measured all the same, without images."""
     prepared = read_prepared(options.prepared) if options.prepared is not None else {}
+    wanted = {prepared_name(item.layer, s, item.dtype) for item in work for s in item.sparsities}
+    if lacking := sorted(name for name in wanted if prepared.get(name, {"problem": "not prepared"})["problem"]):
+        _say(f"{len(lacking)} of {len(wanted)} layers have no prepared model, and no generated kernel: {lacking[0]} ..")
     chosen = tuple(options.baselines) if options.baselines is not None else BASELINES
     jobs = []
     for item in work:
@@ -173,6 +177,7 @@ def make_jobs(work: Iterable[Work], options: argparse.Namespace) -> list[PaperJo
                 converted={s: str(options.prepared / name) for s, name in there.items()},
                 weights={s: prepared[name]["weights"] for s, name in there.items()},
                 baselines=tuple(name for name in chosen if name not in without),
+                is_thorough=options.thorough,
                 seconds=options.seconds,
                 cache_bytes=options.cache_mb << 20,
             )

@@ -69,6 +69,11 @@ def parse_arguments() -> argparse.Namespace:
         choices=BASELINES,
         help="of the papers' suites, beside SparseConv and dense; default: all, structured where the paper has it",
     )
+    cuda.add_argument(
+        "--thorough",
+        action="store_true",
+        help="of the papers' suites: the CSR kernel at every sparsity, not only at 90%%",
+    )
     cuda.add_argument("--dense-only", action="store_true", help="time ONNX Runtime's own Conv alone")
     cuda.add_argument("--bandwidth", type=float, metavar="GB/S", help="of the GPU's memory; default: its data sheet's")
     cuda.add_argument("--cache-mb", type=int, default=60, help="cache of the GPU that inputs have to get past")

@@ -20,6 +20,7 @@ class EmulatedDevice:
 
         self.memory, self.lowering, self.dtype, self.failing = memory, lowering, dtype, failing
         self.image = build_host_image(kernel_source(lowering, dtype))
+        self.is_closed = False
         self.versions = {"emulated": "1"}
 
     def allocate(self, size_bytes):
@@ -58,6 +59,9 @@ class EmulatedDevice:
 
     def recorded(self, runs):
         return _Runs(runs)
+
+    def close(self):
+        self.is_closed = True
 
     def _read(self, address, shape):
         return self.memory.read(address, shape, self.dtype)

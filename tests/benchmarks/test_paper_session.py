@@ -24,6 +24,7 @@ def _options(tmp_path, **changes):
         "prepare": None,
         "prepared": None,
         "baselines": None,
+        "thorough": False,
         "target": [],
         "jobs": 1,
         "cache_mb": 60,
@@ -229,7 +230,7 @@ def test_structured_pruning_is_for_the_suite_that_has_it_unless_it_is_asked_for(
     assert [job.baselines for job in asked] == [("structured",)] * 2
 
 
-def test_prepared_models_reach_their_jobs_and_are_shared(tmp_path):
+def test_prepared_models_reach_their_jobs_and_what_is_lacking_is_told(tmp_path, capsys):
     import paper_session
 
     options = _options(
@@ -240,6 +241,8 @@ def test_prepared_models_reach_their_jobs_and_are_shared(tmp_path):
     work = paper_session.plan_work(rows, ["float32"], [0.8, 0.9, 0.95], [64])
     (job,) = paper_session.make_jobs(work, options)
     assert sorted(job.converted) == sorted(job.weights) == [0.8, 0.9]
+    said = capsys.readouterr().err
+    assert "1 of 3 layers have no prepared model, and no generated kernel: 5x5_1-20_at_28p0-0.95-float32.onnx" in said
     assert job.converted[0.8].endswith("5x5_1-20_at_28p0-0.8-float32.onnx")
 
 
