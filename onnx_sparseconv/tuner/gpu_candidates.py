@@ -112,7 +112,8 @@ class GpuSearch:
         if any(gain is None or gain > least for gain in gains):
             return ""
         best = max(gain for gain in gains if gain is not None)
-        return f"not timed: {best:.2f}x the speed of dense is predicted, and that is seldom off by a factor of {1 / least:.2g}"
+        far = f"{1 / least:.2g}"
+        return f"not timed: {best:.2f}x the speed of dense is predicted, and that is seldom off by a factor of {far}"
 
     def compile(
         self, layers: Sequence[tuple[str, Sequence[Candidate]]], progress: Progress
