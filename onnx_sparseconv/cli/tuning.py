@@ -215,7 +215,7 @@ def _choice(layer: LayerDecision) -> str:
 
 def _best(layer: LayerDecision, choice: str) -> str:
     """The fastest candidate of a kind, at each of the tuned shapes."""
-    rows = [candidate.times_us for candidate in layer.candidates if candidate.choice == choice]
+    rows = [one.times_us for one in layer.candidates if one.choice == choice and one.counts]
     if not rows:
         return "-"
     best = [min(times) for times in zip(*rows, strict=True)]

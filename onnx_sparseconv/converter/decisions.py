@@ -62,12 +62,14 @@ class CandidateTime:
         times_us: median time of the layer alone at each of the tuned shapes, microseconds, without the cost of a
             call; infinite where it cannot run.
         problem: why it cannot run; empty where it can.
+        counts: whether it could be chosen; else it was timed to be looked at.
     """
 
     name: str
     choice: Choice
     times_us: tuple[float, ...]
     problem: str = ""
+    counts: bool = True
 
 
 @dataclass(frozen=True)
@@ -400,4 +402,5 @@ def _parse_candidate(content: Any, where: str) -> CandidateTime:  # noqa: ANN401
         choice=reader.take_word("choice", Choice),
         times_us=tuple(math.inf if time is None else float(time) for time in times),
         problem=reader.take("problem", str, ""),
+        counts=reader.take("counts", bool, True),
     )

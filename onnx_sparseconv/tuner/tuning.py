@@ -486,6 +486,7 @@ def _candidate_times(found: _Found) -> tuple[CandidateTime, ...]:
             candidate.choice,
             tuple(times.times_us.get(candidate.name, math.inf) for times in found.times),
             next((t.problems[candidate.name] for t in found.times if candidate.name in t.problems), ""),
+            candidate.counts,
         )
         for candidate in found.candidates
     )

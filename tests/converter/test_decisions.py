@@ -60,6 +60,7 @@ def test_what_is_written_is_read(tmp_path):
     candidates = (
         CandidateTime("dense", Choice.DENSE, (10.5, 20.0)),
         CandidateTime("sparse", Choice.SPARSE, (math.inf, math.inf), "no such kernel"),
+        CandidateTime("sparse, looked at", Choice.SPARSE, (1.0, 2.0), counts=False),
     )
     made = replace(
         decisions(
