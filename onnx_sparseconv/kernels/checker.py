@@ -202,6 +202,7 @@ class Launch:
 
     num_splits: int
     num_lanes: int
+    cluster_blocks: int
     batch: int
     out_h: int
     out_w: int
@@ -223,7 +224,9 @@ def count_writes(plan: GeneratedPlan, launch: Launch) -> NDArray[np.int64]:
     units = plan.num_tiles * launch.num_splits
     threads = np.arange(plan.threads)
     for block in range(units * launch.num_lanes):
-        tile, split, lane = block % units % plan.num_tiles, block % units // plan.num_tiles, block // units
+        cluster, rank = divmod(block, launch.cluster_blocks)
+        split, tile = divmod(cluster % units, plan.num_tiles)
+        lane = cluster // units * launch.cluster_blocks + rank
         channels = slice(tile * plan.tile_channels, min((tile + 1) * plan.tile_channels, plan.out_channels))
         for group in range(lane, launch.num_groups, launch.num_lanes):
             first = group * launch.group_slots

@@ -148,6 +148,7 @@ def launch(**changes):
     values = {
         "num_splits": 1,
         "num_lanes": 3,
+        "cluster_blocks": 1,
         "batch": 3,
         "out_h": 7,
         "out_w": 9,
@@ -167,6 +168,9 @@ def launch(**changes):
         {"num_groups": 2, "group_slots": 128, "num_lanes": 2},
         {"num_groups": 2, "group_slots": 100, "num_lanes": 1},
         {"num_lanes": 6},
+        {"num_lanes": 4, "cluster_blocks": 2},
+        {"num_lanes": 4, "cluster_blocks": 2, "num_splits": 2},
+        {"num_lanes": 8, "cluster_blocks": 2},  # more than there are groups
         {"num_groups": 189, "group_slots": 1, "num_lanes": 189},
     ],
 )
@@ -188,6 +192,7 @@ def test_rows_of_an_odd_number_of_halves_are_written_once(batch):
     [
         {"num_groups": 5},
         {"group_slots": 31},
+        {"cluster_blocks": 2, "num_splits": 2},  # three lanes are no pairs
         {"batch": 4},
         {"num_slots": 188},
         {"group_slots": 189, "num_groups": 1, "num_lanes": 1},  # more than threads

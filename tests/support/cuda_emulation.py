@@ -95,8 +95,11 @@ class GeneratedParams(ctypes.Structure):
         ("split_stride", ctypes.c_longlong),
         *((name, ctypes.c_float) for name in ("alpha", "beta")),
         *((name, ctypes.c_int) for name in ("is_final", "is_paired")),
-        *((name, ctypes.c_int) for name in ("chunk_begin", "chunk_end", "num_splits", "num_lanes", "staging")),
-        *((name, ctypes.c_int) for name in ("batch", "in_h", "in_w", "out_h", "out_w", "num_groups")),
+        *((name, ctypes.c_int) for name in ("chunk_begin", "chunk_end", "num_splits", "num_lanes")),
+        *(
+            (name, ctypes.c_int)
+            for name in ("cluster_blocks", "staging", "in_h", "in_w", "out_h", "out_w", "num_groups")
+        ),
         *((name, ctypes.c_int) for name in ("group_slots", "num_slots", "row_pitch", "image_pitch")),
         *((name, Divisor) for name in ("by_row_slots", "by_plane_slots")),
     )

@@ -51,8 +51,9 @@ class Generated {
   explicit __device__ __forceinline__ Generated(const GeneratedParams& params, int tile, Shared stages, Shared barriers)
       : p_(params), tile_(tile), stages_(stages), barriers_(barriers) {
     const int num_units = Code::kNumTiles * p_.num_splits;
-    split_ = static_cast<int>(blockIdx.x) % num_units / Code::kNumTiles;
-    lane_ = static_cast<int>(blockIdx.x) / num_units;
+    const int block = static_cast<int>(blockIdx.x), cluster = block / p_.cluster_blocks;
+    split_ = cluster % num_units / Code::kNumTiles;
+    lane_ = cluster / num_units * p_.cluster_blocks + block % p_.cluster_blocks;
     const int num_chunks = p_.chunk_end - p_.chunk_begin;
     chunk_begin_ = p_.chunk_begin + num_chunks * split_ / p_.num_splits;
     chunk_end_ = p_.chunk_begin + num_chunks * (split_ + 1) / p_.num_splits;
@@ -419,9 +420,8 @@ class Generated {
 
   // Where the sums of a slot lie in `out` and `addend`.
   struct Outputs {
-    int first;     // output channel of the tile's first sum
-    int channels;  // of the tile that exist
-    int plane;     // elements from a channel to the next
+    int first;  // output channel of the tile's first sum
+    int plane;  // elements from a channel to the next
     long long origin;
     bool has_right;  // of halves: the slot's second column exists
   };
@@ -429,7 +429,6 @@ class Generated {
   __device__ __forceinline__ Outputs OutputsOf(const Place& place) const {
     Outputs outputs;
     outputs.first = tile_ * Code::kTileChannels;
-    outputs.channels = min(Code::kTileChannels, Code::kOutChannels - outputs.first);
     outputs.plane = p_.out_h * p_.out_w;
     const int column = place.slot_column * kColumnsPerSlot;
     outputs.origin = (static_cast<long long>(place.batch_index) * Code::kOutChannels + outputs.first) * outputs.plane +
@@ -438,9 +437,10 @@ class Generated {
     return outputs;
   }
 
-  // Known when the code is made, unless this is the last tile and it is not full.
-  static __device__ __forceinline__ bool Exists(const Outputs& outputs, int k) {
-    return Code::kOutChannels % Code::kTileChannels == 0 || k < outputs.channels;
+  // Whether a tile that begins with output channel `first` has a k-th one. Known when the code is made, unless the last
+  // tile is not full.
+  static __device__ __forceinline__ bool Exists(int first, int k) {
+    return Code::kOutChannels % Code::kTileChannels == 0 || first + k < Code::kOutChannels;
   }
 
   // Sums begin with the bias.
@@ -453,8 +453,7 @@ class Generated {
       const Element* bias = static_cast<const Element*>(p_.bias) + first;
 #pragma unroll
       for (int k = 0; k < Code::kTileChannels; ++k) {
-        const bool exists = Code::kOutChannels % Code::kTileChannels == 0 || first + k < Code::kOutChannels;
-        sums.Start(k, exists ? Twice(LoadReadOnly(bias + k)) : Word{});
+        sums.Start(k, Exists(first, k) ? Twice(LoadReadOnly(bias + k)) : Word{});
       }
     }
   }
@@ -467,7 +466,9 @@ class Generated {
 #pragma unroll
       for (int k = 0; k < Code::kTileChannels; ++k) {
         Word word{};
-        if (Exists(outputs, k)) word = *reinterpret_cast<const Word*>(from + static_cast<long long>(k) * outputs.plane);
+        if (Exists(outputs.first, k)) {
+          word = LoadOnce(reinterpret_cast<const Word*>(from + static_cast<long long>(k) * outputs.plane));
+        }
         sums.Add(k, word);
       }
     } else {
@@ -476,8 +477,8 @@ class Generated {
         for (int k = 0; k < Code::kTileChannels; ++k) {
           Half left = 0, right = 0;
           const Element* at = from + static_cast<long long>(k) * outputs.plane;
-          if (Exists(outputs, k)) left = at[0];
-          if (Exists(outputs, k) && outputs.has_right) right = at[1];
+          if (Exists(outputs.first, k)) left = LoadOnce(at);
+          if (Exists(outputs.first, k) && outputs.has_right) right = LoadOnce(at + 1);
           sums.Add(k, Joined(left, right));
         }
       }
@@ -496,7 +497,9 @@ class Generated {
 #pragma unroll
       for (int k = 0; k < Code::kTileChannels; ++k) {
         const Word word = Limited<Code::kActivation>(sums.Finished(k), limits);
-        if (Exists(outputs, k)) *reinterpret_cast<Word*>(to + static_cast<long long>(k) * outputs.plane) = word;
+        if (Exists(outputs.first, k)) {
+          StoreOnce(reinterpret_cast<Word*>(to + static_cast<long long>(k) * outputs.plane), word);
+        }
       }
     } else {
       if constexpr (kColumnsPerSlot == 2) {
@@ -504,15 +507,15 @@ class Generated {
         for (int k = 0; k < Code::kTileChannels; ++k) {
           const Word word = Limited<Code::kActivation>(sums.Finished(k), limits);
           Element* at = to + static_cast<long long>(k) * outputs.plane;
-          if (Exists(outputs, k)) at[0] = Lower(word);
-          if (Exists(outputs, k) && outputs.has_right) at[1] = Upper(word);
+          if (Exists(outputs.first, k)) StoreOnce(at, Lower(word));
+          if (Exists(outputs.first, k) && outputs.has_right) StoreOnce(at + 1, Upper(word));
         }
       }
     }
     if constexpr (!IsLimit(Code::kActivation)) {
       if (p_.is_final) {
 #pragma unroll 4
-        for (int k = 0; k < outputs.channels; ++k) {
+        for (int k = 0; k < min(Code::kTileChannels, Code::kOutChannels - outputs.first); ++k) {
           Element* at = to + static_cast<long long>(k) * outputs.plane;
           StoreRounded(at, Activate<Code::kActivation>(ToFloat(at[0]), p_.alpha, p_.beta));
           if (outputs.has_right) StoreRounded(at + 1, Activate<Code::kActivation>(ToFloat(at[1]), p_.alpha, p_.beta));
@@ -535,12 +538,12 @@ class Generated {
 }  // namespace sparseconv::cuda
 
 // The kernel of a plan, all of it one function: what does not depend on the weights is there once, for all tiles.
-#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                           \
-  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)                 \
-      name(const __grid_constant__ GeneratedParams params) {                                              \
-    extern __shared__ __align__(128) unsigned char stages[];                                              \
-    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                           \
-    Generated<Code> kernel(params, static_cast<int>(blockIdx.x % Code::kNumTiles), SharedAddress(stages), \
-                           SharedAddress(barriers));                                                      \
-    kernel.Run();                                                                                         \
+#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                            \
+  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)                  \
+      name(const __grid_constant__ GeneratedParams params) {                                               \
+    extern __shared__ __align__(128) unsigned char stages[];                                               \
+    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                            \
+    Generated<Code> kernel(params, static_cast<int>(blockIdx.x) / params.cluster_blocks % Code::kNumTiles, \
+                           SharedAddress(stages), SharedAddress(barriers));                                \
+    kernel.Run();                                                                                          \
   }

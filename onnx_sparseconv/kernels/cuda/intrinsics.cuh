@@ -83,6 +83,15 @@ __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_f
 __device__ __forceinline__ float LoadReadOnly(const float* address) { return __ldg(address); }
 __device__ __forceinline__ Half LoadReadOnly(const Half* address) { return __ldg(address); }
 
+// Loads and stores of what is not read again soon: in the second-level cache, it is the first to give way. What has to
+// stay there is code; see docs/gpu-kernels.md.
+__device__ __forceinline__ float LoadOnce(const float* address) { return __ldcs(address); }
+__device__ __forceinline__ Half2 LoadOnce(const Half2* address) { return __ldcs(address); }
+__device__ __forceinline__ Half LoadOnce(const Half* address) { return __ldcs(address); }
+__device__ __forceinline__ void StoreOnce(float* address, float value) { __stcs(address, value); }
+__device__ __forceinline__ void StoreOnce(Half2* address, Half2 value) { __stcs(address, value); }
+__device__ __forceinline__ void StoreOnce(Half* address, Half value) { __stcs(address, value); }
+
 __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
   return static_cast<Shared>(__cvta_generic_to_shared(pointer));
 }
@@ -95,16 +104,23 @@ __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
-// Copies from global to shared memory. `CopyAsync*` are complete after WaitForCopies (of the same thread) and then seen
-// by a block that has passed a barrier; before sm_80 they are complete at once.
+// Copies from global to shared memory, of what is not read again soon. `CopyAsync*` are complete after WaitForCopies
+// (of the same thread) and then seen by a block that has passed a barrier; before sm_80 they are complete at once.
 #if __CUDA_ARCH__ >= 800
+__device__ __forceinline__ unsigned long long OncePolicy() {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 __device__ __forceinline__ void CopyAsync4(Shared to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 // Both addresses are multiples of 16.
 __device__ __forceinline__ void CopyAsync16(Shared to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(OncePolicy())
+               : "memory");
 }
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -182,9 +198,11 @@ __device__ __forceinline__ void WaitForBarrier(Shared barrier, unsigned parity) 
 
 // Copies `bytes` (a multiple of 16, both addresses too) and counts them at the barrier.
 __device__ __forceinline__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier)
-               : "memory");
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier), "l"(OncePolicy())
+      : "memory");
 }
 #endif
 

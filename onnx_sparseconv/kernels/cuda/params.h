@@ -124,8 +124,10 @@ struct Divisor {
   int shift;
 };
 
-// One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * lanes: block b computes tile b % num_tiles of
-// split b / num_tiles % num_splits for the groups lane, lane + lanes, .. with lane = b / (num_tiles * num_splits).
+// One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * num_lanes, in clusters of `cluster_blocks`:
+// cluster c = b / cluster_blocks of block b computes tile c % num_tiles of split c / num_tiles % num_splits; the block,
+// the groups lane, lane + num_lanes, .. with
+//   lane = c / (num_tiles * num_splits) * cluster_blocks + b % cluster_blocks
 struct GeneratedParams {
   const void* x;
   void* out;           // Y; or sums that are not final, [num_splits] of Y's shape, or Y itself for one split
@@ -140,9 +142,9 @@ struct GeneratedParams {
   int chunk_begin;  // input channels: chunks chunk_begin .. chunk_end - 1, divided evenly among the splits:
   int chunk_end;    // split s begins at chunk_begin + (chunk_end - chunk_begin) * s / num_splits
   int num_splits;
-  int num_lanes;
-  int staging;  // Staging
-  int batch;
+  int num_lanes;       // a multiple of cluster_blocks
+  int cluster_blocks;  // neighbours that share what they fetch of the code: 1 or 2
+  int staging;         // Staging
   int in_h;
   int in_w;
   int out_h;

@@ -21,8 +21,8 @@ Axes ToAxes(const long long* values) { return {values[0], values[1], values[2]};
 extern "C" {
 
 // `plan` is a GeneratedPlan's numbers; sizes: batch, in_h, in_w, out_h, out_w; device: architecture, multiprocessors,
-// shared bytes; facts: aligned, static shared bytes, blocks a multiprocessor; settings: passes, splits, staging or -1.
-// Returns 1 and the launch as text, or 0 and the reason.
+// shared bytes; facts: aligned, static shared bytes, blocks a multiprocessor, pairs; settings: passes, splits, staging
+// or -1. Returns 1 and the launch as text, or 0 and the reason.
 __attribute__((visibility("default"))) int probe_generated(const int* plan_numbers, const long long* sizes,
                                                            const int* device_numbers, const int* facts_numbers,
                                                            const int* settings_numbers, char* text, int capacity) {
@@ -30,7 +30,7 @@ __attribute__((visibility("default"))) int probe_generated(const int* plan_numbe
   std::memcpy(&plan, plan_numbers, sizeof(plan));
   const PlaneSizes plane{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4]};
   const DeviceFacts device{device_numbers[0], device_numbers[1], device_numbers[2]};
-  const GeneratedFacts facts{facts_numbers[0] != 0, facts_numbers[1], facts_numbers[2]};
+  const GeneratedFacts facts{facts_numbers[0] != 0, facts_numbers[1], facts_numbers[2], facts_numbers[3]};
   Settings settings;
   settings.passes = settings_numbers[0];
   settings.splits = settings_numbers[1];

@@ -61,7 +61,7 @@ class Launch {
         columns_(plan.columns_per_slot),
         row_slots_((p_.out_w + columns_ - 1) / columns_),
         plane_slots_(p_.out_h * row_slots_),
-        num_values_(static_cast<long long>(p_.batch) * plan.out_channels * p_.out_h * p_.out_w),
+        num_values_(static_cast<long long>(p_.num_slots / plane_slots_) * plan.out_channels * p_.out_h * p_.out_w),
         stage_(static_cast<size_t>(plan.chunk_channels) * plan.channel_pitch),
         written_(static_cast<size_t>(num_values_ * p_.num_splits)) {
     const int threads = block_threads - plan.staging_threads;
@@ -78,9 +78,12 @@ class Launch {
     const unsigned units = static_cast<unsigned>(plan_.num_tiles * p_.num_splits);
     Require(num_blocks == units * static_cast<unsigned>(p_.num_lanes), "%u blocks", num_blocks);
     for (unsigned block = 0; block < num_blocks; ++block) {
-      const int tile = static_cast<int>(block % plan_.num_tiles);
-      const int split = static_cast<int>(block / plan_.num_tiles % p_.num_splits);
-      for (int group = static_cast<int>(block / units); group < p_.num_groups; group += p_.num_lanes) {
+      const unsigned cluster = block / static_cast<unsigned>(p_.cluster_blocks);
+      const unsigned rank = block % static_cast<unsigned>(p_.cluster_blocks);
+      const int tile = static_cast<int>(cluster % units) % plan_.num_tiles;
+      const int split = static_cast<int>(cluster % units) / plan_.num_tiles;
+      for (int group = static_cast<int>(cluster / units * p_.cluster_blocks + rank); group < p_.num_groups;
+           group += p_.num_lanes) {
         RunGroup(tile, split, group);
       }
     }
@@ -102,9 +105,11 @@ class Launch {
   };
 
   void CheckGroups() const {
-    Require(p_.num_slots == static_cast<long long>(p_.batch) * plane_slots_, "%d slots", p_.num_slots);
+    Require(p_.num_slots > 0 && p_.num_slots % plane_slots_ == 0, "%d slots", p_.num_slots);
     Require(p_.num_groups == (p_.num_slots - 1) / p_.group_slots + 1, "%d groups", p_.num_groups);
     Require(p_.num_lanes >= 1 && p_.num_lanes <= p_.num_groups, "%d lanes", p_.num_lanes);
+    Require(p_.cluster_blocks == 1 || (p_.cluster_blocks == 2 && p_.num_lanes % 2 == 0), "clusters of %d blocks",
+            p_.cluster_blocks);
     CheckDivisor(p_.by_row_slots, row_slots_);
     CheckDivisor(p_.by_plane_slots, plane_slots_);
   }
@@ -279,7 +284,7 @@ class Launch {
   int StagePart(const Part& part, int c, int channel) {
     const long long plane = static_cast<long long>(part.image) * plan_.in_channels + channel;
     const long long first = plane * p_.in_h * p_.in_w + part.first_row * p_.in_w + part.first_column;
-    const long long total = static_cast<long long>(p_.batch) * plan_.in_channels * p_.in_h * p_.in_w;
+    const long long total = static_cast<long long>(p_.num_slots / plane_slots_) * plan_.in_channels * p_.in_h * p_.in_w;
     const auto* x = static_cast<const char*>(p_.x);
     const size_t place = static_cast<size_t>(c) * plan_.channel_pitch + kGeneratedZeroBytes + part.offset;
     if (p_.staging != kElementStaging) {

@@ -39,6 +39,7 @@ CREATION = (
     "cuFuncGetAttribute",
     "cuFuncSetAttribute",
     "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cuOccupancyMaxActiveClusters",
     "cuMemAlloc_v2",
     "cuMemcpyHtoD_v2",
     "cuStreamSynchronize",
@@ -94,6 +95,17 @@ def test_every_call_of_a_run_may_fail(driver, make_session, function, asked):
         assert "start the process again" in str(caught.value)
         assert driver.live() == live
         run_and_check(session)
+
+
+def test_a_launch_of_clusters_may_fail(driver, make_session):
+    session = make_session(model_with_image(CASE, tile_channels=4, threads=32), cuda_splits=1)
+    run_and_check(session)
+    assert driver.last_generated().cluster_blocks == 2
+    driver.fail("cuLaunchKernelEx", 1, 700)
+    with pytest.raises(Exception, match="conv1") as caught:
+        session.run(None, random_inputs(CASE, SHAPE))
+    check_message(caught.value, "cuLaunchKernelEx", 700)
+    run_and_check(session)
 
 
 @pytest.mark.parametrize("function", RELEASE)

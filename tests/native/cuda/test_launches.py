@@ -37,6 +37,7 @@ class Launch:
     groups: int
     slots: int
     lanes: int
+    cluster: int
     splits: int
     passes: int
     grid: int
@@ -49,7 +50,7 @@ class Launch:
 
 PATTERN = re.compile(
     r"generated staging=(\w+) groups=(\d+) \((\d+) slots\) rows=\d+x\d+ row_pitch=\d+ image_pitch=\d+ "
-    r"lanes=(\d+) splits=(\d+) passes=(\d+) grid=(\d+) threads=(\d+) shared_bytes=\d+"
+    r"lanes=(\d+) cluster=(\d) splits=(\d+) passes=(\d+) grid=(\d+) threads=(\d+) shared_bytes=\d+"
 )
 
 
@@ -57,7 +58,7 @@ def array(kind, values):
     return (kind * len(values))(*values)
 
 
-def generated(probe, plan, sizes, *, device=(90, 132, 227 << 10), aligned=True, blocks=1, asked=(0, 0, -1)):
+def generated(probe, plan, sizes, *, device=(90, 132, 227 << 10), aligned=True, blocks=1, pairs=66, asked=(0, 0, -1)):
     """The launch for ``(batch, in_h, in_w, out_h, out_w)``, or the reason why there is none."""
     values = [getattr(plan, name) for name, _ in PLAN_FIELDS]
     numbers = [n for value in values for n in (value if isinstance(value, tuple) else (value,))]
@@ -66,7 +67,7 @@ def generated(probe, plan, sizes, *, device=(90, 132, 227 << 10), aligned=True, 
         array(ctypes.c_int, numbers),
         array(ctypes.c_longlong, sizes),
         array(ctypes.c_int, device),
-        array(ctypes.c_int, (aligned, 64, blocks)),
+        array(ctypes.c_int, (aligned, 64, blocks, pairs)),
         array(ctypes.c_int, asked),
         text,
         TEXT_BYTES,
@@ -104,6 +105,7 @@ def check_launch(plan, sizes, launch, blocks=1):
     assert launch.slots <= plan.threads
     assert launch.groups == -(-slots // launch.slots)
     assert 1 <= launch.lanes <= launch.groups
+    assert launch.lanes % launch.cluster == 0
     # No warp without a slot, but for those that stage.
     assert launch.threads == -(-launch.slots // 32) * 32 + plan.staging_threads
     assert launch.grid == plan.num_tiles * launch.splits * launch.lanes
@@ -151,6 +153,22 @@ def test_real_layers_use_the_gpu(probe, real, blocks, kernel, dtype):
         if batch == 1:
             # Few groups share the chunks of input channels, as long as there are blocks without work.
             assert launch.splits == plan.num_chunks or launch.grid > MULTIPROCESSORS * blocks / 2
+
+
+def test_pairs_of_blocks_share_a_tile(probe):
+    """Where that leaves no multiprocessor without work, and there are several tiles to begin with."""
+
+    def lanes(tiles, size, **facts):
+        plan = make_plan(layer(64, 32 * tiles), tile_channels=32, threads=512, channel_pitch=1 << 13, chunk_channels=8)
+        launch = generated(probe, plan, (64, size, size, size, size), **facts)
+        return launch.lanes, launch.cluster
+
+    assert lanes(8, 56) == (16, 2)
+    assert lanes(4, 112) == (32, 2)  # not 33
+    assert lanes(12, 56) == (11, 1)  # 10 would take a tenth longer
+    assert lanes(1, 56)[1] == 1
+    assert lanes(8, 56, pairs=0) == (16, 1)
+    assert lanes(8, 56, pairs=63)[1] == 1
 
 
 def test_small_maps_share_a_group(probe):

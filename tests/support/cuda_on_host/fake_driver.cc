@@ -498,15 +498,47 @@ EXPORT int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, Function*, i
   return result;
 }
 
-EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                          unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** params,
-                          void** extra) {
-  const int result = EnterContext("cuLaunchKernel");
+// As in the driver's own interface.
+struct LaunchAttribute {
+  int id;
+  int padding;
+  unsigned value[16];
+};
+
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void* stream;
+  const LaunchAttribute* attributes;
+  unsigned num_attributes;
+};
+
+// Blocks of a cluster along x; 0 where the launch asks for anything else.
+static unsigned ClusterOf(const LaunchConfig& config) {
+  constexpr int kClusterDimension = 4;
+  if (config.num_attributes != 1 || config.attributes[0].id != kClusterDimension) return 0;
+  const unsigned* cluster = config.attributes[0].value;
+  const bool is_line = cluster[0] > 0 && cluster[1] == 1 && cluster[2] == 1;
+  return is_line && config.grid[0] % cluster[0] == 0 ? cluster[0] : 0;
+}
+
+EXPORT int cuOccupancyMaxActiveClusters(int* clusters, Function*, const LaunchConfig* config) {
+  const int result = EnterContext("cuOccupancyMaxActiveClusters");
   if (result != kSuccess) return result;
-  const unsigned grid[3] = {grid_x, grid_y, grid_z}, block[3] = {block_x, block_y, block_z};
+  const unsigned blocks = ClusterOf(*config);
+  if (blocks == 0) return kInvalidValue;
+  const State& s = state();
+  *clusters = s.num_multiprocessors * s.blocks_a_multiprocessor / static_cast<int>(blocks);
+  return kSuccess;
+}
+
+static int LaunchNow(Function* function, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes,
+                     void* stream, void** params, void** extra) {
   const bool is_empty = std::any_of(grid, grid + 3, [](unsigned size) { return size == 0; }) ||
                         std::any_of(block, block + 3, [](unsigned size) { return size == 0; });
-  if (is_empty || grid_x > 0x7FFFFFFFu || grid_y > 65535 || grid_z > 65535 || block_x * block_y * block_z > 1024 ||
+  if (is_empty || grid[0] > 0x7FFFFFFFu || grid[1] > 65535 || grid[2] > 65535 ||
+      block[0] * block[1] * block[2] > 1024 ||
       shared_bytes > static_cast<unsigned>(function->max_dynamic_shared_bytes) || extra != nullptr) {
     return kInvalidValue;
   }
@@ -515,8 +547,8 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
     State& s = state();
     const std::lock_guard<std::mutex> lock(s.mutex);
     char line[256];
-    std::snprintf(line, sizeof(line), "%s %ux%ux%u %u %u\n", function->name.c_str(), grid_x, grid_y, grid_z, block_x,
-                  shared_bytes);
+    std::snprintf(line, sizeof(line), "%s %ux%ux%u %u %u\n", function->name.c_str(), grid[0], grid[1], grid[2],
+                  block[0], shared_bytes);
     s.launches += line;
     if (function->name == "sparseconv_generated") {
       s.last_generated = *static_cast<const sparseconv::cuda::GeneratedParams*>(params[0]);
@@ -531,4 +563,21 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
       launch_error = function->library->error == nullptr ? "no text" : function->library->error();
       return kLaunchFailed;
   }
+}
+
+EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                          unsigned block_y, unsigned block_z, unsigned shared_bytes, void* stream, void** params,
+                          void** extra) {
+  const int result = EnterContext("cuLaunchKernel");
+  if (result != kSuccess) return result;
+  return LaunchNow(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, params,
+                   extra);
+}
+
+// Blocks run one after the other, so it is all the same to them whether they are a cluster.
+EXPORT int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** params, void** extra) {
+  const int result = EnterContext("cuLaunchKernelEx");
+  if (result != kSuccess) return result;
+  if (ClusterOf(*config) == 0 || state().architecture < 90) return kInvalidValue;
+  return LaunchNow(function, config->grid, config->block, config->shared_bytes, config->stream, params, extra);
 }

@@ -40,6 +40,15 @@ inline float BitsToFloat(unsigned bits) {
 inline float LoadReadOnly(const float* address) { return *address; }
 inline Half LoadReadOnly(const Half* address) { return *address; }
 
+template <class Value>
+Value LoadOnce(const Value* address) {
+  return *address;
+}
+template <class Value>
+void StoreOnce(Value* address, Value value) {
+  *address = value;
+}
+
 inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNumber(pointer); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }

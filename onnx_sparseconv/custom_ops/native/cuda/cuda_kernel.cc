@@ -21,6 +21,7 @@ namespace {
 
 constexpr int kMinArchitecture = 75;
 constexpr unsigned kReduceThreads = 256;
+constexpr int kClusterArchitecture = 90;
 constexpr int64_t kMaxReduceBlocks = 1 << 16;
 constexpr uintptr_t kVectorBytes = 16;
 constexpr uintptr_t kPairBytes = 4;  // of halves
@@ -76,6 +77,12 @@ struct GeneratedImage {
     driver.set_function_attribute(function, kMaxDynamicSharedBytes, static_cast<int>(shared));
     driver.resident_blocks(&facts.blocks_a_multiprocessor, function, plan.threads + plan.staging_threads,
                            static_cast<size_t>(shared));
+    if (device.architecture < kClusterArchitecture) return;
+    LaunchShape pair;
+    pair.grid[0] = pair.cluster = 2;
+    pair.threads = static_cast<unsigned>(plan.threads + plan.staging_threads);
+    pair.dynamic_shared_bytes = static_cast<unsigned>(shared);
+    facts.pairs = ActiveClusters(function, pair);
   }
 
   const GeneratedPlan plan;

@@ -1,5 +1,7 @@
 #include "driver.h"
 
+#include <algorithm>
+
 #if defined(_WIN32)
 #include <windows.h>
 #else
@@ -90,7 +92,8 @@ Driver OpenDriver() {
              &driver.context_device, &driver.memory_allocate, &driver.memory_free, &driver.copy_to_device,
              &driver.stream_synchronize, &driver.stream_context, &driver.library_load, &driver.library_unload,
              &driver.library_kernel, &driver.kernel_function, &driver.function_attribute,
-             &driver.set_function_attribute, &driver.resident_blocks, &driver.launch);
+             &driver.set_function_attribute, &driver.resident_blocks, &driver.active_clusters, &driver.launch_config,
+             &driver.launch);
   driver.function_load.Resolve(library.Find(driver.function_load.name()));
   return driver;
 }
@@ -170,6 +173,37 @@ void Memory::Upload(size_t offset, const void* from, size_t bytes) const {
 }
 
 void SynchronizeUploads() { GetDriver().stream_synchronize(nullptr); }
+
+namespace {
+
+LaunchConfig ConfigOf(const LaunchShape& shape, const LaunchAttribute& cluster, StreamHandle stream) {
+  LaunchConfig config;
+  std::copy(shape.grid, shape.grid + 3, config.grid);
+  config.block[0] = shape.threads;
+  config.dynamic_shared_bytes = shape.dynamic_shared_bytes;
+  config.stream = stream;
+  config.attributes = &cluster;
+  config.num_attributes = 1;
+  return config;
+}
+
+LaunchAttribute ClusterOf(const LaunchShape& shape) { return {kClusterDimension, 0, {shape.cluster, 1, 1}}; }
+
+}  // namespace
+
+int ActiveClusters(FunctionHandle function, const LaunchShape& shape) {
+  const LaunchAttribute cluster = ClusterOf(shape);
+  const LaunchConfig config = ConfigOf(shape, cluster, nullptr);
+  int count = 0;
+  GetDriver().active_clusters(&count, function, &config);
+  return count;
+}
+
+void LaunchClusters(FunctionHandle function, const LaunchShape& shape, void** arguments, StreamHandle stream) {
+  const LaunchAttribute cluster = ClusterOf(shape);
+  const LaunchConfig config = ConfigOf(shape, cluster, stream);
+  GetDriver().launch_config(&config, function, arguments, nullptr);
+}
 
 Library::Library(const void* code) {
   GetDriver().library_load(&handle_, code, nullptr, nullptr, 0, nullptr, nullptr, 0);

@@ -36,6 +36,23 @@ enum FunctionAttribute : int {
   kMaxDynamicSharedBytes = 8,
 };
 
+constexpr int kClusterDimension = 4;  // of LaunchAttribute::id
+
+struct LaunchAttribute {
+  int id = 0;
+  int padding = 0;
+  unsigned value[16] = {};
+};
+
+struct LaunchConfig {
+  unsigned grid[3] = {1, 1, 1};
+  unsigned block[3] = {1, 1, 1};
+  unsigned dynamic_shared_bytes = 0;
+  StreamHandle stream = nullptr;
+  const LaunchAttribute* attributes = nullptr;
+  unsigned num_attributes = 0;
+};
+
 // What `Check` throws.
 class DriverError : public Error {
  public:
@@ -101,6 +118,9 @@ struct Driver {
   EntryPoint<Result(FunctionHandle, int attribute, int value)> set_function_attribute{"cuFuncSetAttribute"};
   EntryPoint<Result(int*, FunctionHandle, int block_size, size_t dynamic_shared_bytes)> resident_blocks{
       "cuOccupancyMaxActiveBlocksPerMultiprocessor"};
+  EntryPoint<Result(int*, FunctionHandle, const LaunchConfig*)> active_clusters{"cuOccupancyMaxActiveClusters"};
+  EntryPoint<Result(const LaunchConfig*, FunctionHandle, void** params, void** extra)> launch_config{
+      "cuLaunchKernelEx"};
   EntryPoint<Result(FunctionHandle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                     unsigned block_y, unsigned block_z, unsigned dynamic_shared_bytes, StreamHandle, void** params,
                     void** extra)>
@@ -182,12 +202,22 @@ struct LaunchShape {
   unsigned grid[3] = {1, 1, 1};
   unsigned threads = 1;
   unsigned dynamic_shared_bytes = 0;
+  unsigned cluster = 1;  // blocks, along x
 };
+
+// How many clusters of this shape run at a time.
+int ActiveClusters(FunctionHandle function, const LaunchShape& shape);
+
+void LaunchClusters(FunctionHandle function, const LaunchShape& shape, void** arguments, StreamHandle stream);
 
 // Launches a kernel whose only parameter is a `Params`.
 template <typename Params>
 void Launch(FunctionHandle function, const LaunchShape& shape, const Params& params, StreamHandle stream) {
   void* arguments[] = {const_cast<Params*>(&params)};
+  if (shape.cluster > 1) {
+    LaunchClusters(function, shape, arguments, stream);
+    return;
+  }
   GetDriver().launch(function, shape.grid[0], shape.grid[1], shape.grid[2], shape.threads, 1, 1,
                      shape.dynamic_shared_bytes, stream, arguments, nullptr);
 }

@@ -20,6 +20,8 @@ constexpr double kInstructionBytes = 16;
 // Of a bulk copy; measured on an H200.
 constexpr double kCopyCycles = 100;
 constexpr int64_t kMinBulkBytes = 640;
+// By how much pairs of blocks are faster, at least.
+constexpr double kPairGain = 1.04;
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxBlockThreads = 1024;
 constexpr int kBulkArchitecture = 90;
@@ -232,10 +234,25 @@ int64_t ChoosePasses(const GeneratedPlan& plan, int64_t splits, const Settings& 
   return std::clamp<int64_t>(settings.passes, plan.min_passes, plan.num_chunks);
 }
 
-// Blocks of a tile and split that take turns at the groups: as many as are resident, with the same number of groups.
-int64_t ChooseLanes(int64_t num_groups, int64_t units, const DeviceFacts& device, const GeneratedFacts& facts) {
-  const int64_t lanes = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, num_groups);
-  return CeilDivide(num_groups, CeilDivide(num_groups, lanes));
+// Blocks of a tile and split that take turns at the groups, and how many of them make a cluster.
+struct Lanes {
+  int64_t count = 1;
+  int64_t cluster_blocks = 1;
+};
+
+// As many as are resident, with the same number of groups. In pairs, where there are several tiles: two neighbouring
+// multiprocessors that run the same code fetch it once.
+Lanes ChooseLanes(int64_t num_groups, int64_t units, const DeviceFacts& device, const GeneratedFacts& facts) {
+  const int64_t most = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, num_groups);
+  const int64_t turns = CeilDivide(num_groups, most);
+  const int64_t lanes = CeilDivide(num_groups, turns);
+  if (units == 1) return {lanes, 1};
+  for (const int64_t even : {lanes + lanes % 2, lanes / 2 * 2}) {
+    if (even < 2 || even > num_groups || even * units > 2 * int64_t{facts.pairs}) continue;
+    const auto even_turns = static_cast<double>(CeilDivide(num_groups, even));
+    if (even_turns <= kPairGain * static_cast<double>(turns)) return {even, 2};
+  }
+  return {lanes, 1};
 }
 
 std::optional<std::string> FindObstacle(const GeneratedPlan& plan, const PlaneSizes& sizes, const DeviceFacts& device,
@@ -306,7 +323,7 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
   }
   const int64_t num_splits = ChooseSplits(plan, grouping->num_groups, device, facts, settings);
   const int64_t units = plan.num_tiles * num_splits;
-  const int64_t num_lanes = ChooseLanes(grouping->num_groups, units, device, facts);
+  const Lanes lanes = ChooseLanes(grouping->num_groups, units, device, facts);
   const int64_t num_values =
       CheckedMultiply(sizes.batch * plan.out_channels, sizes.out_h * sizes.out_w, "the size of Y");
 
@@ -314,15 +331,16 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
   launch.num_passes = static_cast<int>(ChoosePasses(plan, num_splits, settings));
   launch.num_chunks = plan.num_chunks;
   launch.num_values = num_values;
-  launch.shape.grid[0] = static_cast<unsigned>(units * num_lanes);
+  launch.shape.grid[0] = static_cast<unsigned>(units * lanes.count);
+  launch.shape.cluster = static_cast<unsigned>(lanes.cluster_blocks);
   launch.shape.threads = static_cast<unsigned>(CeilDivide(grouping->group_slots, kWarp) * kWarp + plan.staging_threads);
   launch.shape.dynamic_shared_bytes = static_cast<unsigned>(SharedBytes(plan));
   GeneratedParams& params = launch.params;
   params.split_stride = num_values;
   params.num_splits = static_cast<int>(num_splits);
-  params.num_lanes = static_cast<int>(num_lanes);
+  params.num_lanes = static_cast<int>(lanes.count);
+  params.cluster_blocks = static_cast<int>(lanes.cluster_blocks);
   params.staging = grouping->staging;
-  params.batch = static_cast<int>(sizes.batch);
   params.in_h = static_cast<int>(sizes.in_h);
   params.in_w = static_cast<int>(sizes.in_w);
   params.out_h = static_cast<int>(sizes.out_h);
@@ -343,8 +361,8 @@ std::string ToString(const GeneratedLaunch& launch) {
   constexpr const char* kStagings[] = {"bulk", "vector", "element"};
   return Concat("generated staging=", kStagings[p.staging], " groups=", p.num_groups, " (", p.group_slots,
                 " slots) rows=", p.in_h, "x", p.in_w, " row_pitch=", p.row_pitch, " image_pitch=", p.image_pitch,
-                " lanes=", p.num_lanes, " splits=", p.num_splits, " passes=", launch.num_passes,
-                " grid=", launch.shape.grid[0], " threads=", launch.shape.threads,
+                " lanes=", p.num_lanes, " cluster=", p.cluster_blocks, " splits=", p.num_splits,
+                " passes=", launch.num_passes, " grid=", launch.shape.grid[0], " threads=", launch.shape.threads,
                 " shared_bytes=", launch.shape.dynamic_shared_bytes);
 }
 

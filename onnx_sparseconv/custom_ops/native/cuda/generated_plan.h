@@ -25,6 +25,7 @@ struct GeneratedFacts {
   bool is_x_aligned = false;        // X begins at a multiple of 16 bytes
   int static_shared_bytes = 0;      // of the image
   int blocks_a_multiprocessor = 1;  // that are resident at the same time
+  int pairs = 0;                    // clusters of two blocks that are; 0 where there are no clusters
 };
 
 struct GeneratedLaunch {
