@@ -291,7 +291,9 @@ def _output_shape(
     shape = site.input_shape
     if shape is None or weight_shape is None or geometry is None or len(shape) != len(geometry.kernel_shape) + 2:
         return None
-    return (shape[0], weight_shape[0], *output_sizes(geometry, shape[2:]))
+    # A kernel that does not fit leaves nothing.
+    sizes = (None if size is None else max(size, 0) for size in output_sizes(geometry, shape[2:]))
+    return (shape[0], weight_shape[0], *sizes)
 
 
 def _flops(site: ConvSite, counts: _Counts | None, geometry: ConvGeometry | None) -> int | None:

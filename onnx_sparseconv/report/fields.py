@@ -97,11 +97,11 @@ class Fields:
         return tuple(value)
 
     def numbers(self, name: str) -> tuple[float | None, ...]:
-        """Positive numbers, and None for null."""
+        """Positive numbers, and None for null or zero."""
         value = self._content.get(name)
-        if not isinstance(value, list) or not all(item is None or (_is_number(item) and item > 0) for item in value):
-            raise self._wrong(name, "a list of positive numbers")
-        return tuple(None if item is None else float(item) for item in value)
+        if not isinstance(value, list) or not all(item is None or _is_number(item) for item in value):
+            raise self._wrong(name, "a list of numbers, none below zero")
+        return tuple(float(item) if item else None for item in value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """Strings; none where they are missing."""

@@ -24,7 +24,7 @@ def layers_table(report: Report) -> str:
         Column("Why"),
     ]
     rows = [_layer_row(number, layer, len(cases)) for number, layer in enumerate(report.layers, start=1)]
-    return table(columns, rows, caption="Convolutions of the model", heads=1, wide=True)
+    return table(columns, rows, caption=f"Convolutions of {report.name}", heads=1, wide=True)
 
 
 def _time_columns(case: Case, is_one_of_many: bool) -> list[Column]:

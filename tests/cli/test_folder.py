@@ -130,6 +130,16 @@ def _other_content(models, _out):
     networks.save(networks.dense(layer_weights), models / "a b#?.ONNX")
 
 
+def _edit(name, value):
+    """Put something else into the report of a model."""
+
+    def edit(_models, out):
+        record = out / "reports" / "a b#?.ONNX.json"
+        record.write_text(json.dumps(json.loads(record.read_text()) | {name: value}))
+
+    return edit
+
+
 def _other_version(_models, out):
     record = out / "reports" / "a b#?.ONNX.json"
     content = json.loads(record.read_text())
@@ -145,6 +155,11 @@ def _other_version(_models, out):
         (lambda _, out: (out / "a b#?.ONNX").unlink(), "no longer there, or was changed"),
         (lambda _, out: (out / "a b#?.ONNX").write_text("x"), "no longer there, or was changed"),
         (lambda _, out: (out / "reports" / "a b#?.ONNX.json").write_text("{"), "sparse"),
+        (_edit("exit_code", 99), "sparse"),
+        (_edit("exit_code", []), "sparse"),
+        (_edit("source", None), "sparse"),
+        (_edit("model", {"layers": 3}), "sparse"),
+        (_edit("schema_version", 0), "sparse"),
         (lambda _, out: (out / "reports" / "a b#?.ONNX.json").unlink(), "sparse"),
     ],
 )

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from importlib import resources
 
 import pytest
 from hypothesis import given, settings
@@ -136,6 +137,41 @@ def test_hostile_names_are_shown_and_do_nothing():
     for name in ("<script>alert(1)</script>", 'conv" onmouseover="alert(1)', "&lt;b&gt;", "\u0634\u0628\u0643\u0629"):
         assert name in page.text
     assert "\u202e" not in page.text
+
+
+def _schemes():
+    """The colours of each scheme: light, dark, and on paper."""
+    style = resources.files("onnx_sparseconv.report").joinpath("page.css").read_text()
+    light, dark, paper = (
+        dict(re.findall(r"--([\w-]+): (#\w+)", block)) for block in re.findall(r":root \{(.*?)\}", style, re.S)
+    )
+    assert len({frozenset(light), frozenset(dark), frozenset(paper)}) == 1
+    return {"light": light, "dark": dark, "paper": paper}
+
+
+def _luminance(colour):
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[index : index + 2], 16) / 255 for index in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark", "paper"])
+def test_text_and_marks_stand_out(scheme):
+    colours = _schemes()[scheme]
+
+    def contrast(*names):
+        low, high = sorted(_luminance(colours[name]) for name in names)
+        return (high + 0.05) / (low + 0.05)
+
+    # As WCAG 2 asks for: text, and what has to be told apart in pictures.
+    for ink in ("ink", "soft", "sparse", "dense", "good", "bad"):
+        for ground in ("paper", "card", "wash"):
+            assert contrast(ink, ground) >= 4.5, (ink, ground)
+    for fill in ("dense", "sparse-fill", "line"):
+        assert contrast(fill, "card") >= 3, fill
+    # Dense and sparse bars differ for those who see no colours.
+    assert contrast("dense-fill", "sparse-fill") >= 1.15
 
 
 def test_tables_are_accessible():

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from onnx_sparseconv.cli.conversion.job import Job
+from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import SCHEMA_VERSION
-from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.errors import ModelError, ReportError
 from onnx_sparseconv.runtime.plain import to_plain
 
 # Counts changes to what is recorded.
@@ -170,9 +171,23 @@ def read_record(path: Path, output: Path) -> Record | None:
     origin, written = content.pop("made_from", None), content.pop("written", None)
     if not isinstance(origin, dict) or not isinstance(written, dict):
         return None
-    if not written.keys() <= {output.name, _data_name(output)}:
+    if not written.keys() <= {output.name, _data_name(output)} or not _is_report(content):
         return None
     return Record(content, origin, written)
+
+
+def _is_report(content: Mapping[str, Any]) -> bool:
+    """Whether all that a summary needs can be read."""
+    from onnx_sparseconv.report import read_report  # noqa: PLC0415
+
+    code = content.get("exit_code")
+    if type(code) is not int or code not in set(ExitCode) or not isinstance(content.get("source"), str):
+        return False
+    try:
+        read_report(content)
+    except ReportError:
+        return False
+    return True
 
 
 def why_again(record: Record, origin: Mapping[str, Any], output: Path) -> str:
