@@ -61,8 +61,9 @@ class CupyDevice:
             ImportError: there is no CuPy, or not the libraries that it needs.
         """
         self._cupy: Any = importlib.import_module("cupy")
-        self._cublas: Any = importlib.import_module("cupy_backends.cuda.libs.cublas")
-        self._cusparse: Any = importlib.import_module("cupy_backends.cuda.libs.cusparse")
+        # As attributes: then the package loads NVIDIA's libraries first, wherever pip has put them.
+        libraries: Any = importlib.import_module("cupy_backends.cuda.libs")
+        self._cublas, self._cusparse = libraries.cublas, libraries.cusparse
         self._memory, self._lowering, self._dtype = memory, lowering, dtype
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
         self._module = self._cupy.RawModule(

@@ -29,11 +29,7 @@ def machine_text(results: PaperResults) -> str:
         environment, state, libraries = content["environment"], content["gpu_before"], content["libraries"] or {}
         commits = sorted({record["commit"][:12] for record in content["layers"] if record.get("commit")})
         versions = [
-            *(
-                f"{name} {environment['versions'][name]}"
-                for name in ("onnxruntime-gpu",)
-                if name in environment["versions"]
-            ),
+            f"onnxruntime-gpu {environment['versions'].get('onnxruntime-gpu') or 'unknown'}",
             *(f"{name} {version}" for name, version in libraries.items() if version and name != "built_for"),
         ]
         lines.append(

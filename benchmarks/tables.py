@@ -16,18 +16,19 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def break_even(speedups: Mapping[float, float]) -> float | None:
-    """Sparsity at which the speed-up crosses 1, interpolated on a logarithmic scale.
+    """Sparsity from which on a layer is at least as fast as dense, interpolated on a logarithmic scale.
 
     Args:
         speedups: by sparsity, at least one.
 
     Returns:
-        None when even the lowest sparsity is not slower than dense; 1 when no sparsity is as fast as dense.
+        None when no sparsity is slower than dense; 1 when the highest one is. Where the speed-up crosses 1 several
+        times, the last crossing.
     """
     points = sorted(speedups.items())
-    if points[0][1] >= 1:
-        return None
-    for (low, slow), (high, fast) in zip(points, points[1:]):
-        if slow < 1 <= fast:
+    if points[-1][1] < 1:
+        return 1.0
+    for (low, slow), (high, fast) in reversed(list(zip(points, points[1:]))):
+        if slow < 1:
             return low + (high - low) * math.log(1 / slow) / math.log(fast / slow)
-    return 1.0
+    return None

@@ -48,18 +48,16 @@ class FakeCuda:
         )
         cuda = SimpleNamespace(Stream=lambda **_: _Stream(self), device=device)
         cupy = SimpleNamespace(cuda=cuda, RawModule=lambda code, options: _Module(self, code, options), __version__="0")
-        return {
-            "cupy": cupy,
-            "cupy_backends.cuda.libs.cublas": SimpleNamespace(getVersion=lambda _: 1),
-            "cupy_backends.cuda.libs.cusparse": SimpleNamespace(
-                getVersion=lambda _: 2,
-                createCsr=lambda *a: self._describe("csr", a),
-                createDnMat=lambda *a: self._describe("dense", a),
-                destroySpMat=self.descriptors.pop,
-                destroyDnMat=self.descriptors.pop,
-                spMM_bufferSize=self._buffer_size,
-            ),
-        }
+        cusparse = SimpleNamespace(
+            getVersion=lambda _: 2,
+            createCsr=lambda *a: self._describe("csr", a),
+            createDnMat=lambda *a: self._describe("dense", a),
+            destroySpMat=self.descriptors.pop,
+            destroyDnMat=self.descriptors.pop,
+            spMM_bufferSize=self._buffer_size,
+        )
+        libraries = SimpleNamespace(cublas=SimpleNamespace(getVersion=lambda _: 1), cusparse=cusparse)
+        return {"cupy": cupy, "cupy_backends.cuda.libs": libraries}
 
     def library(self, name):
         """What `loaded_library` finds."""

@@ -178,6 +178,8 @@ def test_break_even_is_between_what_was_measured():
         ({0.7: 200, 0.9: 50}, 0.8, "80%"),
         ({0.7: 90, 0.9: 50}, 0.7, "below 70%"),
         ({0.7: 300, 0.9: 200}, 1.0, "above 90%"),
+        # Faster at first, then slower, then faster: what counts is from where on it stays so.
+        ({0.5: 90, 0.7: 200, 0.9: 50}, 0.8, "80%"),
         ({}, None, "-"),
     ):
         made = results(times)
