@@ -1,7 +1,7 @@
 """What a machine can do at most: the two lines of a roofline.
 
-On the CPU both are measured, with operators of ONNX Runtime that reach nearly all that the processor gives: a large
-matrix product, and a Relu on a tensor that no cache holds. On a GPU they follow from what its driver says of it.
+On the CPU both are measured, with operators of ONNX Runtime that reach nearly all that the processor gives: large
+matrix products, and a Relu on a tensor that no cache holds. On a GPU they follow from what its driver says of it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,11 @@ from onnx_sparseconv.runtime.session import Provider, make_session, measuring_op
 from onnx_sparseconv.runtime.timing import Clock
 
 _OPSET, _IR_VERSION = 13, 7
-# Large enough that starting a run takes no share of it, small enough for a second or two on a slow machine.
-_MATRIX_SIZE = 1536
+# Many threads need large ones; short runs find the moments in which a busy machine does nothing else.
+_MATRIX_SIZES = (384, 768, 1536)
 # Beyond the caches of all but the largest servers.
 _STREAM_ELEMENTS = 2**25
-_WARMUP, _RUNS = 2, 8
+_WARMUP, _MIN_ROUNDS, _SECONDS = 2, 5, 0.8
 
 # Attributes of cuDeviceGetAttribute.
 _CLOCK_KHZ, _NUM_SM, _MEMORY_CLOCK_KHZ, _BUS_BITS, _MAJOR, _MINOR = 13, 16, 36, 37, 75, 76
@@ -69,24 +69,26 @@ def find_peaks(provider: Provider, threads: int | None) -> Peaks:
 def measure_cpu(
     threads: int | None,
     *,
-    matrix_size: int = _MATRIX_SIZE,
+    matrix_sizes: Sequence[int] = _MATRIX_SIZES,
     stream_elements: int = _STREAM_ELEMENTS,
+    seconds: float = _SECONDS,
     clock: Clock = time.perf_counter_ns,
 ) -> Peaks:
-    """The peaks of the processor with a number of threads, by the fastest of several runs.
+    """The peaks of the processor with a number of threads, by the fastest of many runs.
 
     Args:
         threads: as in `make_session`.
-        matrix_size: of the square matrices that are multiplied.
+        matrix_sizes: of the square matrices that are multiplied.
         stream_elements: of the tensor that is read and written.
+        seconds: to spend on each of the two, about.
         clock: nanoseconds.
     """
-    product_us = _fastest_us(_product(matrix_size), (matrix_size, matrix_size), threads, clock)
-    stream_us = _fastest_us(_stream(stream_elements), (stream_elements,), threads, clock)
+    products = [_Work(_runs(_product(size), (size, size), threads), 2.0 * size**3) for size in matrix_sizes]
+    stream = _Work(_runs(_stream(stream_elements), (stream_elements,), threads), 2.0 * 4 * stream_elements)
     return Peaks(
-        flops_per_s=2 * matrix_size**3 / (product_us / 1e6),
-        bytes_per_s=2 * 4 * stream_elements / (stream_us / 1e6),
-        text="measured with a large matrix product, and by reading and writing a tensor that no cache holds",
+        flops_per_s=_best_rate(products, seconds, clock),
+        bytes_per_s=_best_rate([stream], seconds, clock),
+        text="measured with large matrix products, and by reading and writing a tensor that no cache holds",
     )
 
 
@@ -128,19 +130,36 @@ def _ask_gpu(index: int = 0) -> Peaks:
     return peaks_of_gpu(found)
 
 
-def _fastest_us(model: ModelProto, shape: tuple[int, ...], threads: int | None, clock: Clock) -> float:
-    """Shortest time of a model ``x`` -> ``y`` of one shape, in bound memory."""
+@dataclass(frozen=True)
+class _Work:
+    """Something to run, and how many operations or bytes that is."""
+
+    run: Callable[[], object]
+    amount: float
+
+
+def _runs(model: ModelProto, shape: tuple[int, ...], threads: int | None) -> BoundRuns:
+    """Runs of a model ``x`` -> ``y`` of one shape, in bound memory."""
     session = make_session(model, threads=threads, use_library=False, session_options=measuring_options())
     spec = TensorSpec(shape, np.dtype(np.float32))
-    runs = BoundRuns(session, "the measurement", {"x": np.ones(shape, np.float32)}, {"y": spec}, "cpu")
-    for _ in range(_WARMUP):
-        runs()
-    times = []
-    for _ in range(_RUNS):
-        before = clock()
-        runs()
-        times.append((clock() - before) / 1000)
-    return max(min(times), 1e-3)
+    return BoundRuns(session, "the measurement", {"x": np.ones(shape, np.float32)}, {"y": spec}, "cpu")
+
+
+def _best_rate(works: Sequence[_Work], seconds: float, clock: Clock) -> float:
+    """The most that was done a second, in turn over and over."""
+    for work in works:
+        for _ in range(_WARMUP):
+            work.run()
+    best = 0.0
+    started = clock()
+    number = 0
+    while number < _MIN_ROUNDS or clock() - started < seconds * 1e9:
+        for work in works:
+            before = clock()
+            work.run()
+            best = max(best, work.amount / max(clock() - before, 1) * 1e9)
+        number += 1
+    return best
 
 
 def _product(size: int) -> ModelProto:

@@ -146,6 +146,13 @@ def test_the_roof_bends_where_both_bounds_are_equal():
     assert "1 timed layer whose shapes are not known" in left.caption
 
 
+def test_layers_above_the_peak_are_pointed_out():
+    fast = _layer(flops=10**9)
+    chart = roofline_chart([_layer(), fast], 0, Case(batch=1), PEAKS, "a")
+    assert "1 layer lies above the peak" in chart.caption
+    assert "above the peak" not in roofline_chart([_layer()], 0, Case(batch=1), PEAKS, "a").caption
+
+
 def test_without_peaks_there_is_no_roofline_but_a_reason():
     chart = roofline_chart([_layer()], 0, Case(batch=1), None, "a")
     assert (chart.svg, "was not recorded" in chart.missing) == ("", True)

@@ -11,19 +11,38 @@ from onnx_sparseconv.runtime.peaks import measure_cpu, peaks_of_gpu
 H200 = {13: 1_980_000, 16: 132, 36: 3_201_000, 37: 6016, 75: 9, 76: 0}
 
 
-def test_figures_are_work_by_the_shortest_time():
-    ticks = itertools.chain.from_iterable((now, now + step) for now, step in zip(itertools.count(0, 10**9), _STEPS))
-    peaks = measure_cpu(1, matrix_size=8, stream_elements=16, clock=lambda: next(ticks))
-    assert peaks.flops_per_s == pytest.approx(2 * 8**3 / 2e-6)
-    assert peaks.bytes_per_s == pytest.approx(2 * 4 * 16 / 3e-6)
+class _Clock:
+    """Every call of it takes some nanoseconds, in turn."""
+
+    def __init__(self, *steps):
+        self._steps, self._now = itertools.cycle(steps), 0
+
+    def __call__(self):
+        self._now += next(self._steps)
+        return self._now
 
 
-# Nanoseconds of eight products and of eight streams.
-_STEPS = [9000, 2000, 5000, 4000, 8000, 8000, 8000, 8000, 7000, 6000, 3000, 4000, 8000, 8000, 8000, 8000]
+def test_the_fastest_run_counts():
+    # When it began; before and after each of five runs; whether there is time left.
+    steps = [0, 0, 2000, 0, 3000, 0, 4000, 0, 500, 0, 9000, 0]
+    peaks = measure_cpu(1, matrix_sizes=(8,), stream_elements=16, seconds=0, clock=_Clock(*steps))
+    assert peaks.flops_per_s == pytest.approx(2 * 8**3 / 500e-9)
+
+
+def test_of_several_sizes_the_best_counts():
+    peaks = measure_cpu(1, matrix_sizes=(8, 16), stream_elements=16, seconds=0, clock=_Clock(100))
+    assert peaks.flops_per_s == pytest.approx(2 * 16**3 / 100e-9)
+    assert peaks.bytes_per_s == pytest.approx(2 * 4 * 16 / 100e-9)
+
+
+def test_it_ends_when_the_time_is_up():
+    clock = _Clock(10**8)
+    measure_cpu(1, matrix_sizes=(8,), stream_elements=16, seconds=3, clock=clock)
+    assert 6e9 < clock() < 8e9
 
 
 def test_a_real_measurement():
-    peaks = measure_cpu(1, matrix_size=256, stream_elements=2**16)
+    peaks = measure_cpu(1, matrix_sizes=(128,), stream_elements=2**16, seconds=0.01)
     assert 1e8 < peaks.flops_per_s < 1e14
     assert 1e7 < peaks.bytes_per_s < 1e14
     assert "measured" in peaks.text

@@ -134,12 +134,18 @@ def roofline_chart(layers: Sequence[Layer], case: int, whole: Case, peaks: Peaks
         axis_names("operations for each byte moved", "FLOP/s"),
         marks(placed),
     )
+    above = sum(place.flops_per_s > peaks.flops_per_s for _, place in places)
     left = len(timed) - len(places)
     caption = (
         f"How near each layer, as it runs in the end, comes to what the machine can do ({peaks.text}). Of sparse "
         "layers only operations with weights that are not zero count; bytes are those of input, output and stored "
         "weights. Layers whose data stay in the caches may lie above the slope."
     )
+    if above:
+        caption += (
+            f" {words.count(above, 'layer lies', 'layers lie')} above the peak: the machine was busy when that "
+            "was measured, or they use units that it does not count."
+        )
     if left:
         caption += (
             f" {words.count(left, 'timed layer')} whose shapes are not known, or that are not float32, are left out."
