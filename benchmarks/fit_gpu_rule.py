@@ -52,6 +52,8 @@ START = TimeModel(
     half_tflops=750.0,
     half_depth=1500.0,
     half_moutputs=0.3,
+    least_depth=0.0,
+    least_moutputs=0.0,
     bandwidth_tb=3.0,
     layout_us=4.0,
     dense_launch_us=2.0,
@@ -168,7 +170,10 @@ def make_measured_layer(layer: dict[str, Any], setting: dict[str, Any], nonzeros
 
 def fit(rows: Rows) -> TimeModel:
     """The model that foretells the rows best."""
-    model = _fit_some(START, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
+    least = replace(
+        START, least_depth=float(np.min(rows.dense.depth)), least_moutputs=float(np.min(rows.dense.moutputs))
+    )
+    model = _fit_some(least, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
     return _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
 
 

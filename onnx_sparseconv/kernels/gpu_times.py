@@ -75,13 +75,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Times of layers in a chain of many, so without what a call costs. All fields are fitted but the first.
+    """Times of layers in a chain of many, so without what a call costs. All but ``gpu`` comes from measurements.
 
     Attributes:
         gpu: what the layers were measured on.
         float_tflops, half_tflops: peak of dense convolutions, TF32 and float16.
         half_depth: terms of a sum at which half of the peak is reached.
         half_moutputs: outputs, in millions, at which that is halved once more.
+        least_depth, least_moutputs: the least that was measured. Nothing is known of less, so it is taken for as much:
+            dense is not foretold to be slower than it was seen to be.
         bandwidth_tb: memory and caches, terabytes a second.
         layout_us: to change the layout of what is no matrix product.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
@@ -95,6 +97,8 @@ class TimeModel:
     half_tflops: float
     half_depth: float
     half_moutputs: float
+    least_depth: float
+    least_moutputs: float
     bandwidth_tb: float
     layout_us: float
     dense_launch_us: float
@@ -106,7 +110,8 @@ class TimeModel:
     def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
         """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
         peak = np.where(work.is_half, self.half_tflops, self.float_tflops)
-        share = 1 / (1 + self.half_depth / np.asarray(work.depth)) / (1 + self.half_moutputs / work.moutputs)
+        depth, outputs = np.maximum(work.depth, self.least_depth), np.maximum(work.moutputs, self.least_moutputs)
+        share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
         compute, memory = work.mflop / (peak * share), np.asarray(work.mbytes) / self.bandwidth_tb
         both = np.maximum(compute, memory) + _OVERLAP * np.minimum(compute, memory)
         return np.asarray(self.dense_launch_us + both + self.layout_us * work.is_window, np.float64)

@@ -91,11 +91,13 @@ class GpuSearch:
     sub_batches: bool = False
 
     def candidates(self, pieces: Sequence[ModelProto]) -> tuple[Candidate, ...]:
-        """As `Search.candidates`; plans are those of the first shape, for a node has one image for all."""
+        """As `Search.candidates`; a node has one image for all shapes, so plans are made for a size if there is one."""
         general = candidates_for("cuda", self.target.name, sub_batches=self.sub_batches)
-        layer = _only_node(sparse_model(pieces[0])).layer
+        layer, *others = (_only_node(sparse_model(piece)).layer for piece in pieces)
         if isinstance(layer, Refusal):
             return general
+        if any(isinstance(other, Refusal) or other.in_size != layer.in_size for other in others):
+            layer = replace(layer, in_size=None)
         generated = [
             GeneratedCandidate(f"sparse, {choice} ({self.target.name})", self.target.name, layer, choice)
             for choice in self._choices(layer)

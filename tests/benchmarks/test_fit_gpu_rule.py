@@ -36,7 +36,7 @@ def test_layers_that_the_fit_did_not_see_are_decided_right_too(program, rows):
 
 def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     truth = dataclasses.replace(
-        program.START, float_tflops=300.0, half_tflops=600.0, layout_us=9.0, sparse_slowdown=1.7, max_idle=4.0
+        program.fit(rows), float_tflops=300.0, half_tflops=600.0, layout_us=9.0, sparse_slowdown=1.7, max_idle=4.0
     )
     made = dataclasses.replace(rows, dense_us=truth.dense_us(rows.dense), sparse_us=truth.sparse_us(rows.sparse))
     found = program.fit(made)

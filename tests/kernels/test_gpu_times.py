@@ -109,3 +109,15 @@ def test_the_constants_are_of_this_world():
     assert 1 < MIN_GAIN < 1.5
     assert 0.1 < MODEL.sparse_slowdown < 10
     assert MODEL.max_idle >= 1
+
+
+def test_dense_is_never_foretold_to_be_slower_than_it_was_seen():
+    """A first layer has sums of 27 terms; none that short was measured."""
+    work = DenseWork(mflop=1e4, mbytes=1.0, depth=MODEL.least_depth, moutputs=100.0, is_window=0.0, is_half=0.0)
+    least = float(MODEL.dense_us(work))
+    assert float(MODEL.dense_us(dataclasses.replace(work, depth=27.0))) == least
+    assert float(MODEL.dense_us(dataclasses.replace(work, depth=2 * MODEL.least_depth))) < least
+    few = dataclasses.replace(work, moutputs=MODEL.least_moutputs)
+    assert float(MODEL.dense_us(dataclasses.replace(few, moutputs=MODEL.least_moutputs / 9))) == float(
+        MODEL.dense_us(few)
+    )

@@ -44,9 +44,9 @@ def _all_plans_are_near(monkeypatch):
     monkeypatch.setattr(gpu_candidates, "MAX_PLAN_COST", math.inf)
 
 
-def piece(sparsity=0.9, channels=32, batch=1, dtype=np.float32):
-    weights = networks.weights(channels=channels, layers=1, sparsity=sparsity, dtype=dtype)
-    cutter = Cutter(networks.dense(weights, batch=batch))
+def piece(sparsity=0.9, channels=32, batch=1, size=12):
+    weights = networks.weights(channels=channels, layers=1, sparsity=sparsity)
+    cutter = Cutter(networks.dense(weights, batch=batch, size=size))
     return cutter.piece(cutter.regions[0]).model
 
 
@@ -121,6 +121,14 @@ def test_plans_that_are_foretold_to_be_far_slower_are_left_out(monkeypatch):
 def test_a_layer_without_a_plan_still_has_the_general_kernel():
     found = search().candidates([piece(sparsity=1.0)])
     assert [c.name for c in found] == ["dense, default", "dense, nhwc", "sparse, csr"]
+
+
+def test_plans_are_made_for_a_size_where_there_is_one():
+    def sizes(*pieces):
+        return {c.kernel.in_size for c in search().candidates(pieces) if isinstance(c, GeneratedCandidate)}
+
+    assert sizes(piece(batch=1), piece(batch=8)) == {(12, 12)}
+    assert sizes(piece(size=12), piece(size=20)) == {None}
 
 
 def test_sub_batches_are_looked_at_and_not_chosen():
