@@ -5,7 +5,7 @@
   const keyOf = (row, column) => {
     const cell = row.cells[column];
     const key = cell.dataset.key === undefined ? cell.textContent.trim() : cell.dataset.key;
-    return key === "–" || key === "None" ? "" : key;
+    return key === "–" ? "" : key;
   };
   const compare = (a, b) => {
     const x = Number(a), y = Number(b);

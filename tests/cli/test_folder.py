@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 from onnx_sparseconv.cli.conversion import folder as folder_module
-from onnx_sparseconv.cli.conversion.folder_plan import find_models
+from onnx_sparseconv.cli.conversion.folder_plan import FolderOptions, find_models, plan_tasks
+from onnx_sparseconv.cli.conversion.job import Job
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.tuner import tuning
 from tests.report.test_page import _Page, _require_safe
@@ -391,6 +393,15 @@ def test_what_would_do_harm_is_a_usage_error(sparseconv, models, model, out, tmp
         assert result.exit_code == 2, (arguments, result.stdout, result.stderr)
         assert (result.stdout, result.stderr.count("\n")) == ("", 1) or "Usage" in result.stderr
     assert _files(tmp_path) == before
+
+
+@pytest.mark.parametrize(("jobs", "share"), [(1, 8), (2, 4), (8, 2), (100, 2)])
+def test_compilers_are_shared_by_the_models_at_work(models, out, jobs, share):
+    settings = Job(Path(), None, None, False, False, compile_jobs=8)
+    tasks = plan_tasks(
+        [models / "vision", models / "dense.onnx", *models.glob("a*")], settings, FolderOptions(out, (), jobs, False)
+    )
+    assert {task.job.compile_jobs for task in tasks} == {share}
 
 
 def test_hundreds_of_models_are_planned_at_once(sparseconv, tmp_path, out):

@@ -210,7 +210,7 @@ def command(
         raise UsageError("--redo is for folders: single models are always converted")
     # What else runs on a machine disturbs measurements on it.
     at_a_time = 1 if tune else jobs or 1
-    if not is_folder:
+    if not is_folder:  # else nobody knows yet how many there are
         at_a_time = min(at_a_time, len(models))
     asked = TuneArguments(
         provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()), cuda_graph
@@ -229,7 +229,7 @@ def command(
         targets=_resolve(targets or (), nvrtc),
         batches=() if tune else asked.batches,
         nvrtc=nvrtc.value,
-        compile_jobs=None if jobs is None else max(1, jobs // at_a_time),
+        compile_jobs=None if jobs is None else jobs if is_folder else max(1, jobs // at_a_time),
         cache_dir=cache_dir,
         decisions=decisions,
         require_gain=require_gain,

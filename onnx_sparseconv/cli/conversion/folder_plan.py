@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from onnx_sparseconv.cli.conversion.job import Job, check_out_dir, check_settings, place
@@ -90,6 +90,11 @@ def find_models(folder: Path, out_dir: Path | None) -> list[Path]:
 def plan_tasks(models: Sequence[Path], settings: Job, options: FolderOptions) -> list[Task]:
     """Find all models, and decide where what is made of each goes.
 
+    Args:
+        models: folders, and models beside them.
+        settings: what to do with each; its compilers are those of all models together, which share them.
+        options: how to go about it.
+
     Raises:
         UsageError: no folder to write to, or an output that is an input, or that of another model.
         ModelError: a folder cannot be read.
@@ -109,6 +114,9 @@ def plan_tasks(models: Sequence[Path], settings: Job, options: FolderOptions) ->
         else:
             found.append((model, Path(model.name)))
     outputs = [None if out_dir is None else out_dir / relative for _, relative in found]
+    if settings.compile_jobs is not None:
+        share = settings.compile_jobs // min(options.jobs, len(found))
+        settings = replace(settings, compile_jobs=max(1, share))
     jobs = place([path for path, _ in found], outputs, settings)
     tasks = [_task(job, relative, options) for job, (_, relative) in zip(jobs, found, strict=True)]
     _check_written(tasks, options)
