@@ -100,12 +100,12 @@ class CupyDevice:
 
     def lower(self, x: Address, lowered: Address, images: int, strides: tuple[int, int]) -> None:
         """See `LoweringDevice`."""
-        grid, threads = launch_shape(self._lowering, self._dtype.itemsize, self._lowering.in_channels, images)
+        grid, threads = launch_shape("lower", self._lowering, self._dtype.itemsize, images)
         self._lower(grid, (threads,), (*_words(x, lowered), *_words(*strides)))
 
     def finish(self, product: Address, y: Address, bias: Address, images: int, strides: tuple[int, int]) -> None:
         """See `LoweringDevice`."""
-        grid, threads = launch_shape(self._lowering, self._dtype.itemsize, self._lowering.out_channels, images)
+        grid, threads = launch_shape("finish", self._lowering, self._dtype.itemsize, images)
         self._finish(grid, (threads,), (*_words(product, y, bias), *_words(*strides)))
 
     def multiply(self, weight: Address, lowered: Address, product: Address, shape: Product) -> None:

@@ -28,6 +28,7 @@ from suite_rows import Layer
 
 Array = NDArray[Any]
 Layout = Literal["batched", "joined"]
+Kernel = Literal["lower", "finish"]
 
 # Rows of the lowered matrix are filled up to a multiple of this with zeros: products of halves on tensor cores want
 # rows of the weight that begin at a multiple of 16 bytes.
@@ -38,7 +39,8 @@ CACHED_CHUNK_BYTES = 24 << 20
 LARGEST_CHUNK_BYTES = 12 << 30
 KERNELS = Path(__file__).with_name("lowering_kernels.cu")
 MAX_THREADS = 256
-_VECTOR_BYTES = 16
+# Bytes that a thread stores at once.
+_VECTOR_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -213,10 +215,9 @@ def csr_arrays(matrix: Array) -> tuple[NDArray[np.int32], NDArray[np.int32], Arr
 
 
 def vector_width(lowering: Lowering, itemsize: int) -> int:
-    """Neighbouring positions that a thread may store at once: a power of 2, as alignment and 16 bytes allow."""
-    return next(
-        width for width in (8, 4, 2, 1) if width * itemsize <= _VECTOR_BYTES and lowering.positions % width == 0
-    )
+    """Neighbouring positions that a thread stores at once: two halves where alignment allows, one float."""
+    width = _VECTOR_BYTES // itemsize
+    return width if lowering.positions % width == 0 else 1
 
 
 def kernel_source(lowering: Lowering, dtype: np.dtype[Any]) -> str:
@@ -244,8 +245,9 @@ def kernel_source(lowering: Lowering, dtype: np.dtype[Any]) -> str:
     return "\n".join([*lines, KERNELS.read_text(encoding="utf-8")])
 
 
-def launch_shape(lowering: Lowering, itemsize: int, channels: int, images: int) -> tuple[tuple[int, ...], int]:
-    """Grid ``(x, y, z)`` and threads of a block for ``lower`` (input channels) or ``finish`` (output channels)."""
+def launch_shape(kernel: Kernel, lowering: Lowering, itemsize: int, images: int) -> tuple[tuple[int, ...], int]:
+    """Grid ``(x, y, z)`` and threads of a block of a kernel for so many images."""
     vectors = lowering.positions // vector_width(lowering, itemsize)
     threads = min(MAX_THREADS, -(-vectors // 32) * 32)
+    channels = lowering.in_channels if kernel == "lower" else lowering.out_channels
     return (-(-vectors // threads), channels, images), threads

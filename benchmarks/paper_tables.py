@@ -27,7 +27,7 @@ def machine_text(results: PaperResults) -> str:
     lines = []
     for content in results.files:
         environment, state, libraries = content["environment"], content["gpu_before"], content["libraries"] or {}
-        commits = sorted({record["commit"][:12] for record in content["layers"] if record.get("commit")})
+        commits = sorted({_short(record["commit"]) for record in content["layers"] if record.get("commit")})
         versions = [
             f"onnxruntime-gpu {environment['versions'].get('onnxruntime-gpu') or 'unknown'}",
             *(f"{name} {version}" for name, version in libraries.items() if version and name != "built_for"),
@@ -37,6 +37,12 @@ def machine_text(results: PaperResults) -> str:
             f"{', '.join(versions)}; {content['started'][:10]}, commit {', '.join(commits) or 'unknown'}."
         )
     return "\n\n".join(lines)
+
+
+def _short(commit: str) -> str:
+    """The first digits of a commit, and what is said of changes to it."""
+    digits, dash, remark = commit.partition("-")
+    return digits[:12] + dash + remark
 
 
 def dong_table(results: PaperResults, batch: int) -> str:

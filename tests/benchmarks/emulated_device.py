@@ -34,10 +34,10 @@ class EmulatedDevice:
         return upload(self.memory, values)
 
     def lower(self, x, lowered, images, strides):
-        self._launch("lower", self.lowering.in_channels, images, (x, lowered), strides)
+        self._launch("lower", images, (x, lowered), strides)
 
     def finish(self, product, y, bias, images, strides):
-        self._launch("finish", self.lowering.out_channels, images, (product, y, bias), strides)
+        self._launch("finish", images, (product, y, bias), strides)
 
     def multiply(self, weight, lowered, product, shape):
         left = self._read(weight, (shape.rows, shape.depth)).astype(np.float32)
@@ -66,10 +66,10 @@ class EmulatedDevice:
     def _read(self, address, shape):
         return self.memory.read(address, shape, self.dtype)
 
-    def _launch(self, name, channels, images, addresses, strides):
+    def _launch(self, name, images, addresses, strides):
         from lowering import launch_shape
 
-        grid, threads = launch_shape(self.lowering, self.dtype.itemsize, channels, images)
+        grid, threads = launch_shape(name, self.lowering, self.dtype.itemsize, images)
         params = [ctypes.c_void_p(address) for address in addresses] + [ctypes.c_longlong(s) for s in strides]
         launch(self.image, name, grid, (threads,), params)
 

@@ -74,7 +74,7 @@ def test_the_kernel_writes_the_lowered_matrix_and_nothing_else(layer, layout, dt
     x = device_array(random((3, layer.in_channels, lowering.in_height, lowering.in_width), dtype))
     wanted = lower(x, lowering, plan)
     lowered = device_array(np.full(wanted.shape, 7, dtype), writable=True)
-    grid, threads = launch_shape(lowering, x.itemsize, layer.in_channels, 3)
+    grid, threads = launch_shape("lower", lowering, x.itemsize, 3)
     strides = [ctypes.c_longlong(stride) for stride in plan.strides(lowering)]
     params = [ctypes.c_void_p(address(x)), ctypes.c_void_p(address(lowered)), *strides]
     launch(build_host_image(kernel_source(lowering, np.dtype(dtype))), "lower", grid, (threads,), params)

@@ -28,7 +28,7 @@ def _record(layer, batch, dtype, measurements):
         "layer": {"name": canonical(layer).name},
         "setting": {"batch": batch, "dtype": dtype},
         "measurements": measurements,
-        "commit": "0123456789abcdef",
+        "commit": "0123456789abcdef-dirty",
     }
 
 
@@ -220,7 +220,7 @@ def test_the_page_is_made_once_there_are_results(figures, tmp_path):
                 measured["median_us"] *= 9 if measured["baseline"] in ("sparse", "csr") else 1
     (tmp_path / "papers.json").write_text(json.dumps(content))
     page = figures.pages()[figures.PAPERS_PAGE]
-    assert "a GPU, driver 1.2, onnxruntime-gpu 9.9, cudnn 8, cupy 14; 2030-01-01, commit 0123456789ab." in page
+    assert "a GPU, driver 1.2, onnxruntime-gpu 9.9, cudnn 8, cupy 14; 2030-01-01, commit 0123456789ab-dirty." in page
     tables = {}
     for part in page.split("<!-- table: ")[1:]:
         name, _, rest = part.partition(" -->\n")
