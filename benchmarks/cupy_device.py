@@ -28,6 +28,8 @@ _CUBLAS_OP_N = 0
 _CUBLAS_GEMM_DEFAULT_TENSOR_OP = 99
 _CUBLAS_COMPUTE_32F = 68
 _CUBLAS_COMPUTE_32F_FAST_TF32 = 77
+# What cuBLAS's manual recommends for Hopper.
+_CUBLAS_WORKSPACE_BYTES = 32 << 20
 # Of cudaDataType_t.
 _CUDA_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 2}
 _CUDA_R_32F = 0
@@ -76,6 +78,7 @@ class CupyDevice:
         with self._stream:
             self._cublas_handle, self._cusparse_handle = device.get_cublas_handle(), device.get_cusparse_handle()
         self._blas, self._sparse = loaded_library("cublas"), loaded_library("cusparse")
+        self._workspace = memory.allocate(_CUBLAS_WORKSPACE_BYTES)
         self._descriptors: list[Callable[[], None]] = []
         self._buffers: dict[int, Address] = {}
 
@@ -193,7 +196,11 @@ class CupyDevice:
     def _hand_stream_over(self) -> None:
         """Let the libraries work in the stream: other devices, which have other streams, share CuPy's handles."""
         stream = _pointer(self._stream.ptr)
-        _check(self._blas.cublasSetStream_v2(_pointer(self._cublas_handle), stream), "cublasSetStream")
+        handle = _pointer(self._cublas_handle)
+        _check(self._blas.cublasSetStream_v2(handle, stream), "cublasSetStream")
+        # A new stream takes the workspace away. Without one, a recorded graph would allocate it at every replay.
+        size = ctypes.c_size_t(_CUBLAS_WORKSPACE_BYTES)
+        _check(self._blas.cublasSetWorkspace_v2(handle, _pointer(self._workspace), size), "cublasSetWorkspace")
         _check(self._sparse.cusparseSetStream(_pointer(self._cusparse_handle), stream), "cusparseSetStream")
 
     def _capture(self, run: Callable[[], None]) -> Callable[[], None]:

@@ -40,6 +40,7 @@ class FakeCuda:
         self.can_capture, self.status = True, 0
         self.streams, self.current, self.capturing = {}, None, None
         self.descriptors, self.library_streams, self.computed_with = {}, {}, []
+        self.has_workspace = False
 
     def modules(self):
         """What to put into ``sys.modules``."""
@@ -62,7 +63,10 @@ class FakeCuda:
     def library(self, name):
         """What `loaded_library` finds."""
         return SimpleNamespace(
-            **{f"{name}{word}": getattr(self, f"_{name}{word}") for word in ("GemmStridedBatchedEx", "SetStream_v2")}
+            **{
+                f"{name}{word}": getattr(self, f"_{name}{word}")
+                for word in ("GemmStridedBatchedEx", "SetStream_v2", "SetWorkspace_v2")
+            }
             if name == "cublas"
             else {f"{name}{word}": getattr(self, f"_{name}{word}") for word in ("SpMM", "SetStream")}
         )
@@ -89,6 +93,13 @@ class FakeCuda:
     def _cublasSetStream_v2(self, handle, stream):  # noqa: N802
         assert _plain(handle) == _HANDLES["cublas"]
         self.library_streams["cublas"] = self.streams[_plain(stream)]
+        self.has_workspace = False
+        return 0
+
+    def _cublasSetWorkspace_v2(self, handle, address, size):  # noqa: N802
+        assert _plain(handle) == _HANDLES["cublas"]
+        assert _plain(address) % 256 == 0
+        self.has_workspace = size.value >= 32 << 20
         return 0
 
     def _cusparseSetStream(self, handle, stream):  # noqa: N802
@@ -100,6 +111,7 @@ class FakeCuda:
         handle, op_a, op_b, m, n, k, alpha, *rest = (_plain(argument) for argument in arguments)
         a, a_type, lda, a_stride, b, b_type, ldb, b_stride, beta, c, c_type, ldc, c_stride, count, compute, _ = rest
         assert (handle, op_a, op_b) == (_HANDLES["cublas"], 0, 0)
+        assert self.has_workspace
         self.computed_with.append(compute)
 
         def work():
