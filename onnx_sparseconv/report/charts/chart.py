@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onnx_sparseconv.report.data import Layer
 from onnx_sparseconv.report.scales import Scale
-from onnx_sparseconv.report.svg import element, label, line, text
+from onnx_sparseconv.report.svg import element, label, line, picture, text
 
 WIDTH = 520.0
 HEIGHT = 330.0
@@ -38,20 +38,42 @@ class Chart:
     num_rows: int = 0
 
 
-def axes(x: Scale, y: Scale, x_ticks: Sequence[tuple[float, str]], y_ticks: Sequence[tuple[float, str]]) -> str:
-    """Lines and figures of both axes; ticks are values and what is written there."""
+@dataclass(frozen=True)
+class Axis:
+    """An axis of a plot: its scale, what it shows, and the values that are written at it, in words."""
+
+    scale: Scale
+    name: str
+    values: Sequence[float]
+    words: Callable[[float], str]
+
+
+def plot(name: str, title: str, description: str, x: Axis, y: Axis, *children: str) -> str:
+    """A picture with two axes.
+
+    Args:
+        name: unique on the page.
+        title: what it is.
+        description: what it shows.
+        x: the axis along the bottom.
+        y: the axis on the left.
+        children: markup, on top of the grid.
+    """
+    return picture(name, title, description, (WIDTH, HEIGHT), _grid(x, y), *children, _axis_names(x.name, y.name))
+
+
+def _grid(x: Axis, y: Axis) -> str:
     parts = []
-    for value, words in y_ticks:
-        at = y(value)
-        parts += [line(LEFT, at, RIGHT, at, "grid"), label(LEFT - 8, at + 4, words, "end", "tick")]
-    for value, words in x_ticks:
-        at = x(value)
-        parts += [line(at, BOTTOM, at, BOTTOM + 5, "axis"), label(at, BOTTOM + 19, words, "middle", "tick")]
+    for value in y.values:
+        at = y.scale(value)
+        parts += [line(LEFT, at, RIGHT, at, "grid"), label(LEFT - 8, at + 4, y.words(value), "end", "tick")]
+    for value in x.values:
+        at = x.scale(value)
+        parts += [line(at, BOTTOM, at, BOTTOM + 5, "axis"), label(at, BOTTOM + 19, x.words(value), "middle", "tick")]
     return "".join([*parts, line(LEFT, BOTTOM, RIGHT, BOTTOM, "axis")])
 
 
-def axis_names(x_name: str, y_name: str) -> str:
-    """What the axes show."""
+def _axis_names(x_name: str, y_name: str) -> str:
     middle = (TOP + BOTTOM) / 2
     up = element(
         "text",
@@ -63,6 +85,12 @@ def axis_names(x_name: str, y_name: str) -> str:
         class_="name",
     )
     return label((LEFT + RIGHT) / 2, HEIGHT - 8, x_name, "middle", "name") + up
+
+
+def level(at: float, words: str, *, on_the_right: bool = False) -> str:
+    """A dashed line across the plot, with what it stands for."""
+    anchor = (RIGHT - 4, at - 6, words, "end") if on_the_right else (LEFT + 6, at - 6, words, "start")
+    return line(LEFT, at, RIGHT, at, "even") + label(*anchor, "note")
 
 
 def marks(layers: Sequence[tuple[Layer, float, float, str]]) -> str:
@@ -85,11 +113,6 @@ def _mark(layer: Layer, x: float, y: float, words: str, size: float) -> str:
     return element(
         "rect", title, x=x - size + 0.5, y=y - size + 0.5, width=2 * size - 1, height=2 * size - 1, class_="mark-dense"
     )
-
-
-def ticks(values: Sequence[float], words: Callable[[float], str]) -> list[tuple[float, str]]:
-    """Values with what is written there."""
-    return [(value, words(value)) for value in values]
 
 
 MARK_LEGEND = (("mark-sparse", "runs sparse"), ("mark-dense", "stays dense"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx_sparseconv.report import words
-from onnx_sparseconv.report.charts.chart import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Chart, axes, axis_names, ticks
+from onnx_sparseconv.report.charts.chart import BOTTOM, LEFT, RIGHT, TOP, Axis, Chart, level, plot
 from onnx_sparseconv.report.data import Case, Layer
 from onnx_sparseconv.report.scales import Scale, linear, linear_ticks
-from onnx_sparseconv.report.svg import element, label, line, picture, text
+from onnx_sparseconv.report.svg import element, text
 
 # So few points are marked one by one.
 _FEW = 60
@@ -59,12 +59,6 @@ def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str, *, al
         for index, (gain, layer) in enumerate(gains, start=1)
     ]
     parts = [
-        axes(
-            x,
-            y,
-            ticks(_whole_ticks(len(gains)), lambda value: f"{value:.0f}"),
-            ticks(linear_ticks(y), lambda value: words.trimmed(_signed_time(value))),
-        ),
         element("path", d=area, class_="area"),
         element("path", d=path, class_="curve"),
         *(points if len(points) <= _FEW else []),
@@ -72,14 +66,17 @@ def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str, *, al
     where = "each layer alone" if alone else "each layer within the model"
     caption = f"Dense less sparse time of {where}, added up, the largest gain first."
     if saved is not None:
-        at = y(saved)
-        parts += [
-            line(LEFT, at, RIGHT, at, "even"),
-            label(LEFT + 6, at - 6, f"saved by the model as a whole: {_signed_time(saved)}", class_="note"),
-        ]
+        parts.append(level(y(saved), f"saved by the model as a whole: {_signed_time(saved)}"))
         caption += " The dashed line is what the whole model saved, measured: layers may gain more or less together."
     description = f"{words.count(len(gains), 'sparse layer')} save {_signed_time(sums[-1])} together."
-    svg = picture(name, title, description, (WIDTH, HEIGHT), *parts, axis_names("sparse layers", "time saved"))
+    svg = plot(
+        name,
+        title,
+        description,
+        Axis(x, "sparse layers", _whole_ticks(len(gains)), lambda value: f"{value:.0f}"),
+        Axis(y, "time saved", linear_ticks(y), lambda value: words.trimmed(_signed_time(value))),
+        *parts,
+    )
     return Chart(title, caption, svg)
 
 

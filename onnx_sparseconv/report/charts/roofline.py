@@ -7,23 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onnx_sparseconv.report import words
-from onnx_sparseconv.report.charts.chart import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    MARK_LEGEND,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Chart,
-    axes,
-    axis_names,
-    marks,
-    ticks,
-)
+from onnx_sparseconv.report.charts.chart import BOTTOM, LEFT, MARK_LEGEND, RIGHT, TOP, Axis, Chart, marks, plot
 from onnx_sparseconv.report.data import Case, Layer, Peaks
 from onnx_sparseconv.report.scales import log_ticks, logarithmic
-from onnx_sparseconv.report.svg import element, label, picture
+from onnx_sparseconv.report.svg import element, label
 
 # The peak is of this type; layers of another one would be held against the wrong line.
 _DTYPE = "float32"
@@ -116,22 +103,16 @@ def roofline_chart(layers: Sequence[Layer], case: int, whole: Case, peaks: Peaks
         )
         for layer, place in places
     ]
-    svg = picture(
+    svg = plot(
         name,
         title,
         f"Peak {words.rate(peaks.flops_per_s, 'FLOP')}, memory {words.rate(peaks.bytes_per_s, 'B')}; "
         f"{words.count(len(places), 'layer')}.",
-        (WIDTH, HEIGHT),
-        axes(
-            x,
-            y,
-            ticks(log_ticks(x), lambda value: f"{value:.3g}"),
-            ticks(log_ticks(y), lambda value: words.trimmed(words.amount(value))),
-        ),
+        Axis(x, "operations for each byte moved", log_ticks(x), lambda value: f"{value:.3g}"),
+        Axis(y, "FLOP/s", log_ticks(y), lambda value: words.trimmed(words.amount(value))),
         element("path", d=roof, class_="roof"),
         label(RIGHT - 4, top - 6, f"FMA peak {words.rate(peaks.flops_per_s, 'FLOP')}", "end", "note"),
         label(LEFT + 8, y(start) + 18, f"memory floor {words.rate(peaks.bytes_per_s, 'B')}", class_="note"),
-        axis_names("operations for each byte moved", "FLOP/s"),
         marks(placed),
     )
     above = sum(place.flops_per_s > peaks.flops_per_s for _, place in places)

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onnx_sparseconv.report import words
-from onnx_sparseconv.report.charts.chart import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    MARK_LEGEND,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Chart,
-    axes,
-    axis_names,
-    marks,
-    ticks,
-)
+from onnx_sparseconv.report.charts.chart import BOTTOM, LEFT, MARK_LEGEND, RIGHT, TOP, Axis, Chart, level, marks, plot
 from onnx_sparseconv.report.data import Layer
 from onnx_sparseconv.report.scales import Scale, linear_ticks, log_ticks, logarithmic
-from onnx_sparseconv.report.svg import label, line, picture
 
 # Sparsities above this begin the axis at the next lower tenth, so that the points are not pressed into a corner.
 _TENTH, _ROOM = 0.1, 0.02
@@ -47,25 +33,17 @@ def speedup_chart(layers: Sequence[Layer], case: int, name: str) -> Chart:
     lowest = max(0, min(int((sparsity - _ROOM) / _TENTH) for _, sparsity, _ in found)) * _TENTH
     x = Scale(min(lowest, 1 - _TENTH), 1.0, LEFT, RIGHT)
     y = logarithmic([1.0, *(ratio for *_, ratio in found)], BOTTOM, TOP)
-    level = y(1.0)
     placed = [
         (layer, x(sparsity), y(ratio), f"{words.percent(sparsity)} zeros, {words.times(ratio)}")
         for layer, sparsity, ratio in found
     ]
-    svg = picture(
+    svg = plot(
         name,
         title,
         f"{words.count(len(found), 'layer')}; {sum(ratio > 1 for *_, ratio in found)} of them faster sparse.",
-        (WIDTH, HEIGHT),
-        axes(
-            x,
-            y,
-            ticks(linear_ticks(x), lambda value: f"{100 * value:.3g}%"),
-            ticks(log_ticks(y), lambda value: f"{value:.3g}{words.TIMES}"),
-        ),
-        line(LEFT, level, RIGHT, level, "even"),
-        label(RIGHT - 4, level - 6, "break-even", "end", "note"),
-        axis_names("zero weights", "times faster than dense"),
+        Axis(x, "zero weights", linear_ticks(x), lambda value: f"{100 * value:.3g}%"),
+        Axis(y, "times faster than dense", log_ticks(y), lambda value: f"{value:.3g}{words.TIMES}"),
+        level(y(1.0), "break-even", on_the_right=True),
         marks(placed),
     )
     caption = "Above the line sparse is faster. The axis of speed-ups is logarithmic."
