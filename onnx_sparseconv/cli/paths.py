@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.files import identities, same_file
 
 
@@ -51,3 +52,26 @@ def require_distinct(outputs: Sequence[Path]) -> None:
 def suggested_output(path: Path, word: str) -> Path:
     """``model.onnx`` -> ``model.<word>.onnx``, in the current directory."""
     return Path(f"{path.stem}.{word}.onnx")
+
+
+@contextlib.contextmanager
+def directories(wanted: Iterable[Path]) -> Iterator[None]:
+    """Make directories, with those above them, and take away again the ones that are made here and stay empty.
+
+    Raises:
+        ModelError: one cannot be made.
+    """
+    made: list[Path] = []
+    try:
+        for directory in sorted(set(wanted)):
+            missing = [path for path in (directory, *directory.parents) if not path.exists()]
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ModelError(f"cannot make the directory {directory}: {error.strerror}") from error
+            made += missing
+        yield
+    finally:
+        for directory in sorted(made, key=lambda path: -len(path.parts)):
+            if directory.is_dir() and not any(directory.iterdir()):
+                directory.rmdir()

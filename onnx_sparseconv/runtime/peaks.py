@@ -25,7 +25,7 @@ _OPSET, _IR_VERSION = 13, 7
 _MATRIX_SIZES = (384, 768, 1536)
 # Beyond the caches of all but the largest servers.
 _STREAM_ELEMENTS = 2**25
-_WARMUP, _MIN_ROUNDS, _SECONDS = 2, 5, 0.8
+_WARMUP, _MIN_ROUNDS, _SECONDS = 2, 5, 0.5
 
 # Attributes of cuDeviceGetAttribute.
 _CLOCK_KHZ, _NUM_SM, _MEMORY_CLOCK_KHZ, _BUS_BITS, _MAJOR, _MINOR = 13, 16, 36, 37, 75, 76

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from onnx_sparseconv.cli.conversion.text import print_conversion, print_summary
 from onnx_sparseconv.cli.conversion.work import COMMAND, convert_model, exit_code, outcome_document
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.options import ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input
+from onnx_sparseconv.cli.paths import directories, require_distinct, require_not_an_input
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -34,7 +33,7 @@ from onnx_sparseconv.cli.tuning import (
     ShapesOption,
     TuneArguments,
 )
-from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.errors import UsageError
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ConversionReport
@@ -250,7 +249,7 @@ def command(
     work = plan_jobs(models, output, out_dir, settings)
     _check_report_paths(reports, work, out_dir)
     outcomes: list[_Outcome] = []
-    with _directory(None if dry_run else out_dir):
+    with directories([] if dry_run or out_dir is None else [out_dir]):
         for outcome in _run(work, at_a_time):
             outcomes.append(outcome)
             _print_outcome(outcome)
@@ -291,22 +290,6 @@ def _check_report_paths(reports: Sequence[Path], work: Sequence[Job], out_dir: P
             raise UsageError(f"--report {report}: there is no directory {parent}")
         require_not_an_input(report, [job.model for job in work])
     require_distinct([*reports, *(job.output for job in work if job.output is not None)])
-
-
-@contextlib.contextmanager
-def _directory(path: Path | None) -> Iterator[None]:
-    """Make the output directory, and take it away again when nothing was put there."""
-    made = path is not None and not path.exists()
-    if path is not None:
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ModelError(f"cannot make the directory {path}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        if made and path is not None and not any(path.iterdir()):
-            path.rmdir()
 
 
 def _run(work: Sequence[Job], jobs: int) -> Iterator[_Outcome]:

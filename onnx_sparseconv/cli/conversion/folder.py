@@ -6,7 +6,6 @@ next one goes on where it was.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from onnx_sparseconv.cli.conversion.reports import page_of, write_reports
 from onnx_sparseconv.cli.conversion.work import convert_model, report_document
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import emit
-from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.cli.paths import directories
 from onnx_sparseconv.files import write_text
 
 
@@ -48,7 +47,9 @@ def convert_folders(models: Sequence[Path], settings: Job, options: FolderOption
     tasks = plan_tasks(models, settings, options)
     title = ", ".join(dict.fromkeys(model.resolve().name or str(model) for model in models if model.is_dir()))
     outcomes: list[FolderOutcome] = []
-    with _directories(tasks):
+    wanted = [path.parent for task in tasks if task.record for path in (task.job.output, task.record) if path]
+    # Before processes write to them, which would else make and remove them under each other's hands.
+    with directories(wanted):
         try:
             for outcome in _run(tasks, options.jobs):
                 outcomes.append(outcome)
@@ -110,28 +111,3 @@ def _run(tasks: Sequence[Task], jobs: int) -> Iterator[FolderOutcome]:
 
 def _with_bar(advance: Advance) -> Callable[[Task], Done]:
     return lambda task: convert_in_folder(task, advance)
-
-
-@contextlib.contextmanager
-def _directories(tasks: Sequence[Task]) -> Iterator[None]:
-    """Make all folders before processes write to them, and take away again those where nothing was put.
-
-    Raises:
-        ModelError: one cannot be made.
-    """
-    wanted = {
-        path.parent for task in tasks if task.record for path in (task.job.output, task.record) if path is not None
-    }
-    made: list[Path] = []
-    for directory in sorted(wanted):
-        try:
-            made += [parent for parent in (directory, *directory.parents) if not parent.exists()]
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ModelError(f"cannot make the directory {directory}: {error.strerror}") from error
-    try:
-        yield
-    finally:
-        for directory in sorted(set(made), key=lambda path: -len(path.parts)):
-            if directory.is_dir() and not any(directory.iterdir()):
-                directory.rmdir()
