@@ -262,6 +262,19 @@ def test_converted_models_are_left_alone_and_not_decided_again(sparseconv, model
     assert "before.onnx: already converted" in sparseconv("convert", models, "--out-dir", out, "--redo").stdout
 
 
+def test_what_stayed_dense_in_a_converted_model_stays_so(sparseconv, models, out, tmp_path):
+    once = tmp_path / "once.onnx"
+    layer_weights = [*networks.weights(layers=1, channels=32, sparsity=0.99), *networks.weights(layers=1, channels=32)]
+    path = networks.save(networks.dense(layer_weights), tmp_path / "mixed.onnx")
+    assert sparseconv("convert", path, "-o", once, "--min-sparsity", "0.95").exit_code == 0
+    shutil.copy(once, models / "once.onnx")
+    result = sparseconv("convert", models, "--out-dir", out)
+    assert _lines(result)["once.onnx"] == "already converted, 1 of 2 layers sparse"
+    assert not (out / "once.onnx").exists()
+    # By itself it would become sparse.
+    assert sparseconv("convert", once, "-o", tmp_path / "twice.onnx").exit_code == 0
+
+
 @pytest.mark.usefixtures("stopwatch")
 def test_tuning_takes_turns_and_is_resumed_on_the_same_machine_only(sparseconv, models, out, monkeypatch):
     arguments = ["convert", models, "--out-dir", out, "--tune", "--jobs", 4]
