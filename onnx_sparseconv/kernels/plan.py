@@ -20,7 +20,8 @@ from onnx_sparseconv.kernels.schedule import columns_per_slot, words_and_taps
 _SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 MIN_ARCHITECTURE = 75
 _BARRIER_BYTES = 64  # static shared memory
-_ZERO_BYTES = 144  # before each staged channel
+_ZERO_BANK_BYTES = 128  # a word of each bank of shared memory
+_ZERO_BYTES = _ZERO_BANK_BYTES + 16  # before each staged channel
 # Bulk copies have a warp of their own.
 _BULK_ARCHITECTURE = 90
 # Each quarter of a multiprocessor has registers for its own warps: these, for a lane of all of them. They are given out
@@ -33,6 +34,8 @@ _MAX_THREADS = 1024
 _MIN_THREADS = 64
 _MAX_REGISTERS = 255
 _MAX_CHUNK_CHANNELS = 64
+# Maps of at most so many slots are staged as whole planes: a copy for each channel would take longer than the code.
+_PACKED_SLOTS = 256
 # Instructions of a chunk: many against what is done once a chunk, few enough that small batches can split the work.
 _CHUNK_INSTRUCTIONS = 1500
 _MIN_CHUNK_CHANNELS = 4
@@ -102,19 +105,40 @@ class GeneratedPlan:
     num_stages: int
     channel_pitch: int
     plane_residue: int
+    image_pitch: int
+    stage_images: int
     min_passes: int
     code_bytes: int
 
     @property
+    def is_packed(self) -> bool:
+        """Whether whole planes are staged as they lie in memory, which fits inputs of one size."""
+        return self.image_pitch > 0
+
+    @property
+    def zero_bytes(self) -> int:
+        """Zeros before each staged channel, or before the images of a packed stage."""
+        if not self.is_packed:
+            return _ZERO_BYTES
+        return 0 if self.is_pointwise else _round_up_16(self.chunk_channels * self.channel_pitch) + _ZERO_BANK_BYTES
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of a staged chunk."""
+        if self.is_packed:
+            return self.zero_bytes + self.stage_images * self.image_pitch
+        return self.chunk_channels * self.channel_pitch
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block."""
-        return self.num_stages * self.chunk_channels * self.channel_pitch
+        return self.num_stages * self.stage_bytes
 
     def __str__(self) -> str:
         tiles = "1 tile" if self.num_tiles == 1 else f"{self.num_tiles} tiles"
         return (
             f"{tiles} of {self.tile_channels} channels, chunks of {self.chunk_channels} input channels, "
-            f"{self.threads} threads, {self.num_stages} stages of {self.shared_bytes // self.num_stages} bytes, "
+            f"{self.threads} threads, {self.num_stages} stages of {self.stage_bytes} bytes, "
             f"about {self.code_bytes} bytes of code a tile"
         )
 
@@ -207,17 +231,11 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
     if registers > _MAX_REGISTERS or threads < _MIN_THREADS or passes > tile_in_channels:
         return None
     wanted = int(_CHUNK_INSTRUCTIONS / max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels))
+    chunks = _Chunks(tile_in_channels, max(wanted, _MIN_CHUNK_CHANNELS), tile_in_channels // passes)
     room = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
-    while True:
-        pitch = _channel_pitch(layer, threads)
-        fitting = room // (_STAGES * pitch)
-        if fitting >= min(_MIN_CHUNK_CHANNELS, tile_in_channels):
-            break
-        threads = threads // 2 // _WARP * _WARP
-        if threads < _MIN_THREADS:
-            return None
-    limit = min(fitting, tile_in_channels // passes, _MAX_CHUNK_CHANNELS)
-    chunk = _chunk_channels(min(max(wanted, _MIN_CHUNK_CHANNELS), limit), limit, tile_in_channels)
+    stage = _packed_stage(layer, threads, chunks, room) or _stage(layer, threads, chunks, room)
+    if stage is None:
+        return None
     return GeneratedPlan(
         element_type=10 if layer.element_type == np.float16 else 1,
         in_channels=layer.in_channels,
@@ -232,17 +250,84 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
         is_pointwise=int(layer.is_pointwise),
         tile_channels=tile_channels,
         num_tiles=-(-layer.out_channels // tile_channels),
-        chunk_channels=chunk,
-        num_chunks=-(-tile_in_channels // chunk),
+        chunk_channels=stage.chunk_channels,
+        num_chunks=-(-tile_in_channels // stage.chunk_channels),
         columns_per_slot=columns_per_slot(layer),
-        threads=threads,
+        threads=stage.threads,
         staging_threads=staging_threads,
         num_stages=_STAGES,
-        channel_pitch=pitch,
-        plane_residue=_plane_residue(layer),
+        channel_pitch=stage.channel_pitch,
+        plane_residue=stage.plane_residue,
+        image_pitch=stage.image_pitch,
+        stage_images=stage.images,
         min_passes=passes,
         code_bytes=code_bytes,
     )
+
+
+def _round_up_16(size: int) -> int:
+    return -(-size // 16) * 16
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Input channels of a tile, how many a chunk should have, and the most that accuracy allows."""
+
+    channels: int
+    wanted: int
+    most: int
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The fields of a plan that say how input is staged; ``images`` and ``image_pitch`` of packed stages only."""
+
+    threads: int
+    chunk_channels: int
+    channel_pitch: int
+    plane_residue: int
+    images: int = 0
+    image_pitch: int = 0
+
+
+def _stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) -> _Stage | None:
+    """A stage of single channels, with as many threads as there is room for what they read."""
+    while threads >= _MIN_THREADS:
+        pitch = _channel_pitch(layer, threads)
+        fitting = room // (_STAGES * pitch)
+        if fitting >= min(_MIN_CHUNK_CHANNELS, chunks.channels):
+            limit = min(fitting, chunks.most, _MAX_CHUNK_CHANNELS)
+            chunk = _chunk_channels(min(chunks.wanted, limit), limit, chunks.channels)
+            return _Stage(threads, chunk, pitch, _plane_residue(layer))
+        threads = threads // 2 // _WARP * _WARP
+    return None
+
+
+def _packed_stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) -> _Stage | None:
+    """A stage of whole planes, for as many images as the threads have slots of; None where it does not suit a layer."""
+    if layer.row_size is None:
+        return None
+    height, width = layer.row_size
+    pitch = height * width * layer.element_type.itemsize
+    plane_slots = math.prod(_slots(layer))
+    # The planes of a chunk, and those of a group, must begin at multiples of 16 bytes.
+    multiple = 16 // math.gcd(16, pitch)
+    is_aligned = width % columns_per_slot(layer) == 0 and layer.group_in_channels % multiple == 0
+    if plane_slots > min(_PACKED_SLOTS, threads) or not is_aligned:
+        return None
+    images = threads // plane_slots
+    most = min(chunks.most, _MAX_CHUNK_CHANNELS) // multiple * multiple
+    for chunk in range(min(chunks.wanted // multiple * multiple, most), 0, -multiple):
+        used = _round_up_16(chunk * pitch)
+        # So that the last slots of an image and the first ones of the next lie in different banks, as neighbours do.
+        image_pitch = used + (pitch - used) % _ZERO_BANK_BYTES // 16 * 16
+        zeros = 0 if layer.is_pointwise else used + _ZERO_BANK_BYTES
+        if _STAGES * (zeros + images * image_pitch) <= room:
+            even = -(-chunks.channels // -(-chunks.channels // chunk))
+            if -(-even // multiple) * multiple < chunk:
+                continue  # as many chunks, nearer to equal
+            return _Stage(threads, chunk, pitch, 0, images, image_pitch)
+    return None
 
 
 def _plane_residue(layer: SparseLayer) -> int:
@@ -357,11 +442,13 @@ def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan) -> float:
     size = layer.element_type.itemsize
     row, height = _slots(layer)
     in_height, in_width = layer.row_size or _DEFAULT_SIZE
-    halo = plan.channel_pitch / size / plan.threads / plan.columns_per_slot
-    halo = max(halo, in_height * in_width / (row * height * plan.columns_per_slot))
+    halo = in_height * in_width / (row * height * plan.columns_per_slot)
+    if not plan.is_packed:
+        halo = max(halo, plan.channel_pitch / size / plan.threads / plan.columns_per_slot)
     columns = _WARP * plan.columns_per_slot
     channels = plan.num_tiles * plan.tile_in_channels
-    copies = channels * _WARP / min(row * height, plan.threads)
+    planes = plan.num_chunks if plan.is_packed else plan.tile_in_channels
+    copies = plan.num_tiles * planes * _WARP / min(row * height, plan.threads)
     staged = max(channels * columns * halo * size / _CACHE_BYTES_A_CYCLE, copies * _COPY_CYCLES)
     stored = (2 * plan.min_passes - 1) * layer.out_channels * columns * size / _MEMORY_BYTES_A_CYCLE
     compute, moved = instructions / rate, staged + stored

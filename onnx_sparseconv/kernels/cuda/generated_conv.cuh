@@ -108,8 +108,9 @@ class Generated {
   static constexpr int kSize = static_cast<int>(sizeof(Element));
   static constexpr int kColumnsPerSlot = Code::Sums::kColumns;
   static constexpr int kVector = 16 / kSize;  // elements of 16 bytes
-  static constexpr int kZeroBytes = kGeneratedZeroBytes;
-  static constexpr int kStageBytes = Code::kChunkChannels * Code::kChannelPitch;
+  static constexpr bool kIsPacked = Code::kImagePitch > 0;
+  static constexpr int kZeroBytes = Code::kZeroBytes;
+  static constexpr int kStageBytes = Code::kStageBytes;
   static constexpr int kWarp = 32;
 
   // Where a thread's slot lies.
@@ -135,10 +136,13 @@ class Generated {
   // Zeroes the words that taps outside of the input read, and makes the barriers.
   __device__ __forceinline__ void Prepare() {
     const int thread = static_cast<int>(threadIdx.x);
-    for (int i = thread; i < Code::kNumStages * Code::kChunkChannels * (kZeroBytes / 4);
-         i += static_cast<int>(blockDim.x)) {
+    if constexpr (kZeroBytes > 0) {
       constexpr int kZeroWords = kZeroBytes / 4;
-      StoreShared(stages_ + static_cast<Shared>(i / kZeroWords * Code::kChannelPitch + i % kZeroWords * 4), 0u);
+      constexpr int kRuns = kIsPacked ? Code::kNumStages : Code::kNumStages * Code::kChunkChannels;
+      constexpr int kStep = kIsPacked ? kStageBytes : Code::kChannelPitch;
+      for (int i = thread; i < kRuns * kZeroWords; i += static_cast<int>(blockDim.x)) {
+        StoreShared(stages_ + static_cast<Shared>(i / kZeroWords * kStep + i % kZeroWords * 4), 0u);
+      }
     }
 #if SPARSECONV_HAS_BULK_COPIES
     if (thread < Code::kNumStages) {
@@ -225,8 +229,9 @@ class Generated {
     return ((Misalignment(part) + kMaxSkew + part.num_rows * RowPitch(part)) * kSize + 15) / 16 * 16;
   }
 
-  // Where an image's part begins in a channel.
+  // Where an image's part begins in a channel; or its planes, in a packed stage.
   __device__ __forceinline__ int OffsetOf(const Part& first, int image) const {
+    if constexpr (kIsPacked) return image * Code::kImagePitch;
     return image == 0 ? 0 : FirstImageBytes(first) + (image - 1) * p_.image_pitch;
   }
 
@@ -237,7 +242,7 @@ class Generated {
     const Shared zeros = stages_ + static_cast<Shared>(stage * kStageBytes);
     // Every image but the first begins with its first row.
     const int first_element =
-        place.image == 0 ? first.first_row * p_.row_pitch + first.first_column - Misalignment(first) : 0;
+        !kIsPacked && place.image == 0 ? first.first_row * p_.row_pitch + first.first_column - Misalignment(first) : 0;
     const Shared image = zeros + static_cast<Shared>(kZeroBytes + OffsetOf(first, place.image) - first_element * kSize);
     const int top = place.out_row * Code::kStrideH - Code::kPadTop;
     const int left = place.slot_column * (Code::kStrideW * kColumnsPerSlot);
@@ -247,7 +252,8 @@ class Generated {
       const bool is_inside = place.is_active && static_cast<unsigned>(row) < static_cast<unsigned>(p_.in_h) &&
                              static_cast<unsigned>(column) < static_cast<unsigned>(p_.in_w);
       const Shared address = image + static_cast<Shared>((row * p_.row_pitch + column) * kSize);
-      words[i] = is_inside ? address : zeros + (address - zeros) % kZeroBankBytes;
+      // Without zeros, only threads without a slot come here, and it does not matter what they read.
+      words[i] = is_inside ? address : zeros + (kZeroBytes == 0 ? 0 : (address - zeros) % kZeroBankBytes);
     }
   }
 
@@ -256,7 +262,9 @@ class Generated {
     if (next_group_ < p_.num_groups) {
       const Group group = Locate(next_group_);
       const Shared to = stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
-      if (p_.staging == kElementStaging) {
+      if constexpr (kIsPacked) {
+        StagePacked(group, next_chunk_, to);
+      } else if (p_.staging == kElementStaging) {
         StageElements(group, next_chunk_, to);
       } else {
         StageVectors(group, next_chunk_, to);
@@ -284,11 +292,15 @@ class Generated {
       for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
         if (round > 0) WaitForBarrier(Emptied(stage), (round - 1) % 2);
         const Shared to = stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
-        StageBulk(group.first_image, first, chunk, to, Filled(stage));
+        if constexpr (kIsPacked) {
+          StagePackedBulk(group, chunk, to, Filled(stage));
+        } else {
+          StageBulk(group.first_image, first, chunk, to, Filled(stage));
 #pragma unroll 1
-        for (int image = 1; image < group.num_images; ++image) {
-          StageBulk(group.first_image + image, PartOf(group, image), chunk,
-                    to + static_cast<Shared>(OffsetOf(first, image)), Filled(stage));
+          for (int image = 1; image < group.num_images; ++image) {
+            StageBulk(group.first_image + image, PartOf(group, image), chunk,
+                      to + static_cast<Shared>(OffsetOf(first, image)), Filled(stage));
+          }
         }
         if (IsElected()) Arrive(Filled(stage));
         if (++stage == Code::kNumStages) {
@@ -343,6 +355,18 @@ class Generated {
   }
 
 #if SPARSECONV_HAS_BULK_COPIES
+  // Copies all planes of a chunk in one piece for each image; each lane, of another image.
+  __device__ __forceinline__ void StagePackedBulk(const Group& group, int chunk, Shared to, Shared barrier) const {
+    const auto bytes = static_cast<unsigned>(ChannelsOf(chunk) * Code::kChannelPitch);
+#pragma unroll 1
+    for (int image = static_cast<int>(threadIdx.x) % kWarp; image < group.num_images; image += kWarp) {
+      ExpectBytes(barrier, bytes);
+      CopyBulk(to + static_cast<Shared>(image * Code::kImagePitch), Planes(group.first_image + image, chunk), bytes,
+               barrier);
+    }
+    __syncwarp();
+  }
+
   // Copies each channel of an image's part in one piece.
   __device__ __forceinline__ void StageBulk(int image, const Part& part, int chunk, Shared to, Shared barrier) const {
     if (part.num_rows * part.num_columns == 0) return;
@@ -362,6 +386,36 @@ class Generated {
     }
   }
 #endif
+
+  // The planes of a chunk, which follow each other.
+  __device__ __forceinline__ const Element* Planes(int image, int chunk) const {
+    return Source(image, {0, p_.in_h, 0, p_.in_w}, chunk * Code::kChunkChannels);
+  }
+
+  __device__ __forceinline__ void StagePacked(const Group& group, int chunk, Shared to) const {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    const int bytes = ChannelsOf(chunk) * Code::kChannelPitch;
+#pragma unroll 1
+    for (int image = 0; image < group.num_images; ++image) {
+      const Element* from = Planes(group.first_image + image, chunk);
+      if (p_.staging == kElementStaging) {
+#pragma unroll 1
+        for (int i = thread; i < bytes / kSize; i += threads)
+          CopyElement(to + static_cast<Shared>(i * kSize), from + i);
+      } else {
+#pragma unroll 1
+        for (int b = thread * 16; b < bytes; b += threads * 16) {
+          CopyAsync16(to + static_cast<Shared>(b), reinterpret_cast<const char*>(from) + b);
+        }
+      }
+      to += static_cast<Shared>(Code::kImagePitch);
+    }
+  }
+
+  static __device__ __forceinline__ void CopyElement(Shared to, const float* from) { CopyAsync4(to, from); }
+  static __device__ __forceinline__ void CopyElement(Shared to, const Half* from) {
+    StoreSharedHalf(to, LoadReadOnly(from));
+  }
 
   // Loops of asynchronous copies are not unrolled: nothing waits for one copy before the next, and code is dear.
   __device__ __forceinline__ void StageVectors(const Group& group, int chunk, Shared to) const {
@@ -405,7 +459,7 @@ class Generated {
   __device__ __forceinline__ void CopyRows(Shared to, const float* from, const Part& part, int lane) const {
 #pragma unroll 1
     for (int i = lane; i < part.num_rows * part.num_columns; i += kWarp) {
-      CopyAsync4(to + static_cast<Shared>(i * 4), from + i);
+      CopyElement(to + static_cast<Shared>(i * 4), from + i);
     }
   }
 

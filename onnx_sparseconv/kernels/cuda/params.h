@@ -91,6 +91,15 @@ constexpr int kGeneratedZeroBytes = kZeroBankBytes + 16;
 //   size begins within 16 bytes, if channel 0 begins at a multiple. Z = kGeneratedZeroBytes. misalignment is that of
 //   the part's first element in channel 0; offsets are multiples of 16: 0 for the first image, then those of whole
 //   images.
+//
+// Packed plans, those with an image_pitch, are for small maps of one size only. A stage then holds whole planes as they
+// lie in memory, so that all channels of a chunk arrive in one copy for each image that the group has slots of:
+//
+//   stage = zeros, then [stage_images][image_pitch bytes]
+//   element (h, w) of chunk channel c of the group's image i lies at
+//     P + i * image_pitch + c * channel_pitch + (h * in_w + w) * size, with channel_pitch = in_h * in_w * size
+//   P, the bytes of zeros: as many as a chunk of an image takes, rounded up to 16, and kZeroBankBytes; none where the
+//   convolution is pointwise, which has no taps outside of the input
 struct GeneratedPlan {
   int element_type;  // onnx.TensorProto.DataType: 1 float, 10 float16
   int in_channels;   // C
@@ -111,8 +120,10 @@ struct GeneratedPlan {
   int threads;           // of a block that compute; a group has at most as many slots
   int staging_threads;   // of a block besides those, which only make bulk copies: 0 or 32
   int num_stages;
-  int channel_pitch;  // bytes, a multiple of 16
+  int channel_pitch;  // bytes; a multiple of 16, unless packed
   int plane_residue;  // in_h * in_w modulo U of the input that the image was made for
+  int image_pitch;    // bytes, a multiple of 16; 0 if not packed
+  int stage_images;   // that a packed stage has room for, else 0
   int min_passes;     // passes or splits that keep float16 sums accurate
   int code_bytes;     // of the longest tile, about: what should stay in the instruction cache
 };
@@ -153,7 +164,7 @@ struct GeneratedParams {
   int group_slots;  // the last group may have fewer
   int num_slots;    // of the whole batch
   int row_pitch;    // elements, in_w; rounded up to even for float16
-  int image_pitch;  // bytes, a multiple of 16: of what a group reads of an image that is not its first
+  int image_pitch;  // bytes, a multiple of 16: of what a group reads of an image that is not its first; or the plan's
   Divisor by_row_slots;
   Divisor by_plane_slots;
 };

@@ -68,6 +68,8 @@ def make_plan(case, **changes) -> GeneratedPlan:
         num_stages=2,
         channel_pitch=4096,
         plane_residue=0,
+        image_pitch=0,
+        stage_images=0,
         min_passes=1,
         code_bytes=1000,
     )

@@ -62,7 +62,12 @@ class Launch {
         row_slots_((p_.out_w + columns_ - 1) / columns_),
         plane_slots_(p_.out_h * row_slots_),
         num_values_(static_cast<long long>(p_.num_slots / plane_slots_) * plan.out_channels * p_.out_h * p_.out_w),
-        stage_(static_cast<size_t>(plan.chunk_channels) * plan.channel_pitch),
+        is_packed_(plan.image_pitch > 0),
+        zero_bytes_(!is_packed_              ? kGeneratedZeroBytes
+                    : plan.is_pointwise != 0 ? 0
+                                             : Round16(plan.chunk_channels * plan.channel_pitch) + kZeroBankBytes),
+        stage_(is_packed_ ? static_cast<size_t>(zero_bytes_ + plan.stage_images * plan.image_pitch)
+                          : static_cast<size_t>(plan.chunk_channels) * plan.channel_pitch),
         written_(static_cast<size_t>(num_values_ * p_.num_splits)) {
     const int threads = block_threads - plan.staging_threads;
     Require(threads >= 32 && threads % 32 == 0 && threads <= plan.threads, "%d threads", block_threads);
@@ -137,6 +142,11 @@ class Launch {
 
   void CheckStaging() const {
     Require(p_.image_pitch % 16 == 0, "image_pitch is %d", p_.image_pitch);
+    if (is_packed_) {
+      Require(p_.in_h * p_.in_w * size_ == plan_.channel_pitch, "planes of %d x %d", p_.in_h, p_.in_w);
+      Require(p_.in_w % columns_ == 0, "rows of %d", p_.in_w);
+      Require(p_.image_pitch == plan_.image_pitch, "image_pitch is %d", p_.image_pitch);
+    }
     if (p_.staging == kElementStaging) {
       Require(p_.row_pitch == (p_.in_w + columns_ - 1) / columns_ * columns_, "row_pitch is %d", p_.row_pitch);
       return;
@@ -171,6 +181,12 @@ class Launch {
       parts.back().end_slot = slot % plane_slots_ + 1;
     }
     for (size_t i = 0; i < parts.size(); ++i) {
+      if (is_packed_) {
+        parts[i].num_rows = p_.in_h;
+        parts[i].num_columns = p_.in_w;
+        parts[i].offset = static_cast<int>(i) * p_.image_pitch;
+        continue;
+      }
       Locate(parts[i]);
       if (i > 0) parts[i].offset = FirstBytes(parts[0]) + static_cast<int>(i - 1) * p_.image_pitch;
       CheckPart(parts[i], i > 0);
@@ -222,7 +238,7 @@ class Launch {
   }
 
   int Misalignment(const Part& part) const {
-    return p_.staging == kElementStaging ? 0 : (part.first_row * p_.in_w + part.first_column) % vector_;
+    return is_packed_ || p_.staging == kElementStaging ? 0 : (part.first_row * p_.in_w + part.first_column) % vector_;
   }
   int Skew(int channel) const { return channel * plan_.plane_residue % vector_; }
   int GroupOut() const { return plan_.out_channels / plan_.group; }
@@ -267,6 +283,11 @@ class Launch {
   void Stage(const std::vector<Part>& parts, int first_channel, int chunk) {
     std::memset(stage_.data(), 0xFF, stage_.size());  // NaN in both types
     const int channels = std::min(plan_.chunk_channels, plan_.tile_in_channels - chunk * plan_.chunk_channels);
+    if (is_packed_) {
+      Require(parts.size() <= static_cast<size_t>(plan_.stage_images), "%zu images", parts.size());
+      for (const Part& part : parts) StagePlanes(part, first_channel + chunk * plan_.chunk_channels, channels);
+      return;
+    }
     for (int c = 0; c < channels; ++c) {
       const int channel = first_channel + chunk * plan_.chunk_channels + c;
       Require(channel < plan_.in_channels, "channel %d is read", channel);
@@ -278,6 +299,19 @@ class Launch {
         Require(kGeneratedZeroBytes + free <= plan_.channel_pitch, "byte %d of a channel", kGeneratedZeroBytes + free);
       }
     }
+  }
+
+  void StagePlanes(const Part& part, int first_channel, int channels) {
+    Require(first_channel + channels <= plan_.in_channels, "channel %d is read", first_channel + channels);
+    const long long plane = static_cast<long long>(part.image) * plan_.in_channels + first_channel;
+    const long long begin = plane * plan_.channel_pitch;
+    const int bytes = channels * plan_.channel_pitch;
+    Require(p_.staging == kElementStaging || (begin % 16 == 0 && bytes % 16 == 0), "a copy from %lld, %d bytes", begin,
+            bytes);
+    const size_t place = static_cast<size_t>(zero_bytes_ + part.offset);
+    Require(bytes <= p_.image_pitch && place + static_cast<size_t>(bytes) <= stage_.size(), "%d bytes of planes",
+            bytes);
+    std::memcpy(&stage_[place], static_cast<const char*>(p_.x) + begin, static_cast<size_t>(bytes));
   }
 
   // Returns the bytes from the part's offset on.
@@ -335,7 +369,7 @@ class Launch {
     Require(row >= part.first_row && row < part.first_row + part.num_rows, "row %d is not staged", row);
     Require(column >= part.first_column && column < part.first_column + part.num_columns, "column %d is not staged",
             column);
-    const int at = c * plan_.channel_pitch + Skew(c) * size_ + kGeneratedZeroBytes + part.offset +
+    const int at = c * plan_.channel_pitch + Skew(c) * size_ + zero_bytes_ + part.offset +
                    (Misalignment(part) + (row - part.first_row) * p_.row_pitch + column - part.first_column) * size_;
     if (is_half_) {
       Require((at - column % 2 * 2) % 4 == 0, "a pair of halves at byte %d", at);
@@ -376,6 +410,8 @@ class Launch {
   const int row_slots_;
   const int plane_slots_;
   const long long num_values_;
+  const bool is_packed_;
+  const int zero_bytes_;
   std::vector<char> stage_;
   std::vector<int> written_;
 };

@@ -54,7 +54,7 @@ def kernels(driver):
 
 
 @st.composite
-def plan_changes(draw, case, x_shape):
+def plan_changes(draw, case, x_shape, is_packed):
     """Fields of a plan that could be for this case."""
     geometry, vector = case.geometry, 8 if case.dtype == HALF else 4
     plane = int(np.prod(x_shape[2:]))
@@ -74,6 +74,13 @@ def plan_changes(draw, case, x_shape):
         tile_in = group_in
     chunk = draw(st.integers(1, tile_in))
     changes |= {"tile_channels": tile, "tile_in_channels": tile_in, "chunk_channels": chunk}
+    if is_packed:
+        pitch = plane * case.dtype.itemsize
+        if draw(st.booleans()):  # planes that copies of 16 bytes can move
+            changes["chunk_channels"] = chunk = min(tile_in, -(-chunk // vector) * vector)
+        image_pitch = -(-chunk * pitch // 16) * 16 + 16 * draw(st.integers(0, 2))
+        changes |= {"channel_pitch": pitch, "image_pitch": image_pitch, "plane_residue": 0}
+        changes["stage_images"] = draw(st.integers(1, 5))
     changes["staging_threads"] = draw(st.sampled_from([0, 32]))
     changes["min_passes"] = draw(st.sampled_from([1, 1, -(-tile_in // chunk)]))
     pads = [begin for begin, _, _ in resolve(geometry, x_shape[2:])]
@@ -81,7 +88,8 @@ def plan_changes(draw, case, x_shape):
     return changes
 
 
-def test_any_plan_for_any_convolution(driver, make_session):
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_any_plan_for_any_convolution(driver, make_session, is_packed):
     launched, staged = collections.Counter(), collections.Counter()
 
     @PROPERTY
@@ -92,7 +100,7 @@ def test_any_plan_for_any_convolution(driver, make_session):
             x_shape = (*x_shape[:-1], -(-x_shape[-1] // 8) * 8)
         activation = data.draw(st.sampled_from([Activation.NONE, Activation.RELU]))
         case = dataclasses.replace(case, activation=activation, alpha=0.0, beta=0.0)
-        model = model_with_image(case, **data.draw(plan_changes(case, x_shape)))
+        model = model_with_image(case, **data.draw(plan_changes(case, x_shape, is_packed)))
         driver.set_device(
             num_multiprocessors=data.draw(st.sampled_from([1, 4, 40])),
             blocks_a_multiprocessor=data.draw(st.integers(1, 3)),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels import plan as plans
 from onnx_sparseconv.kernels.image_container import Image, pack
 from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from onnx_sparseconv.kernels.plan import HALF_TERMS, choose_plan
@@ -42,6 +45,12 @@ def layer_of(case, in_size=None):
         activation=int(case.activation),
         in_size=in_size,
     )
+
+
+def unpacked_image_of(case, in_size, **changes):
+    """An image that stages channels one by one, also for small maps."""
+    with mock.patch.object(plans, "_PACKED_SLOTS", 0):
+        return image_of(case, in_size, **changes)
 
 
 def image_of(case, in_size=None, architecture=90, **changes):
@@ -108,10 +117,23 @@ def test_every_form(driver, make_session, form, dtype):
     case = SparseConvCase(random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual="3x3" in form)
     # Few threads and short chunks, so that small inputs have several groups and several chunks; two tiles, one shorter.
     changes = {"threads": 64, "chunk_channels": 4, "channel_pitch": 2048, "num_stages": 2}
-    container = pack([image_of(case, sizes[0], **changes)])
+    container = pack([unpacked_image_of(case, sizes[0], **changes)])
     for size in sizes:
         for batch, settings in ((1, {}), (3, {"cuda_staging": "element"}), (2, {"cuda_passes": 2, "cuda_splits": 1})):
             run_and_check(make_session, driver, case, container, (batch, case.in_channels, *size), **settings)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_small_maps(driver, make_session, form, dtype):
+    """Their planes are staged as they lie in memory, where rows of halves are even."""
+    shape, geometry, sizes = FORMS[form]
+    case = SparseConvCase(random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual="3x3" in form)
+    image = image_of(case, sizes[0], chunk_channels=4)
+    # Where not: rows of halves are odd, or the planes of a group are no multiple of 16 bytes.
+    assert image.plan.is_packed == (form != "1x1, odd planes" or dtype == FLOAT)
+    for batch, settings in ((1, {}), (7, {"cuda_staging": "element"}), (4, {"cuda_passes": 2, "cuda_splits": 1})):
+        run_and_check(make_session, driver, case, pack([image]), (batch, case.in_channels, *sizes[0]), **settings)
 
 
 @pytest.mark.parametrize("architecture", [75, 80, 90])
@@ -131,7 +153,7 @@ def test_tiles_and_chunks_without_weights(driver, make_session, dtype):
     weight[8:16, 4:8] = 0  # a chunk of another one
     case = SparseConvCase(weight, conv_2d((3, 3)), Activation.RELU, dtype=dtype)
     changes = {"tile_channels": 8, "num_tiles": 3, "chunk_channels": 4, "threads": 64}
-    container = pack([image_of(case, (8, 8), **changes)])
+    container = pack([unpacked_image_of(case, (8, 8), **changes)])
     for settings in ({}, {"cuda_splits": 3}, {"cuda_passes": 3, "cuda_splits": 1}):
         run_and_check(make_session, driver, case, container, (2, 12, 8, 8), **settings)
 
@@ -198,7 +220,7 @@ def launch_params(case, plan, sizes, group_slots, staging):
         group_slots=group_slots,
         num_slots=slots,
         row_pitch=row_pitch,
-        image_pitch=-(-(rows * row_pitch + unknown) * case.dtype.itemsize // 16) * 16,
+        image_pitch=plan.image_pitch or -(-(rows * row_pitch + unknown) * case.dtype.itemsize // 16) * 16,
         by_row_slots=divisor(row_slots),
         by_plane_slots=divisor(out_h * row_slots),
     )
@@ -213,13 +235,35 @@ def test_groups_of_several_images(tmp_path, form, size, dtype):
     shape, geometry, _ = SMALL_MAPS[form]
     case = SparseConvCase(random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual=True)
     changes = {"threads": 160, "tile_channels": 4, "num_tiles": 2, "chunk_channels": 4, "channel_pitch": 1 << 14}
-    image = image_of(case, size, **changes, num_stages=2, staging_threads=32)
-    code = tmp_path / "image.so"
+    image = unpacked_image_of(case, size, **changes, num_stages=2, staging_threads=32)
+    check_groups(tmp_path, case, image, size, (1, 31, 64, 100, 160))
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("form", SMALL_MAPS)
+def test_groups_of_several_packed_images(tmp_path, form, dtype):
+    """They hold whole images, parts of one, or several that they begin and end within."""
+    shape, geometry, _ = SMALL_MAPS[form]
+    case = SparseConvCase(random_weight(shape, 0.4), geometry, Activation.RELU, dtype=dtype, has_residual=True)
+    for size in ((14, 14), (4, 8)):
+        slots = math.prod(plans._slots(layer_of(case, size)))
+        if slots > 200:
+            continue
+        with mock.patch.object(plans, "_MAX_THREADS", 640):
+            image = image_of(case, size)
+        assert image.plan.stage_images >= 3
+        check_groups(tmp_path, case, image, size, (1, slots, 2 * slots, slots + 1, 2 * slots - 5))
+
+
+def check_groups(tmp_path, case, image, size, all_group_slots):
+    """Runs an image with groups of so many slots, staged in every way that fits, for several batches."""
+    dtype = case.dtype
+    code = tmp_path / "{}x{}.so".format(*size)  # one that is loaded must not change
     code.write_bytes(image.code)
     plan, plane = image.plan, size[0] * size[1]
     in_sizes = (1, plane) if plan.is_pointwise else size
     stagings = STAGINGS if in_sizes[1] % plan.columns_per_slot == 0 else ("element",)
-    for batch, group_slots, staging in itertools.product((1, 2, 7), (1, 31, 64, 100, 160), stagings):
+    for batch, group_slots, staging in itertools.product((1, 2, 7), all_group_slots, stagings):
         inputs = random_inputs(case, (batch, case.in_channels, *size), seed=1)
         exact, bound = exact_and_bound(case, inputs)
         out_sizes = (1, plane) if plan.is_pointwise else exact.shape[2:]

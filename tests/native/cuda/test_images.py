@@ -122,6 +122,8 @@ HOSTILE = [
     *(("min_passes", "i", value, "min_passes") for value in (0, -1, 3, BIG)),
     *(("num_stages", "i", value, "num_stages") for value in (0, -1, 65, BIG)),
     *(("channel_pitch", "i", value, "channel_pitch") for value in (0, 16, 4097, -16, BIG, 2**31 - 16)),
+    *(("image_pitch", "i", value, "") for value in (-16, 8, 16, 4096, BIG)),
+    *(("stage_images", "i", value, "stage_images") for value in (-1, 1, BIG)),
     *(("plane_residue", "i", value, "plane_residue") for value in (-1, 4, BIG)),
     ("code_bytes", "i", -1, "code_bytes"),
 ]

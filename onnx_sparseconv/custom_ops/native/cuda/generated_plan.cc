@@ -75,6 +75,9 @@ class GroupSearch {
                               WholeImageBytes()};
       if (!best || Cost(grouping) < Cost(*best)) best = grouping;
     };
+    for (int64_t images = plan_.stage_images; images >= 1; --images) {
+      if (images * plane_slots_ <= plan_.threads) consider(images * plane_slots_);
+    }
     for (int64_t slots = plan_.threads; slots >= std::max<int64_t>(kWarp, plan_.threads / 4); slots -= kWarp) {
       consider(slots);
     }
@@ -90,12 +93,16 @@ class GroupSearch {
  private:
   // Whether copies of 16 bytes can move channels of these sizes: each must begin where the code expects it.
   bool CanStage() const {
-    if (staging_ == kElementStaging) return true;
     const int64_t plane = sizes_.in_h * sizes_.in_w;
+    if (IsPacked()) {
+      // Rows stay as they are, whoever copies them: words of two halves must not begin at odd ones.
+      if (sizes_.in_w % plan_.columns_per_slot != 0 || plane * element_bytes_ != plan_.channel_pitch) return false;
+    }
+    if (staging_ == kElementStaging) return true;
     if (element_bytes_ == 2 && (sizes_.in_w % 2 != 0 || plane % 2 != 0)) return false;
     if (plan_.plane_residue == 0 && plane % vector_ == 0) return true;
     const int64_t group_in_channels = plan_.in_channels / plan_.group;
-    return plane % vector_ == plan_.plane_residue && plan_.in_channels * plane % vector_ == 0 &&
+    return (IsPacked() || plane % vector_ == plan_.plane_residue) && plan_.in_channels * plane % vector_ == 0 &&
            plan_.chunk_channels * plane % vector_ == 0 &&
            (plan_.group == 1 || group_in_channels * plane % vector_ == 0);
   }
@@ -111,7 +118,7 @@ class GroupSearch {
     const int64_t across = plane_slots_ % grouping.group_slots == 0 || grouping.group_slots % plane_slots_ == 0 ? 0 : 1;
     const double images = static_cast<double>(grouping.group_slots) / static_cast<double>(plane_slots_);
     const double copies = (std::max(1.0, images) + static_cast<double>(across) * std::min(1.0, images)) *
-                          static_cast<double>(plan_.tile_in_channels);
+                          static_cast<double>(IsPacked() ? plan_.num_chunks : plan_.tile_in_channels);
     return static_cast<double>(CeilDivide(grouping.num_groups, lanes)) * std::max(compute, copies * kCopyCycles);
   }
 
@@ -145,11 +152,18 @@ class GroupSearch {
     return left > 0 ? bytes + PartBytes(StagedElements(0, left)) : bytes;
   }
 
-  int64_t WholeImageBytes() const { return PartBytes(StagedElements(0, plane_slots_)); }
+  int64_t WholeImageBytes() const {
+    return IsPacked() ? plan_.image_pitch : PartBytes(StagedElements(0, plane_slots_));
+  }
 
   // The most that any group takes. Groups begin at multiples of their slots; where there are many, any beginning
   // counts.
   int64_t MostBytes(int64_t slots) const {
+    if (IsPacked()) {
+      const bool is_even = slots % plane_slots_ == 0 || plane_slots_ % slots == 0;
+      const int64_t images = is_even ? CeilDivide(slots, plane_slots_) : (slots - 2) / plane_slots_ + 2;
+      return std::min(images, sizes_.batch) * plan_.image_pitch;
+    }
     const int64_t groups = CeilDivide(num_slots_, slots);
     int64_t most = 0;
     if (groups <= kMaxCountedGroups) {
@@ -177,8 +191,12 @@ class GroupSearch {
 
   int64_t MaxSkew() const { return plan_.plane_residue == 0 ? 0 : vector_ - 1; }
 
-  // Bytes of a channel that images may take.
-  int64_t Room() const { return plan_.channel_pitch - kGeneratedZeroBytes; }
+  // Bytes of a channel that images may take; or of a packed stage.
+  int64_t Room() const {
+    return IsPacked() ? int64_t{plan_.stage_images} * plan_.image_pitch : plan_.channel_pitch - kGeneratedZeroBytes;
+  }
+
+  bool IsPacked() const { return plan_.image_pitch > 0; }
 
   const GeneratedPlan& plan_;
   const PlaneSizes& sizes_;
@@ -198,6 +216,7 @@ int64_t ResidentBlocks(const DeviceFacts& device, const GeneratedFacts& facts) {
 
 // Whether copies are large enough: each costs one warp its time, while copies of 16 bytes are spread over all.
 bool IsWorthBulkCopies(const GeneratedPlan& plan, const PlaneSizes& sizes) {
+  if (plan.image_pitch > 0) return true;
   const int64_t element_bytes = plan.element_type == ort::kFloat16 ? 2 : 4;
   const int64_t slots = std::min<int64_t>(plan.threads, sizes.out_h * CeilDivide(sizes.out_w, plan.columns_per_slot));
   return slots * plan.columns_per_slot * plan.strides[0] * plan.strides[1] * element_bytes >= kMinBulkBytes;
@@ -281,7 +300,10 @@ std::optional<std::string> FindObstacle(const GeneratedPlan& plan, const PlaneSi
 }  // namespace
 
 int64_t SharedBytes(const GeneratedPlan& plan) {
-  return int64_t{plan.num_stages} * plan.chunk_channels * plan.channel_pitch;
+  const int64_t channels = int64_t{plan.chunk_channels} * plan.channel_pitch;
+  if (plan.image_pitch == 0) return plan.num_stages * channels;
+  const int64_t zeros = plan.is_pointwise != 0 ? 0 : Round16(channels) + kZeroBankBytes;
+  return plan.num_stages * (zeros + int64_t{plan.stage_images} * plan.image_pitch);
 }
 
 std::optional<PlaneSizes> FindPlaneSizes(const GeneratedPlan& plan, const ResolvedGeometry& sizes, int64_t batch,
@@ -317,6 +339,11 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
   }
   const auto grouping = FindGrouping(plan, sizes, device, facts, settings);
   if (!grouping) {
+    if (plan.image_pitch > 0) {
+      *reason = Concat("it is for planes of ", plan.channel_pitch / (plan.element_type == ort::kFloat16 ? 2 : 4),
+                       " elements, X has ", sizes.in_h, " x ", sizes.in_w);
+      return std::nullopt;
+    }
     *reason = Concat("it stages ", plan.channel_pitch, " bytes a channel, too few for planes of ", sizes.in_h, " x ",
                      sizes.in_w, settings.staging.has_value() ? " with the staging that was asked for" : "");
     return std::nullopt;

@@ -168,9 +168,21 @@ class PlanCheck {
     InRange("staging_threads", plan_.staging_threads, 0, std::min(kWarp, kMaxThreads - plan_.threads));
     Equal("staging_threads", plan_.staging_threads, plan_.staging_threads / kWarp * kWarp);
     InRange("num_stages", plan_.num_stages, 1, kMaxStages);
-    InRange("channel_pitch", plan_.channel_pitch, 2 * kVectorBytes, kMaxInt / plan_.num_stages / plan_.chunk_channels);
-    Equal("channel_pitch", plan_.channel_pitch, plan_.channel_pitch / kVectorBytes * kVectorBytes);
-    InRange("plane_residue", plan_.plane_residue, 0, kVectorBytes / (is_half ? 2 : 4) - 1);
+    const int element_bytes = is_half ? 2 : 4;
+    InRange("image_pitch", plan_.image_pitch, 0, kMaxInt / kMaxStages);
+    Equal("image_pitch", plan_.image_pitch, plan_.image_pitch / kVectorBytes * kVectorBytes);
+    if (plan_.image_pitch == 0) {
+      const int most = kMaxInt / plan_.num_stages / plan_.chunk_channels;
+      InRange("channel_pitch", plan_.channel_pitch, 2 * kVectorBytes, most);
+      Equal("channel_pitch", plan_.channel_pitch, plan_.channel_pitch / kVectorBytes * kVectorBytes);
+      InRange("plane_residue", plan_.plane_residue, 0, kVectorBytes / element_bytes - 1);
+      Equal("stage_images", plan_.stage_images, 0);
+    } else {
+      InRange("channel_pitch", plan_.channel_pitch, element_bytes, plan_.image_pitch / plan_.chunk_channels);
+      Equal("channel_pitch", plan_.channel_pitch, plan_.channel_pitch / element_bytes * element_bytes);
+      Equal("plane_residue", plan_.plane_residue, 0);
+      InRange("stage_images", plan_.stage_images, 1, kMaxInt / kMaxStages / plan_.image_pitch - 1);
+    }
     InRange("code_bytes", plan_.code_bytes, 0, kMaxInt);
   }
 
