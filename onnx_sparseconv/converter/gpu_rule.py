@@ -170,7 +170,7 @@ def _predict(
     layer: SparseLayer, plan: GeneratedPlan, architecture: int, batch: int, size: tuple[int, ...]
 ) -> Prediction:
     dense_us = float(MODEL.dense_us(dense_work(layer, batch)))
-    sparse_us = float(MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.gpu)))
+    sparse_us = float(MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.clock_mhz)))
     return Prediction(architecture, batch, size, dense_us, sparse_us)
 
 

@@ -2,8 +2,8 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, and slower per slot where there are too few slots for all multiprocessors. The
-figures of both come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
+generated kernel, by `estimate_cycles`. The figures of both come from measured layers, by
+``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
-from onnx_sparseconv.kernels.schedule import columns_per_slot
 
 # A figure of one layer, or of many at once.
 Figure = float | NDArray[np.float64]
-_WARP = 32
 # What the lesser of arithmetic and memory adds to the greater: they overlap, but for the most part only.
 _OVERLAP = 0.3
 
@@ -52,33 +50,18 @@ class SparseWork:
     """What a generated kernel has to do, for a batch.
 
     Attributes:
-        work_us: microseconds by `estimate_cycles`, on a GPU whose multiprocessors all have enough to do.
-        waves: blocks for each multiprocessor.
+        work_us: microseconds by `estimate_cycles`.
     """
 
     work_us: Figure
-    waves: Figure
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU's size.
-
-    Attributes:
-        multiprocessors: how many.
-        clock_mhz: at which they run under load.
-    """
-
-    multiprocessors: int
-    clock_mhz: float
 
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Times of layers in a chain of many, so without what a call costs. All but ``gpu`` comes from measurements.
+    """Times of layers in a chain of many, so without what a call costs. All but ``clock_mhz`` comes from measurements.
 
     Attributes:
-        gpu: what the layers were measured on.
+        clock_mhz: of the GPU that was measured, under load.
         float_tflops, half_tflops: peak of dense convolutions, TF32 and float16.
         half_depth: terms of a sum at which half of the peak is reached.
         half_moutputs: outputs, in millions, at which that is halved once more.
@@ -88,11 +71,9 @@ class TimeModel:
         layout_us: to change the layout of what is no matrix product.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
         sparse_slowdown: of the generated kernel, against `estimate_cycles`.
-        full_waves: blocks for each multiprocessor from which they all have enough to do.
-        max_idle: how many times slower the work is done where there is next to none.
     """
 
-    gpu: Gpu
+    clock_mhz: float
     float_tflops: float
     half_tflops: float
     half_depth: float
@@ -104,8 +85,6 @@ class TimeModel:
     dense_launch_us: float
     sparse_launch_us: float
     sparse_slowdown: float
-    full_waves: float
-    max_idle: float
 
     def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
         """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
@@ -118,8 +97,7 @@ class TimeModel:
 
     def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:
         """Microseconds of the generated kernel; arrays give arrays."""
-        idle = np.clip(self.full_waves / np.asarray(work.waves), 1.0, self.max_idle)
-        return np.asarray(self.sparse_launch_us + self.sparse_slowdown * work.work_us * idle, np.float64)
+        return np.asarray(self.sparse_launch_us + self.sparse_slowdown * np.asarray(work.work_us), np.float64)
 
 
 def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
@@ -146,22 +124,20 @@ def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
     )
 
 
-def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, gpu: Gpu) -> SparseWork:
+def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: float) -> SparseWork:
     """What a layer asks of a generated kernel.
 
     Args:
         layer: with a known input size; it need not be the one that the plan was made for.
         plan: of that layer.
         batch: images.
-        gpu: what it is to run on.
+        clock_mhz: of the GPU.
 
     Raises:
         ValueError: the input size is not known.
     """
-    height, width = _out_size(layer)
-    slots = batch * height * -(-width // columns_per_slot(layer))
-    cycles = estimate_cycles(layer, plan) * slots / _WARP / gpu.multiprocessors
-    return SparseWork(cycles / gpu.clock_mhz, plan.num_tiles * slots / plan.threads / gpu.multiprocessors)
+    _out_size(layer)  # it must be known
+    return SparseWork(estimate_cycles(layer, plan, batch) / clock_mhz)
 
 
 def _out_size(layer: SparseLayer) -> tuple[int, int]:

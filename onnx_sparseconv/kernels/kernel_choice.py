@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
-from onnx_sparseconv.kernels.plan import GeneratedPlan, candidate_plans, choose_plan, estimate_cycles
+from onnx_sparseconv.kernels.plan import GeneratedPlan, candidate_plans, choose_plan, cost
 
 KernelName = Literal["generated", "csr"]
 KERNEL_NAMES: tuple[KernelName, ...] = get_args(KernelName)
@@ -50,8 +50,8 @@ def choice_of(plan: GeneratedPlan, layer: SparseLayer) -> KernelChoice:
 
 
 def ranked_plans(layer: SparseLayer, architecture: int) -> list[GeneratedPlan]:
-    """All plans of a layer, the one that `estimate_cycles` thinks fastest first; none where no plan can run it."""
-    return sorted(candidate_plans(layer, architecture), key=lambda plan: estimate_cycles(layer, plan))
+    """All plans of a layer, the one that `cost` thinks best first; none where no plan can run it."""
+    return sorted(candidate_plans(layer, architecture), key=lambda plan: cost(layer, plan))
 
 
 def sized(layer: SparseLayer, choice: KernelChoice) -> SparseLayer:

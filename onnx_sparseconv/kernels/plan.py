@@ -1,7 +1,7 @@
 """Plans of generated CUDA kernels: the sizes that the code is made for, chosen by a model of the machine.
 
-The model counts what one warp of a multiprocessor needs for its share: instructions, how fast they can be fetched and
-issued, and the input that has to come from the second-level cache. Its constants were measured on an H200.
+The model counts what a block needs for its groups of slots: lines of code, until they are fetched and all warps have
+run them, and the input and output that pass through the second-level cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ _BULK_ARCHITECTURE = 90
 # eight at a time.
 _QUARTERS = 4
 _LANE_REGISTERS = 512
-_TILE_CHANNELS = (128, 64, 32, 16, 8, 4, 2, 1)
+_TILE_CHANNELS = (64, 32, 16, 8, 4, 2, 1)
+# One more for float, where code is long: it seldom divides a layer's channels.
+_LONG_CODE_TILE_CHANNELS = 48
+_LONG_CODE_BYTES = 128 << 10
 _MAX_WORDS = 64
 _MAX_THREADS = 1024
 _MIN_THREADS = 64
@@ -45,12 +48,7 @@ _INSTRUCTION_BYTES = 16
 # Registers of a thread, at least, by those of its sums, and one more for each address beyond those of a 3x3 kernel:
 # with fewer they would be spilled, with more there is room for fewer warps.
 _FEW_WORDS = 9
-_REGISTERS = {32: 72, 96: 128, _MAX_REGISTERS: 208}
-# Long code is worth yet more warps, though some values are spilled; not on small maps, which staging holds back.
-_NARROW_SUMS = 32
-_NARROW_REGISTERS = 64
-_LONG_CODE_BYTES = 128 << 10
-_LARGE_PLANE_SLOTS = 512
+_REGISTERS = {32: 72, 48: 80, 96: 128, 128: 168, _MAX_REGISTERS: 208}
 # Registers besides sums, addresses and loads in flight.
 _OTHER_REGISTERS = 19
 LOADS_AHEAD = 4
@@ -59,24 +57,29 @@ LOADS_AHEAD = 4
 # passes, between which sums are rounded.
 HALF_TERMS = 12
 MAX_HALF_ERROR = 3.75
-# Cycles that a warp takes for a line of 128 bytes of code, by the bytes of a tile's code: little more than for its
-# instructions where all of it is near, over a hundred where it has to be fetched again and again. Measured on an H200.
+# The model's constants, measured on an H200. Cycles that a block takes for a line of 128 bytes of code: until it is
+# there, by the bytes of all tiles' code, and for each warp to run it.
 _LINE_INSTRUCTIONS = 128 // _INSTRUCTION_BYTES
-_LINE_CODE_BYTES = (72 << 10, 96 << 10, 280 << 10)
-_LINE_CYCLES = (38.0, 68.0, 115.0)
-# Instructions a cycle, at best.
-_MAX_RATE = 3.0
-_MANY_WARPS = 20
-_MANY_WARPS_RATE = 2.7  # many warps have few registers each, and wait for loads of shared memory
+_LINE_CODE_BYTES = (80 << 10, 160 << 10)
+_LINE_CYCLES = (20.0, 39.0)
+_WARP_LINE_CYCLES = 0.85
 # Instructions that a warp runs once for every group and tile, and once for every chunk of them.
-_GROUP_INSTRUCTIONS = 150
-_CHUNK_OVERHEAD = 45
+_GROUP_INSTRUCTIONS = 800
+_CHUNK_INSTRUCTIONS_BESIDES = 20
+_MULTIPROCESSORS = 132
+# To launch the kernel that adds up the sums of splits.
+_REDUCE_CYCLES = 3000
+_REFERENCE_BATCH = 64
+_ONE_IMAGE_WEIGHT = 0.15
+_LAUNCH_CYCLES = 9000
+# Of compute and memory, the share of the lesser that does not overlap with the other.
+_OVERLAP = 0.5
 # The input size that a plan is made for when the model does not tell.
 _DEFAULT_SIZE = (56, 56)
-# Cache and memory bandwidth of a multiprocessor, bytes a cycle (H200: about 5.5 and 4.3 TB/s over 132 at 1.75 GHz).
-_CACHE_BYTES_A_CYCLE = 23.7
-_COPY_CYCLES = 50  # of a channel of an image, or a part of one
-_MEMORY_BYTES_A_CYCLE = 18.6
+# Cache and memory bandwidth of a multiprocessor, bytes a cycle.
+_CACHE_BYTES_A_CYCLE = 31.0
+_COPY_CYCLES = 68.0  # of a channel of an image, or a part of one; of all of a chunk where they are packed
+_MEMORY_BYTES_A_CYCLE = 25.0
 _WARP = 32
 
 
@@ -161,12 +164,18 @@ def registers_a_channel(layer: SparseLayer) -> int:
 
 
 def choose_plan(layer: SparseLayer, architecture: int) -> GeneratedPlan | Refusal:
-    """The plan that the model thinks fastest for a layer on a GPU of this architecture (90 for sm_90)."""
+    """The plan that `cost` thinks best for a layer on a GPU of this architecture (90 for sm_90)."""
     plans = list(candidate_plans(layer, architecture))
     if not plans:
         no_room = "the rows that its taps span do not fit in shared memory"
         return Refusal(_obstacle(layer, architecture) or no_room)
-    return min(plans, key=lambda plan: estimate_cycles(layer, plan))
+    return min(plans, key=lambda plan: cost(layer, plan))
+
+
+def cost(layer: SparseLayer, plan: GeneratedPlan) -> float:
+    """What plans are compared by: cycles for many images and, to a small part, those for one."""
+    one = estimate_cycles(layer, plan, 1) + _LAUNCH_CYCLES
+    return float(estimate_cycles(layer, plan, _REFERENCE_BATCH) * one**_ONE_IMAGE_WEIGHT)
 
 
 def _obstacle(layer: SparseLayer, architecture: int) -> str:
@@ -191,7 +200,11 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
     if _obstacle(layer, architecture):
         return
     group_out = layer.group_out_channels
-    for tile_channels in sorted({_even_tile(layer.out_channels, channels) for channels in _TILE_CHANNELS}):
+    tiles = {_even_tile(layer.out_channels, channels) for channels in _TILE_CHANNELS}
+    uneven = _even_tile(layer.out_channels, _LONG_CODE_TILE_CHANNELS)
+    if layer.element_type != np.float16 and _code_bytes(layer, uneven) > _LONG_CODE_BYTES:
+        tiles.add(uneven)
+    for tile_channels in sorted(tiles):
         # A tile is part of a group, or spans whole ones: as many as every other tile, for the plan has one number.
         is_even = tile_channels % group_out == 0 and layer.out_channels % tile_channels == 0
         if layer.group > 1 and group_out % tile_channels and not is_even:
@@ -219,9 +232,6 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
     sums = tile_channels * registers_a_channel(layer)
     code_bytes = _code_bytes(layer, tile_channels)
     least = next((count for most, count in _REGISTERS.items() if sums <= most), _MAX_REGISTERS + 1)
-    is_large = math.prod(_slots(layer)) >= _LARGE_PLANE_SLOTS
-    if layer.element_type != np.float16 and sums <= _NARROW_SUMS and code_bytes > _LONG_CODE_BYTES and is_large:
-        least = _NARROW_REGISTERS
     registers = max(sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS, least + max(0, num_words - _FEW_WORDS))
     staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE else 0
     warps = _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS
@@ -428,28 +438,53 @@ def _code_bytes(layer: SparseLayer, tile_channels: int) -> int:
     return int((work.multiply_adds + work.loads + work.others).max()) * _INSTRUCTION_BYTES
 
 
-def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan) -> float:
-    """Cycles of a multiprocessor for a warp's slots of all output channels; only good for comparing plans."""
+def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan, batch: int) -> float:
+    """Cycles that an H200 takes for a layer, about; better for comparing plans than taken by themselves.
+
+    Args:
+        layer: of which the plan is.
+        plan: how it is computed.
+        batch: images.
+    """
+    slots, columns = math.prod(_slots(layer)), plan.columns_per_slot
+    groups, group_slots = _reference_groups(plan, batch * slots, slots)
+    splits = max(1, min(_MULTIPROCESSORS // (plan.num_tiles * groups), plan.num_chunks))
+    turns = -(-plan.num_tiles * groups * splits // _MULTIPROCESSORS)
     work = _work(layer, plan.tile_channels)
-    instructions = int((work.multiply_adds + work.loads + work.others).sum()) + plan.num_tiles * (
-        _GROUP_INSTRUCTIONS + 3 * plan.tile_channels + _CHUNK_OVERHEAD * plan.num_chunks
-    )
-    warps = plan.threads / _WARP
-    # Warps wait for instructions, line by line, the longer the more code there is; many warps hide it.
-    line_cycles = float(np.interp(plan.code_bytes, _LINE_CODE_BYTES, _LINE_CYCLES))
-    best = _MAX_RATE if warps <= _MANY_WARPS else _MANY_WARPS_RATE
-    rate = min(best, warps * _LINE_INSTRUCTIONS / line_cycles)
+    code = int((work.multiply_adds + work.loads + work.others).max()) + _CHUNK_INSTRUCTIONS_BESIDES * plan.num_chunks
+    instructions = code / splits + _GROUP_INSTRUCTIONS * plan.min_passes
+    # All warps wait for instructions, line by line, and share what is fetched: the more there are, the less it costs.
+    code_bytes = plan.code_bytes if plan.num_tiles == 1 else _LINE_CODE_BYTES[-1]
+    fetched = float(np.interp(code_bytes, _LINE_CODE_BYTES, _LINE_CYCLES))
+    compute = instructions / _LINE_INSTRUCTIONS * (fetched + _WARP_LINE_CYCLES * -(-group_slots // _WARP))
     size = layer.element_type.itemsize
-    row, height = _slots(layer)
-    in_height, in_width = layer.row_size or _DEFAULT_SIZE
-    halo = in_height * in_width / (row * height * plan.columns_per_slot)
+    images = max(1.0, group_slots / slots)
+    if slots % group_slots and group_slots % slots:
+        images += min(1.0, group_slots / slots)  # groups that do not end with an image
+    height, width = layer.row_size or _DEFAULT_SIZE
+    halo = height * width / slots  # inputs for each slot
     if not plan.is_packed:
-        halo = max(halo, plan.channel_pitch / size / plan.threads / plan.columns_per_slot)
-    columns = _WARP * plan.columns_per_slot
-    channels = plan.num_tiles * plan.tile_in_channels
-    planes = plan.num_chunks if plan.is_packed else plan.tile_in_channels
-    copies = plan.num_tiles * planes * _WARP / min(row * height, plan.threads)
-    staged = max(channels * columns * halo * size / _CACHE_BYTES_A_CYCLE, copies * _COPY_CYCLES)
-    stored = (2 * plan.min_passes - 1) * layer.out_channels * columns * size / _MEMORY_BYTES_A_CYCLE
-    compute, moved = instructions / rate, staged + stored
-    return float(max(compute, moved) + 0.3 * min(compute, moved))
+        halo = max(halo, plan.channel_pitch / size / plan.threads)
+    copies = images / plan.chunk_channels if plan.is_packed else images  # for a channel
+    channel = max(group_slots * halo * size / _CACHE_BYTES_A_CYCLE, copies * _COPY_CYCLES)
+    staged = plan.tile_in_channels / splits * channel
+    # Each pass but the first reads what the one before it stored.
+    passes = 1 if splits > 1 else plan.min_passes
+    stored = (2 * passes - 1) * plan.tile_channels * group_slots * columns * size / _MEMORY_BYTES_A_CYCLE
+    moved = staged + stored
+    cycles = turns * (max(compute, moved) + _OVERLAP * min(compute, moved))
+    if splits > 1:
+        outputs = batch * slots * columns * layer.out_channels
+        cycles += _REDUCE_CYCLES + (splits + 1) * outputs * size / _MULTIPROCESSORS / _MEMORY_BYTES_A_CYCLE
+    return float(cycles)
+
+
+def _reference_groups(plan: GeneratedPlan, slots: int, plane_slots: int) -> tuple[int, int]:
+    """Groups of that many slots, and the slots of one, as a launch on an H200 would choose them."""
+    lanes = max(1, _MULTIPROCESSORS // plan.num_tiles)
+    turns = -(-slots // (lanes * plan.threads))
+    # A warp for each quarter, at least: smaller batches split the chunks instead.
+    group_slots = max(-(-slots // (lanes * turns)), min(_QUARTERS * _WARP, plan.threads, slots))
+    if plan.is_packed and group_slots > plane_slots:
+        group_slots = min(-(-group_slots // plane_slots), plan.stage_images) * plane_slots
+    return -(-slots // group_slots), group_slots

@@ -21,7 +21,7 @@ from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MO
 from onnx_sparseconv.kernels.gpu_times import dense_work, sparse_work
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice, choice_of, ranked_plans
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
-from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
+from onnx_sparseconv.kernels.plan import choose_plan, cost
 from onnx_sparseconv.kernels.targets import NvrtcChoice, Target, resolve_targets
 from onnx_sparseconv.tuner.candidates import Candidate, Prepared, Progress, candidates_for, sparse_model
 
@@ -135,8 +135,8 @@ class GpuSearch:
         # What the converter takes by itself is always among them, whatever else it goes by.
         default = choose_plan(layer, self.target.architecture)
         first = [] if isinstance(default, Refusal) else [default]
-        least = estimate_cycles(layer, plans[0])
-        near = [p for p in plans if p not in first and estimate_cycles(layer, p) <= MAX_PLAN_COST * least]
+        least = cost(layer, plans[0])
+        near = [p for p in plans if p not in first and cost(layer, p) <= MAX_PLAN_COST * least]
         return [choice_of(plan, layer) for plan in [*first, *near][: self.max_plans]]
 
     def _foretold_gain(self, piece: ModelProto) -> float | None:
@@ -150,7 +150,7 @@ class GpuSearch:
             return None
         dense_us, sparse_us = (
             MODEL.dense_us(dense_work(layer, batch)),
-            MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.gpu)),
+            MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.clock_mhz)),
         )
         return float(dense_us / sparse_us)
 

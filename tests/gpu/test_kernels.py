@@ -42,6 +42,11 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
 def test_generated_code_covers(gpu, target, name, dtype):
     case, x_shape = case_of(name, dtype)
     model = with_images(static_model(case, x_shape), target)
+    if name == "1x1, 7 wide" and dtype == np.float16:
+        # Its planes are of an odd size: slower to stage than the CSR kernel computes.
+        assert not image_bytes(model)
+        assert check(gpu, case, x_shape, model=model) == "cuda.csr"
+        return
     assert image_bytes(model), "no image was made"
     for batch in (x_shape[0], 1, 7):
         kernel = check(gpu, case, (batch, *x_shape[1:]), model=model, cuda_kernel="generated", seed=batch)

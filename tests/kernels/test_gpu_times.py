@@ -29,7 +29,7 @@ def make(shape=(64, 32, 3, 3), *, size=(28, 30), density=0.1, dtype=np.float32, 
 
 
 def sparse_us(layer, batch=1):
-    return float(MODEL.sparse_us(sparse_work(layer, choose_plan(layer, 90), batch, MODEL.gpu)))
+    return float(MODEL.sparse_us(sparse_work(layer, choose_plan(layer, 90), batch, MODEL.clock_mhz)))
 
 
 def dense_us(layer, batch=1):
@@ -49,16 +49,9 @@ def test_what_a_dense_layer_has_to_do():
     assert dense_work(make((64, 32, 1, 1), stride=2), 3).is_window == 1
 
 
-@pytest.mark.parametrize(("dtype", "columns"), [(np.float32, 30), (np.float16, 16)])
-def test_what_a_sparse_layer_has_to_do(dtype, columns):
-    layer = make(size=(28, 31 if dtype == np.float16 else 30), dtype=dtype)
-    plan = choose_plan(layer, 90)
-    work = sparse_work(layer, plan, 5, MODEL.gpu)
-    slots = 5 * 28 * columns
-    assert work.work_us == pytest.approx(
-        estimate_cycles(layer, plan) * slots / 32 / MODEL.gpu.multiprocessors / MODEL.gpu.clock_mhz
-    )
-    assert work.waves == pytest.approx(plan.num_tiles * slots / plan.threads / MODEL.gpu.multiprocessors)
+def test_what_a_sparse_layer_has_to_do():
+    plan = choose_plan(make(), 90)
+    assert sparse_work(make(), plan, 5, 1000.0).work_us == pytest.approx(estimate_cycles(make(), plan, 5) / 1000)
 
 
 def test_a_layer_of_unknown_size_has_no_time():
@@ -66,7 +59,7 @@ def test_a_layer_of_unknown_size_has_no_time():
     with pytest.raises(ValueError, match="not known"):
         dense_work(layer, 1)
     with pytest.raises(ValueError, match="not known"):
-        sparse_work(layer, choose_plan(layer, 90), 1, MODEL.gpu)
+        sparse_work(layer, choose_plan(layer, 90), 1, MODEL.clock_mhz)
 
 
 def test_more_work_takes_longer_and_zeros_only_help_the_sparse_kernel():
@@ -79,19 +72,9 @@ def test_more_work_takes_longer_and_zeros_only_help_the_sparse_kernel():
     assert dense_us(make(wide, dtype=np.float16), 64) < dense_us(make(wide), 64)
 
 
-def test_a_gpu_that_is_not_full_takes_longer_for_the_same_work():
-    times = [
-        float(MODEL.sparse_us(SparseWork(10.0, waves)))
-        for waves in (0.001, 0.9 * MODEL.full_waves, MODEL.full_waves, 50.0)
-    ]
-    assert times[0] > times[1] > times[2] == pytest.approx(times[3])
-    slowest = MODEL.sparse_launch_us + 10 * MODEL.sparse_slowdown * MODEL.max_idle
-    assert times[0] == pytest.approx(slowest)
-
-
 def test_nothing_to_do_still_takes_a_launch():
     assert MODEL.dense_us(DenseWork(0.0, 0.0, 1.0, 1e-6, 0.0, 0.0)) == pytest.approx(MODEL.dense_launch_us)
-    assert MODEL.sparse_us(SparseWork(0.0, 1.0)) == pytest.approx(MODEL.sparse_launch_us)
+    assert MODEL.sparse_us(SparseWork(0.0)) == pytest.approx(MODEL.sparse_launch_us)
 
 
 def test_many_layers_at_once_are_as_one_by_one():
@@ -99,7 +82,7 @@ def test_many_layers_at_once_are_as_one_by_one():
     works = [dense_work(layer, 8) for layer in layers]
     together = MODEL.dense_us(DenseWork(**as_arrays(works)))
     assert together == pytest.approx([dense_us(layer, 8) for layer in layers])
-    sparse = [sparse_work(layer, choose_plan(layer, 90), 8, MODEL.gpu) for layer in layers]
+    sparse = [sparse_work(layer, choose_plan(layer, 90), 8, MODEL.clock_mhz) for layer in layers]
     assert MODEL.sparse_us(SparseWork(**as_arrays(sparse))) == pytest.approx([sparse_us(layer, 8) for layer in layers])
 
 
@@ -108,7 +91,6 @@ def test_the_constants_are_of_this_world():
     assert MODEL.float_tflops < MODEL.half_tflops < 1200  # float16: 990
     assert 1 < MIN_GAIN < 1.5
     assert 0.1 < MODEL.sparse_slowdown < 10
-    assert MODEL.max_idle >= 1
 
 
 def test_dense_is_never_foretold_to_be_slower_than_it_was_seen():

@@ -18,7 +18,7 @@ from onnx_sparseconv.kernels.kernel_choice import (
     sized,
 )
 from onnx_sparseconv.kernels.layer import Refusal, make_layer
-from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
+from onnx_sparseconv.kernels.plan import choose_plan, cost
 from onnx_sparseconv.kernels.targets import resolve_targets
 from tests.support.gpu_images import needs_nvrtc
 from tests.support.sparse_models import random_weight
@@ -40,7 +40,7 @@ def make(density=0.1, size=(28, 28), shape=(64, 32, 3, 3)):
 def test_plans_are_ranked_by_the_cost_model():
     layer = make()
     plans = ranked_plans(layer, 90)
-    costs = [estimate_cycles(layer, plan) for plan in plans]
+    costs = [cost(layer, plan) for plan in plans]
     assert len(plans) > 3
     assert costs == sorted(costs)
     assert plans[0] == choose_plan(layer, 90)

@@ -81,6 +81,27 @@ def vgg() -> ModelProto:
     return network.finish()
 
 
+def vgg16(size: int = 224) -> ModelProto:
+    """VGG-16 at its full width: thirteen Conv with bias and Relu, five MaxPool, three Gemm."""
+    network = Network(3, size)
+    for channels, depth in ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3)):
+        for _ in range(depth):
+            network.conv(channels, bias=True)
+            network.relu()
+        network.add("MaxPool", network.last, kernel_shape=[2, 2], strides=[2, 2])
+    network.add("Flatten", network.last)
+    rng, features = np.random.default_rng(0), 512 * (size // 32) ** 2
+    for out_features in (4096, 4096, 1000):
+        weight = rng.standard_normal((out_features, features), np.float32) * np.float32(np.sqrt(2 / features))
+        bias = np.zeros(out_features, np.float32)
+        network.add("Gemm", network.last, network.constant(weight), network.constant(bias), transB=1)
+        if out_features != 1000:
+            network.relu()
+        features = out_features
+    constants = [tensor(v, n) for n, v in network.constants.items()]
+    return model(network.nodes, constants, [network.input], [value(network.last, ["N", 1000])], opset=OPSET)
+
+
 def resnet() -> ModelProto:
     """A stem, and two stages of two bottlenecks whose BatchNormalization nobody has folded."""
     network = Network(3, 32)

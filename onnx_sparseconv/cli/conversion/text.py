@@ -101,7 +101,6 @@ def _print_images(report: ConversionReport) -> None:
         say_table(table)
     for line in refused_image_lines(layers):
         say(line)
-    say("note: generated GPU kernels have not run on a GPU yet; verify the model on yours before you trust it")
     say()
 
 

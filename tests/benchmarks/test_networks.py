@@ -1,0 +1,25 @@
+"""The networks of benchmarks run at any batch size."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from tests.support.architectures import light_model, vgg16
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: vgg16(32), lambda: light_model("resnet50"), lambda: light_model("densenet121")]
+)
+def test_any_batch_size(make):
+    proto = importlib.import_module("networks").with_open_batch(make())
+    session = ort.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    (image,) = session.get_inputs()
+    x = np.random.default_rng(0).standard_normal((3, *image.shape[1:])).astype(np.float32)
+    (together,) = session.run(None, {image.name: x})
+    (alone,) = session.run(None, {image.name: x[1:2]})
+    np.testing.assert_allclose(together[1:2], alone, rtol=1e-3, atol=1e-3 * np.abs(alone).max())
+    assert np.ptp(together, axis=0).max() > 0
