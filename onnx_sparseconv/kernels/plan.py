@@ -70,7 +70,7 @@ _MULTIPROCESSORS = 132
 # To launch the kernel that adds up the sums of splits.
 _REDUCE_CYCLES = 3000
 _REFERENCE_BATCH = 64
-_ONE_IMAGE_WEIGHT = 0.15
+_ONE_IMAGE_WEIGHT = 0.05
 _LAUNCH_CYCLES = 9000
 # Of compute and memory, the share of the lesser that does not overlap with the other.
 _OVERLAP = 0.5
