@@ -169,6 +169,28 @@ def gpu_summary_table(results: str) -> str:
     return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
 
 
+def gpu_models_table(*results: str) -> str:
+    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without."""
+    head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
+    return table(head, [_gpu_model_row(record) for name in results for record in load(name)["models"]])
+
+
+def _gpu_model_row(record: Record) -> list[str]:
+    original, converted = record["original"], record["converted"]
+    times = [f"{side['time']['median_us'] / 1000:.2f} ms" for side in (original, converted)]
+    return [
+        original["path"].removesuffix(".onnx").replace(".half", ", float16"),
+        str(record["batch"]),
+        "yes" if "graph" in converted["mode"] else "no",
+        times[0],
+        original["mode"],
+        times[1],
+        converted["mode"],
+        str(len(record["kernels"])),
+        f"{record['speedup']['of_medians']:.2f}x",
+    ]
+
+
 def gpu_bytes_table() -> str:
     """Bytes of GPU images beside dense and unified-CSR weights, and what the compiler says, by layer and type."""
     if not (RESULTS / "gpu-image-bytes.json").is_file():
@@ -206,6 +228,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-history": history_table,
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers"),
+    "gpu-models": lambda: gpu_models_table("gpu-models", "gpu-models-batch-1"),
     "gpu-image-bytes": gpu_bytes_table,
     **paper_tables.TABLES,
 }

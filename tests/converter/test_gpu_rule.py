@@ -67,12 +67,29 @@ def predictions(model, rule):
 
 
 def test_layers_that_are_foretold_to_lose_stay_dense():
-    found = verdicts(network(NARROW, WIDE), GpuRule((90,)))
+    found = verdicts(network(NARROW, WIDE), GpuRule((90,), batches=(64,)))
     assert [verdict.reason for verdict in found] == [Reason.REWRITE, Reason.NO_PREDICTED_GAIN]
     assert "% of its weights are zero; predicted " in found[0].text
     assert found[1].text.startswith("predicted 0.")
     assert "on sm_90 at batch " in found[1].text
     assert "us dense, " in found[1].text
+
+
+def test_a_layer_has_to_save_what_a_network_pays_for_it(monkeypatch):
+    """However many times faster it is: a change of layout takes microseconds, not a share."""
+
+    def predict_one(*given):
+        *_, architecture, batch, size = given
+        return gpu_rule.Prediction(architecture, batch, size, 12.0 * batch, 4.0 * batch)
+
+    monkeypatch.setattr(gpu_rule, "_predict", predict_one)
+    (found,) = verdicts(network(NARROW), GpuRule((90,), batches=(1, 2)))
+    assert found.reason == Reason.NO_PREDICTED_GAIN
+    assert found.text == (
+        "predicted 3.00x on sm_90 at batch 1 and 56x56 (12 us dense, 4 us sparse), less than 10 us saved; "
+        "3.00x at batch 2"
+    )
+    assert reasons(network(NARROW), rule=GpuRule((90,), batches=(2,))) == [Reason.REWRITE]
 
 
 def test_what_sparsity_says_against_goes_first():
