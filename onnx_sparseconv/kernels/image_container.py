@@ -19,7 +19,7 @@ from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels.plan import GeneratedPlan
 
 MAGIC = 0x4D494353  # "SCIM"
-VERSION = 1
+VERSION = 2
 ALIGNMENT = 16
 # More than there are architectures; a hostile count is refused before anything is allocated.
 MAX_IMAGES = 64

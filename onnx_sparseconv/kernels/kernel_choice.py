@@ -26,7 +26,7 @@ class KernelChoice:
         kernel: ``generated`` for code of the layer's own, ``csr`` for the general kernel.
         tile_channels, chunk_channels, threads: of the plan, as in `GeneratedPlan`; 0 for ``csr``.
         in_size: ``(height, width)`` of X that the plan was made for, for models that leave theirs open; None where it
-            was made for none.
+            was made for none. A packed plan, of a small map, runs this size alone.
     """
 
     kernel: KernelName

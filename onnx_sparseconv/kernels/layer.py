@@ -34,7 +34,8 @@ class SparseLayer:
         group: convolution groups.
         element_type: float32 or float16, of X, B, Z and Y.
         activation: code of the op's ``activation`` attribute.
-        in_size: ``(height, width)`` of X where the model tells; the plan is then made for it and runs others too.
+        in_size: ``(height, width)`` of X where the model tells; the plan is then made for it, and runs others too
+            unless it is packed.
     """
 
     weight: Array

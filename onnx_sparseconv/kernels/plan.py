@@ -315,7 +315,7 @@ def _stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) -> _Sta
 
 def _packed_stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) -> _Stage | None:
     """A stage of whole planes, for as many images as the threads have slots of; None where it does not suit a layer."""
-    if layer.row_size is None:
+    if layer.row_size is None or 0 in layer.row_size:
         return None
     height, width = layer.row_size
     pitch = height * width * layer.element_type.itemsize
@@ -449,10 +449,13 @@ def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan, batch: int) -> floa
     slots, columns = math.prod(_slots(layer)), plan.columns_per_slot
     groups, group_slots = _reference_groups(plan, batch * slots, slots)
     splits = max(1, min(_MULTIPROCESSORS // (plan.num_tiles * groups), plan.num_chunks))
+    if splits > 1:  # they keep float16 sums accurate as passes do
+        splits = max(splits, plan.min_passes)
+    passes = 1 if splits > 1 else plan.min_passes
     turns = -(-plan.num_tiles * groups * splits // _MULTIPROCESSORS)
     work = _work(layer, plan.tile_channels)
     code = int((work.multiply_adds + work.loads + work.others).max()) + _CHUNK_INSTRUCTIONS_BESIDES * plan.num_chunks
-    instructions = code / splits + _GROUP_INSTRUCTIONS * plan.min_passes
+    instructions = code / splits + _GROUP_INSTRUCTIONS * passes
     # All warps wait for instructions, line by line, and share what is fetched: the more there are, the less it costs.
     code_bytes = plan.code_bytes if plan.num_tiles == 1 else _LINE_CODE_BYTES[-1]
     fetched = float(np.interp(code_bytes, _LINE_CODE_BYTES, _LINE_CYCLES))
@@ -469,7 +472,6 @@ def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan, batch: int) -> floa
     channel = max(group_slots * halo * size / _CACHE_BYTES_A_CYCLE, copies * _COPY_CYCLES)
     staged = plan.tile_in_channels / splits * channel
     # Each pass but the first reads what the one before it stored.
-    passes = 1 if splits > 1 else plan.min_passes
     stored = (2 * passes - 1) * plan.tile_channels * group_slots * columns * size / _MEMORY_BYTES_A_CYCLE
     moved = staged + stored
     cycles = turns * (max(compute, moved) + _OVERLAP * min(compute, moved))

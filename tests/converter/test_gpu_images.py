@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnx_sparseconv
-from onnx_sparseconv.converter import ConvertOptions, convert, inspect, restore
+from onnx_sparseconv.converter import ConvertOptions, convert, gpu_rule, inspect, restore
 from onnx_sparseconv.converter.gpu_images import drop_stale, makers
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -25,6 +25,12 @@ from tests.support.odd_models import FEEDS, branch, conv, dense_branch, if_node,
 
 pytestmark = needs_nvrtc
 FASHION_MNIST = Path(onnx_sparseconv.__file__).parents[1] / "examples" / "fashion_mnist"
+
+
+@pytest.fixture(autouse=True)
+def _small_layers(monkeypatch):
+    """Those of these tests save microseconds, if anything."""
+    monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
 
 
 @pytest.fixture

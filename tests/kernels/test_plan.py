@@ -28,6 +28,13 @@ def make(shape, group=1, in_size=(14, 14), dtype=np.float32):
     )
 
 
+@pytest.mark.parametrize("in_size", [(0, 7), (7, 0)])
+def test_an_empty_input_is_not_packed(in_size):
+    plan = choose_plan(make((32, 64, 3, 3), in_size=in_size), 90)
+    assert not plan.is_packed
+    assert plan.channel_pitch > 0
+
+
 @pytest.mark.parametrize("architecture", SHARED_BYTES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 def test_stages_fit_in_shared_memory(architecture, dtype):

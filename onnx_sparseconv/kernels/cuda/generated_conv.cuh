@@ -280,7 +280,7 @@ class Generated {
 #if SPARSECONV_HAS_BULK_COPIES
   // The last warp stages every chunk that this block computes, as soon as there is room: the others never wait for it
   // to compute anything, nor for each other. All its lanes count along, so that what it computes is the same for a
-  // warp, and one of them copies.
+  // warp, and one of them copies; each of them the planes of another image, where they are packed.
   __device__ __forceinline__ void StageAll() const {
     int stage = 0;
     unsigned round = 0;

@@ -83,8 +83,8 @@ __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_f
 __device__ __forceinline__ float LoadReadOnly(const float* address) { return __ldg(address); }
 __device__ __forceinline__ Half LoadReadOnly(const Half* address) { return __ldg(address); }
 
-// Loads and stores of what is not read again soon: in the second-level cache, it is the first to give way. What has to
-// stay there is code; see docs/gpu-kernels.md.
+// Loads and stores of what is not read again soon, or, as sums between passes, not by much: in the second-level cache,
+// it is the first to give way. What has to stay there is code; see docs/gpu-kernels.md.
 __device__ __forceinline__ float LoadOnce(const float* address) { return __ldcs(address); }
 __device__ __forceinline__ Half2 LoadOnce(const Half2* address) { return __ldcs(address); }
 __device__ __forceinline__ Half LoadOnce(const Half* address) { return __ldcs(address); }
@@ -104,8 +104,9 @@ __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
-// Copies from global to shared memory, of what is not read again soon. `CopyAsync*` are complete after WaitForCopies
-// (of the same thread) and then seen by a block that has passed a barrier; before sm_80 they are complete at once.
+// Copies from global to shared memory; those of 16 bytes and more, of what is not read again soon. `CopyAsync*` are
+// complete after WaitForCopies (of the same thread) and then seen by a block that has passed a barrier; before sm_80
+// they are complete at once.
 #if __CUDA_ARCH__ >= 800
 __device__ __forceinline__ unsigned long long OncePolicy() {
   unsigned long long policy;

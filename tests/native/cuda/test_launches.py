@@ -249,6 +249,19 @@ def test_more_than_it_can_stage(probe):
     assert reason.endswith("too few for planes of 55 x 31 with the staging that was asked for")
 
 
+def test_a_packed_plan_says_why_it_cannot_run(probe):
+    packed = {"channel_pitch": 14 * 14 * 4, "image_pitch": 4 * 14 * 14 * 4, "stage_images": 2, "threads": 416}
+    plan = make_plan(layer(64, 64), **packed)
+    assert generated(probe, plan, (256, 14, 14, 14, 14)).slots == 2 * 14 * 14
+    reason = generated(probe, plan, (3, 10, 14, 10, 14))
+    assert reason == "it is for planes of 196 elements, X has 10 x 14"
+    reason = generated(probe, plan, (3, 14, 14, 14, 14), aligned=False, asked=(0, 0, 0))
+    assert reason.endswith("and cannot with the staging that was asked for")
+    half = make_plan(layer(64, 64, dtype=np.float16), **{**packed, "channel_pitch": 392, "image_pitch": 1568})
+    reason = generated(probe, half, (3, 28, 7, 28, 7))
+    assert reason.endswith("words of two halves would begin at odd columns")
+
+
 def test_odd_planes_of_halves(probe):
     plan = make_plan(layer(64, 64, dtype=np.float16), plane_residue=1)
     assert generated(probe, plan, (1, 7, 7, 7, 7)) == "its float16 planes begin at odd elements"

@@ -77,7 +77,7 @@ struct GeneratedImage {
     driver.set_function_attribute(function, kMaxDynamicSharedBytes, static_cast<int>(shared));
     driver.resident_blocks(&facts.blocks_a_multiprocessor, function, plan.threads + plan.staging_threads,
                            static_cast<size_t>(shared));
-    if (device.architecture < kClusterArchitecture) return;
+    if (device.architecture < kClusterArchitecture || facts.blocks_a_multiprocessor < 1) return;
     LaunchShape pair;
     pair.grid[0] = pair.cluster = 2;
     pair.threads = static_cast<unsigned>(plan.threads + plan.staging_threads);

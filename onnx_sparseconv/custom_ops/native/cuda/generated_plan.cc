@@ -259,8 +259,8 @@ struct Lanes {
   int64_t cluster_blocks = 1;
 };
 
-// As many as are resident, with the same number of groups. In pairs, where there are several tiles: two neighbouring
-// multiprocessors that run the same code fetch it once.
+// As many as are resident, with the same number of groups. In pairs, where not all run the same code anyway: two
+// neighbouring multiprocessors then fetch it once.
 Lanes ChooseLanes(int64_t num_groups, int64_t units, const DeviceFacts& device, const GeneratedFacts& facts) {
   const int64_t most = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, num_groups);
   const int64_t turns = CeilDivide(num_groups, most);
@@ -339,9 +339,16 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
   }
   const auto grouping = FindGrouping(plan, sizes, device, facts, settings);
   if (!grouping) {
+    const int64_t element_bytes = plan.element_type == ort::kFloat16 ? 2 : 4;
+    if (plan.image_pitch > 0 && sizes.in_h * sizes.in_w * element_bytes != plan.channel_pitch) {
+      *reason = Concat("it is for planes of ", plan.channel_pitch / element_bytes, " elements, X has ", sizes.in_h,
+                       " x ", sizes.in_w);
+      return std::nullopt;
+    }
     if (plan.image_pitch > 0) {
-      *reason = Concat("it is for planes of ", plan.channel_pitch / (plan.element_type == ort::kFloat16 ? 2 : 4),
-                       " elements, X has ", sizes.in_h, " x ", sizes.in_w);
+      *reason = Concat("it stages planes of ", sizes.in_h, " x ", sizes.in_w, " as they lie in memory, and ",
+                       settings.staging.has_value() ? "cannot with the staging that was asked for"
+                                                    : "words of two halves would begin at odd columns");
       return std::nullopt;
     }
     *reason = Concat("it stages ", plan.channel_pitch, " bytes a channel, too few for planes of ", sizes.in_h, " x ",
