@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from onnx_sparseconv.text import shown, without_controls
+
 # Below this width a terminal shows short forms.
 WIDE = 120
 _MAX_NAME_LENGTH = 48
@@ -53,6 +55,7 @@ def is_wide() -> bool:
 
 def shown_name(name: str) -> str:
     """A name as a table shows it: whole in a file or a pipe, without the middle of a very long one on a terminal."""
+    name = shown(name)
     return shorten(name) if is_terminal() else name
 
 
@@ -69,6 +72,7 @@ def say(text: str = "", hang: int = 0) -> None:
         text: the line.
         hang: columns by which wrapped lines are indented, beyond the line's own indentation.
     """
+    text = without_controls(text)
     if text and is_terminal():
         indent = len(text) - len(text.lstrip()) + hang
         text = textwrap.fill(
@@ -101,7 +105,8 @@ def say_table(table: Table) -> None:
 
 def plain_table(table: Table) -> str:
     """A table as aligned text, every cell whole."""
-    lines = [tuple(column.title for column in table.columns), *table.rows]
+    rows = [tuple(map(shown, row)) for row in table.rows]
+    lines = [tuple(column.title for column in table.columns), *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
     text = []
     for line in lines:

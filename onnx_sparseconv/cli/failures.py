@@ -13,6 +13,7 @@ import typer
 
 from onnx_sparseconv.cli.exit_codes import INTERRUPTED, ExitCode
 from onnx_sparseconv.errors import ProviderError, SparseConvError, UsageError
+from onnx_sparseconv.text import without_controls
 
 P = ParamSpec("P")
 
@@ -30,7 +31,7 @@ def exit_code_of(error: SparseConvError) -> ExitCode:
 
 def print_error(message: str) -> None:
     """Write ``error: message`` on stderr, on one line."""
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    sys.stderr.write(f"error: {without_controls(' '.join(message.split()))}\n")
 
 
 def command(function: Callable[P, ExitCode]) -> Callable[P, None]:

@@ -35,6 +35,26 @@ def require_no_inputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
         require_not_an_input(output, found)
 
 
+def require_models_spared(outputs: Sequence[Path], models: Sequence[Path], others: Sequence[Path] = ()) -> None:
+    """Refuse models to be written, with their external data, over models that are read, with theirs.
+
+    Args:
+        outputs: models to be written.
+        models: models that are read.
+        others: further files to be written, such as reports.
+
+    Raises:
+        UsageError: one of the files to be written is one of those that are read, by whatever path, or a directory.
+    """
+    from onnx_sparseconv.converter.model_io import data_files, data_name  # noqa: PLC0415
+
+    require_no_inputs(outputs, models)
+    written = [*others, *outputs, *(output.with_name(data_name(output)) for output in outputs)]
+    # Nothing can be lost where nothing is; reading models takes its time.
+    if any(path.exists() for path in written):
+        require_no_inputs(written, [path for model in models for path in (model, *data_files(model))])
+
+
 def require_distinct(outputs: Sequence[Path]) -> None:
     """Refuse to write two things to one file.
 

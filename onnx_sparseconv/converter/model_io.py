@@ -114,6 +114,25 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     return size
 
 
+def data_name(path: Path) -> str:
+    """Name of the file, beside a model's, into which `save` puts external data."""
+    return f"{path.name}.data"
+
+
+def data_files(path: Path) -> list[Path]:
+    """The files beside a model that hold its external data, there or not; none of what is no model.
+
+    What a model names elsewhere no reader takes, so it is left out: absolute paths, and those that lead upwards.
+    """
+    try:
+        proto = onnx.load_model(str(path), load_external_data=False)
+    except (DecodeError, ValueError, OSError):
+        return []
+    entries = [e for t in iterate_tensors(proto) if uses_external_data(t) for e in t.external_data]
+    locations = sorted({entry.value for entry in entries if entry.key == "location"})
+    return [path.parent / name for name in locations if not Path(name).is_absolute() and ".." not in Path(name).parts]
+
+
 def one_line(error: BaseException) -> str:
     """The first lines of an error's message that say something, as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from onnx_sparseconv.report.words import shown
+from onnx_sparseconv.text import shown
 
 
 def text(words: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from onnx_sparseconv.report.words import shown
+from onnx_sparseconv.text import shown
 
 
 def element(tag: str, *children: str, **attributes: object) -> str:

@@ -6,22 +6,14 @@ import math
 import unicodedata
 from collections.abc import Sequence
 
+from onnx_sparseconv.text import shown
+
 UNKNOWN = "\u2013"
 TIMES = "\u00d7"
 MINUS = "\u2212"
 # Keeps a figure and its unit on one line.
 _SPACE = "\u00a0"
 _MAX_NAME_LENGTH = 44
-# Characters that HTML cannot hold, or that would turn round the text after them.
-_CONTROLS = (*range(0x20), *range(0x7F, 0xA0), *range(0xD800, 0xE000), 0xFFFE, 0xFFFF)
-_TURNING = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_UNSHOWABLE = dict.fromkeys((*_CONTROLS, *_TURNING), "\ufffd")
-_LINE_ENDS = {9: " ", 10: " ", 13: " "}
-
-
-def shown(text: str) -> str:
-    """Any text, be it hostile, as one line that HTML can hold; it is still to be escaped."""
-    return text.translate(_UNSHOWABLE | _LINE_ENDS)
 
 
 def shorten(text: str, longest: int = _MAX_NAME_LENGTH) -> str:

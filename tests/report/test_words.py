@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from onnx_sparseconv.report import words
+from onnx_sparseconv.text import shown
 
 
 @pytest.mark.parametrize(
@@ -50,4 +51,4 @@ def test_long_names_lose_their_middle_by_the_room_they_take():
 
 
 def test_what_html_cannot_hold_is_replaced():
-    assert words.shown("a\x00\x1bb\nc\u202e\ud800") == "a\ufffd\ufffdb c\ufffd\ufffd"
+    assert shown("a\x00\x1bb\nc\u202e\ud800") == "a\ufffd\ufffdb c\ufffd\ufffd"

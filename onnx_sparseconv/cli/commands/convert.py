@@ -21,7 +21,7 @@ from onnx_sparseconv.cli.conversion.text import print_conversion, print_summary
 from onnx_sparseconv.cli.conversion.work import COMMAND, convert_model, exit_code, outcome_document
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.options import ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import directories, require_distinct, require_not_an_input
+from onnx_sparseconv.cli.paths import directories, require_distinct, require_models_spared, require_not_an_input
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -288,7 +288,8 @@ def _check_report_paths(reports: Sequence[Path], work: Sequence[Job], out_dir: P
         parent = report.resolve().parent
         if not parent.is_dir() and (out_dir is None or parent != out_dir.resolve()):
             raise UsageError(f"--report {report}: there is no directory {parent}")
-        require_not_an_input(report, [job.model for job in work])
+        require_not_an_input(report, [job.decisions for job in work if job.decisions is not None])
+    require_models_spared([], [job.model for job in work], reports)
     require_distinct([*reports, *(job.output for job in work if job.output is not None)])
 
 

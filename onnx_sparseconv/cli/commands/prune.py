@@ -22,7 +22,7 @@ from onnx_sparseconv.cli.console import (
     shown_name,
 )
 from onnx_sparseconv.cli.exit_codes import ExitCode
-from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
+from onnx_sparseconv.cli.paths import require_models_spared, suggested_output
 from onnx_sparseconv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def command(
 
     if not 0 < sparsity <= 1:
         raise UsageError(f"--sparsity must be above 0 and at most 1, got {sparsity:g} (0.9 is 90%)")
-    require_not_an_input(output, [model])
+    require_models_spared([output], [model])
     with failures.stdout_kept_clean():
         report = prune(model, output, sparsity=sparsity, scope=scope.value)
     print_report(model, report)

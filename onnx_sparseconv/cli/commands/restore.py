@@ -11,7 +11,7 @@ from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.console import count, say
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.options import ConvertedArgument
-from onnx_sparseconv.cli.paths import require_not_an_input
+from onnx_sparseconv.cli.paths import require_models_spared
 
 NAME = "restore"
 
@@ -24,7 +24,7 @@ def command(
     """Turn every sparse convolution back into a Conv with the very bits of the weights that it holds."""
     from onnx_sparseconv.converter import restore  # noqa: PLC0415
 
-    require_not_an_input(output, [converted])
+    require_models_spared([output], [converted])
     with failures.stdout_kept_clean():
         report = restore(converted, output)
     for name in report.layers:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from onnx_sparseconv.cli.paths import require_distinct, require_no_inputs
+from onnx_sparseconv.cli.paths import require_distinct, require_models_spared, require_no_inputs
 from onnx_sparseconv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ def place(models: Sequence[Path], outputs: Sequence[Path | None], settings: Job)
         UsageError: an output is an input, or that of another model.
     """
     named = [path for path in outputs if path is not None]
-    require_no_inputs(named, models)
+    require_models_spared(named, models)
+    if settings.decisions is not None:
+        require_no_inputs(named, [settings.decisions])
     require_distinct(named)
     return [replace(settings, model=model, output=path) for model, path in zip(models, outputs, strict=True)]
 

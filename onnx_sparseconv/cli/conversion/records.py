@@ -6,6 +6,7 @@ what becomes of a model. A report that cannot be read, or that is of another for
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -96,29 +97,13 @@ def source_digest(path: Path) -> str:
         _add_file(digest, path)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
-    for location in _locations(path):
-        digest.update(b"\0" + location.encode() + b"\0")
-        data = path.parent / location
-        # One that is missing is the converter's to tell.
-        if data.is_file():
-            _add_file(digest, data)
+    for data in _data_files(path):
+        digest.update(b"\0" + str(data.relative_to(path.parent)).encode(errors="surrogateescape") + b"\0")
+        # One that is missing, or cannot be read, is the converter's to tell.
+        with contextlib.suppress(OSError):
+            if data.is_file():
+                _add_file(digest, data)
     return digest.hexdigest()
-
-
-def _locations(path: Path) -> list[str]:
-    """Names of the files of external data; none of a file that is no model."""
-    import onnx  # noqa: PLC0415
-    from google.protobuf.message import DecodeError  # noqa: PLC0415
-    from onnx.external_data_helper import uses_external_data  # noqa: PLC0415
-
-    from onnx_sparseconv.converter.model_io import iterate_tensors  # noqa: PLC0415
-
-    try:
-        proto = onnx.load_model(str(path), load_external_data=False)
-    except (DecodeError, ValueError):
-        return []
-    entries = [e for t in iterate_tensors(proto) if uses_external_data(t) for e in t.external_data]
-    return sorted({entry.value for entry in entries if entry.key == "location"})
 
 
 def _add_file(digest: hashlib._Hash, path: Path) -> None:
@@ -138,15 +123,22 @@ def file_digest(path: Path) -> str:
 
 
 def written_files(output: Path | None) -> list[Path]:
-    """The files of a converted model: its own, and that of its external data where there is one."""
-    if output is None:
+    """The files of a converted model: its own, and that of its external data where it has some."""
+    if output is None or not output.is_file():
         return []
-    return [path for path in (output, output.with_name(_data_name(output))) if path.is_file()]
+    return [output, *(path for path in _data_files(output) if path.is_file())]
+
+
+def _data_files(path: Path) -> list[Path]:
+    from onnx_sparseconv.converter.model_io import data_files  # noqa: PLC0415
+
+    return data_files(path)
 
 
 def _data_name(output: Path) -> str:
-    """The file of a model's external data, as the converter names it."""
-    return f"{output.name}.data"
+    from onnx_sparseconv.converter.model_io import data_name  # noqa: PLC0415
+
+    return data_name(output)
 
 
 def make_record(document: Mapping[str, Any], origin: Mapping[str, Any], output: Path | None) -> dict[str, Any]:
@@ -222,9 +214,16 @@ def remove_written(record: Record, output: Path) -> bool:
 
     Returns:
         Whether anything was removed.
+
+    Raises:
+        ModelError: a file cannot be removed.
     """
     if not record.written or not is_as_written(record, output):
         return False
     for name in record.written:
-        output.with_name(name).unlink()
+        path = output.with_name(name)
+        try:
+            path.unlink()
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be removed: {error.strerror or error}") from error
     return True

@@ -1,0 +1,100 @@
+"""Files that are read are not written over, those of external data included; names do not steer terminals."""
+
+from __future__ import annotations
+
+import shutil
+
+import onnx
+import pytest
+from onnx import external_data_helper
+
+from tests.runtime import networks
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Two models that share ``model.onnx.data``."""
+    folder = tmp_path / "models"
+    folder.mkdir()
+    proto = networks.dense(networks.weights(channels=16, sparsity=0.95, layers=1))
+    external_data_helper.convert_model_to_external_data(proto, location="model.onnx.data", size_threshold=0)
+    onnx.save(proto, str(folder / "model.onnx"))
+    shutil.copy(folder / "model.onnx", folder / "backup.onnx")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "convert backup.onnx -o model.onnx",
+        "convert backup.onnx -o model.onnx.data",
+        "convert backup.onnx -o other.onnx --report model.onnx.json",
+        "prune backup.onnx -o model.onnx --sparsity 0.99",
+        "restore backup.onnx -o model.onnx",
+    ],
+)
+def test_external_data_of_an_input_are_not_written_over(sparseconv, models, monkeypatch, arguments):
+    monkeypatch.chdir(models)
+    if "json" in arguments:
+        proto = onnx.load("backup.onnx")
+        external_data_helper.convert_model_to_external_data(proto, location="model.onnx.json", size_threshold=0)
+        onnx.save(proto, "backup.onnx")
+    before = {path.name: path.read_bytes() for path in models.iterdir()}
+    result = sparseconv(*arguments.split())
+    assert result.exit_code == 2
+    assert "is the input" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert {path.name: path.read_bytes() for path in models.iterdir()} == before
+
+
+def test_decisions_are_not_written_over(sparseconv, models, tmp_path, monkeypatch):
+    monkeypatch.chdir(models)
+    decisions = tmp_path / "decisions.json"
+    decisions.write_text("{}")
+    for arguments in (["-o", decisions], ["-o", "new.onnx", "--report", decisions]):
+        result = sparseconv("convert", "backup.onnx", "--decisions", decisions, *arguments)
+        assert result.exit_code == 2
+        assert "is the input" in result.stderr
+    assert decisions.read_text() == "{}"
+
+
+def test_a_folder_removes_only_what_it_wrote(sparseconv, tmp_path):
+    source, out = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    out.mkdir()
+    networks.save(networks.dense(networks.weights(channels=16, sparsity=0.95, layers=1)), source / "ok.onnx")
+    foreign = out / "ok.onnx.data"
+    foreign.write_text("mine")
+    assert sparseconv("convert", source, "--out-dir", out, "--force").exit_code == 0
+    assert (out / "ok.onnx").is_file()
+    sparseconv("convert", source, "--out-dir", out, "--min-sparsity", 1)
+    assert not (out / "ok.onnx").exists()
+    assert foreign.read_text() == "mine"
+
+
+@pytest.mark.parametrize("location", ["/dev/zero", "../outside", "x" * 300])
+def test_a_folder_reads_nothing_outside_of_it(sparseconv, models, tmp_path, location):
+    (tmp_path / "outside").write_text("secret")
+    proto = onnx.load(str(models / "model.onnx"), load_external_data=False)
+    for stored in proto.graph.initializer:
+        for entry in stored.external_data:
+            if entry.key == "location":
+                entry.value = location
+    (models / "model.onnx").write_bytes(proto.SerializeToString())
+    result = sparseconv("convert", models, "--out-dir", tmp_path / "out", "--force")
+    assert result.exit_code in (1, 2, 3)
+    assert "Traceback" not in result.stderr
+    assert (tmp_path / "out" / "backup.onnx").is_file()
+
+
+def test_names_do_not_steer_a_terminal(sparseconv, tmp_path):
+    proto = networks.dense(networks.weights(channels=16, sparsity=0.95, layers=1))
+    for node in proto.graph.node:
+        if node.op_type == "Conv":
+            node.name = "\x1b[31mred\x1b]0;title\x07\nline2\r\u202eover"
+    path = networks.save(proto, tmp_path / "model.onnx")
+    for arguments in (["inspect", path], ["convert", path, "-o", tmp_path / "out.onnx", "--force"]):
+        result = sparseconv(*arguments)
+        assert result.exit_code == 0, result.stderr
+        assert not set("\x1b\x07\r\u202e") & set(result.stdout + result.stderr)
+        assert "line2" in result.stdout
