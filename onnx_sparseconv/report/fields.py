@@ -9,7 +9,9 @@ from typing import Any
 from onnx_sparseconv.errors import ReportError
 
 # Beyond this a figure is no size, time or count of anything.
-_LARGEST = 1e300
+_LARGEST = 1e18
+# And below this, it is none either.
+_LEAST = 1e-18
 
 
 class Fields:
@@ -68,8 +70,9 @@ class Fields:
         return float(value)
 
     def positive(self, name: str) -> float | None:
-        """A number above zero; None where there is none, or zero."""
-        return self.number(name) or None
+        """A number above zero; None where there is none, or next to zero."""
+        value = self.number(name)
+        return value if value is not None and value > _LEAST else None
 
     def integer(self, name: str) -> int | None:
         """A whole number; None where there is none."""
