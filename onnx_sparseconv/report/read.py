@@ -50,9 +50,9 @@ def read_report(document: Any, *, verify: Any = None, bench: Any = None, where: 
         )
     report = replace(report, versions=_versions(fields) or report.versions, created=fields.text("created"))
     if bench is not None:
-        report = _with_bench(report, _checked(bench, "the bench report", "bench"))
+        report = _with_bench(report, _of_model(report, _checked(bench, "the bench report", "bench")))
     if verify is not None:
-        report = replace(report, errors=_errors(_checked(verify, "the verify report", "verify")))
+        report = replace(report, errors=_errors(_of_model(report, _checked(verify, "the verify report", "verify"))))
     return report
 
 
@@ -215,6 +215,17 @@ def _layer(item: Fields) -> Layer:
 
 def _versions(fields: Fields) -> tuple[tuple[str, str], ...]:
     return tuple(fields.child("versions").pairs()) if fields.has("versions") else ()
+
+
+def _of_model(report: Report, fields: Fields) -> Fields:
+    """What another command found, if it is of the same model: its layers are layers of the report."""
+    nodes = [kernel.text("node") for kernel in fields.children("kernels")]
+    names = {layer.name for layer in report.layers}
+    nodes += [layer.text("name") for layer in fields.children("layers")]
+    if unknown := [node for node in nodes if node and node not in names]:
+        command = fields.text("command")
+        raise ReportError(f"the {command} report is for another model: this one has no convolution {unknown[0]!r}")
+    return fields
 
 
 def _errors(fields: Fields) -> tuple[OutputError, ...]:

@@ -136,3 +136,11 @@ def test_several_models():
     folder = read_folder(documents_, title="models", pages=["a.html", "b.html"])
     assert [(entry.page, entry.fresh) for entry in folder.entries] == [("a.html", True), ("b.html", False)]
     assert folder.created == "2026-01-02 03:04 UTC"
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
+def test_what_was_found_of_another_model_is_refused(command):
+    found = documents.verification() if command == "verify" else documents.benchmark()
+    found["kernels"] = [{"node": "elsewhere", "op_type": "SparseConv", "kernel": "cpu.avx512", "provider": "cpu"}]
+    with pytest.raises(ReportError, match=f"the {command} report is for another model: .* no convolution 'elsewhere'"):
+        read_report(documents.conversion(), **{command: found})
