@@ -57,8 +57,9 @@ LOADS_AHEAD = 4
 # passes, between which sums are rounded.
 HALF_TERMS = 12
 MAX_HALF_ERROR = 3.75
-# The model's constants, measured on an H200. Cycles that a block takes for a line of 128 bytes of code: until it is
-# there, by the bytes of all tiles' code, and for each warp to run it.
+# The model's constants, fitted to measurements on an H200. Cycles that a block takes for a line of 128 bytes of code:
+# until it is there, by the bytes of the code of a single tile (several tiles never stay near), and for each warp to
+# run it.
 _LINE_INSTRUCTIONS = 128 // _INSTRUCTION_BYTES
 _LINE_CODE_BYTES = (80 << 10, 160 << 10)
 _LINE_CYCLES = (20.0, 39.0)
@@ -69,6 +70,7 @@ _CHUNK_INSTRUCTIONS_BESIDES = 20
 _MULTIPROCESSORS = 132
 # To launch the kernel that adds up the sums of splits.
 _REDUCE_CYCLES = 3000
+# Plans are compared for so many images and, with this exponent, for one, whose launch takes its time whatever the plan.
 _REFERENCE_BATCH = 64
 _ONE_IMAGE_WEIGHT = 0.05
 _LAUNCH_CYCLES = 9000
