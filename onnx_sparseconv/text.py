@@ -1,4 +1,4 @@
-"""Text that comes from models and files, made harmless for pages and terminals."""
+"""Text for pages and terminals: what comes from models and files made harmless, and figures in words."""
 
 from __future__ import annotations
 
@@ -17,3 +17,18 @@ def shown(text: str) -> str:
 def without_controls(text: str) -> str:
     """Any text without what would steer a terminal; ends of lines stay."""
     return text.translate({code: to for code, to in _UNSHOWABLE.items() if code != ord("\n")})
+
+
+def count(number: int, singular: str, plural: str | None = None) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+def percent(share: float) -> str:
+    """``0.912`` as ``91.2%``; never rounded to 100% or 0% when it is not."""
+    value = 100 * share
+    if 0 < value < 0.05:
+        return "<0.1%"
+    if 99.95 <= value < 100:
+        return ">99.9%"
+    return f"{value:.1f}%"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from onnx_sparseconv.text import shown, without_controls
+from onnx_sparseconv.text import percent, shown, without_controls
 
 # Below this width a terminal shows short forms.
 WIDE = 120
@@ -92,11 +92,12 @@ def say_field(label: str, value: str) -> None:
 
 def say_command(text: str) -> None:
     """Print a command line, never wrapped, so that it can be copied."""
-    sys.stdout.write(f"  {text}\n")
+    sys.stdout.write(f"  {without_controls(text)}\n")
 
 
 def say_table(table: Table) -> None:
     """Print a table."""
+    table = Table(table.columns, tuple(tuple(map(shown, row)) for row in table.rows))
     if is_terminal():
         _say_rich(table)
     else:
@@ -105,8 +106,7 @@ def say_table(table: Table) -> None:
 
 def plain_table(table: Table) -> str:
     """A table as aligned text, every cell whole."""
-    rows = [tuple(map(shown, row)) for row in table.rows]
-    lines = [tuple(column.title for column in table.columns), *rows]
+    lines = [tuple(column.title for column in table.columns), *table.rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(table.columns))]
     text = []
     for line in lines:
@@ -176,14 +176,7 @@ def format_bytes(size_bytes: int | None) -> str:
 
 def format_percent(share: float | None) -> str:
     """``0.912`` as ``91.2%``; never rounded to 100% or 0% when it is not."""
-    if share is None:
-        return "?"
-    percent = 100 * share
-    if 0 < percent < 0.05:
-        return "<0.1%"
-    if 99.95 <= percent < 100:
-        return ">99.9%"
-    return f"{percent:.1f}%"
+    return "?" if share is None else percent(share)
 
 
 def format_time(time_us: float | None) -> str:
@@ -204,8 +197,3 @@ def format_change(before: int, after: int | None) -> str:
     """Two sizes and what is left: ``4.95 MB -> 1.20 MB (24.2%)``."""
     left = f" ({format_percent(after / before)})" if after is not None and before else ""
     return f"{format_bytes(before)} -> {format_bytes(after)}{left}"
-
-
-def count(number: int, singular: str, plural: str | None = None) -> str:
-    """``1 layer``, ``2 layers``."""
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"

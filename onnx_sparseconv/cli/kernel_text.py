@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from onnx_sparseconv.cli.console import count, shorten
+from onnx_sparseconv.cli.console import shorten
 from onnx_sparseconv.cli.options import KernelChoice
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.runtime.kernels import KernelUse

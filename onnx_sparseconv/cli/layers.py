@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
-    count,
     format_bytes,
     format_percent,
     format_shape,
@@ -16,6 +15,7 @@ from onnx_sparseconv.cli.console import (
     shorten,
     shown_name,
 )
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import LayerReport, NodeNote

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from onnx_sparseconv.cli.console import Column, Table, count, format_percent, format_time, say, shown_name
+from onnx_sparseconv.cli.console import Column, Table, format_percent, format_time, say, shown_name
 from onnx_sparseconv.cli.options import ProviderChoice
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.conversion import Precision

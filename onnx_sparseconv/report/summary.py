@@ -8,6 +8,7 @@ from onnx_sparseconv.report import words
 from onnx_sparseconv.report.data import Case, FolderReport, Outcome, Report, geometric_mean
 from onnx_sparseconv.report.html import text
 from onnx_sparseconv.report.tables import most_frequent_reason
+from onnx_sparseconv.text import count
 
 # A gain below this share is called none.
 _WRITTEN = (Outcome.CONVERTED, Outcome.HALF, Outcome.IMAGES)
@@ -32,7 +33,7 @@ def model_lead(report: Report) -> str:
 def _lead(report: Report) -> tuple[str, str]:
     if report.outcome is Outcome.ERROR:
         return "Failed.", report.error
-    layers = f"{report.num_sparse} of {words.count(len(report.layers), 'convolution')}"
+    layers = f"{report.num_sparse} of {count(len(report.layers), 'convolution')}"
     done = {
         Outcome.CONVERTED: f"{layers} became sparse.",
         Outcome.WOULD_CONVERT: f"{layers} would become sparse; nothing was written.",
@@ -120,7 +121,7 @@ def folder_lead(folder: FolderReport) -> str:
     written = sum(report.outcome in _WRITTEN for report in reports)
     failed = sum(report.outcome is Outcome.ERROR for report in reports)
     fresh = sum(entry.fresh for entry in folder.entries)
-    strong = f"{written} of {words.count(len(reports), 'model')} converted."
+    strong = f"{written} of {count(len(reports), 'model')} converted."
     parts = []
     if fresh < len(reports):
         parts.append(f"{len(reports) - fresh} of all were done by an earlier run and have not changed since.")
@@ -139,9 +140,7 @@ def folder_cards(folder: FolderReport) -> str:
     cards = [Card("Converted", f"{sum(r.outcome in _WRITTEN for r in reports)} of {len(reports)}", "models")]
     speedups = [report.speedup for report in written if report.speedup is not None]
     if speedups:
-        best = (
-            f"{words.times(min(speedups))} to {words.times(max(speedups))}; {words.count(len(speedups), 'model')} timed"
-        )
+        best = f"{words.times(min(speedups))} to {words.times(max(speedups))}; {count(len(speedups), 'model')} timed"
         cards.append(Card("Speed-up, geometric mean", words.times(geometric_mean(speedups)), best))
     if written:
         before = sum(report.bytes_before or 0 for report in written)

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from onnx_sparseconv.report import words
 from onnx_sparseconv.report.data import Case, FolderEntry, FolderReport, Layer, Outcome, OutputError, Report
 from onnx_sparseconv.report.html import Cell, Column, breakable, name, table, text
+from onnx_sparseconv.text import count
 
 
 def layers_table(report: Report) -> str:
@@ -154,7 +155,7 @@ def most_frequent_reason(report: Report) -> str:
     if not reasons:
         return "" if report.layers else "it has no convolution"
     most = max(dict.fromkeys(reasons), key=reasons.count)
-    return f"{most.replace('-', ' ')}: {words.count(reasons.count(most), 'layer')} of {len(report.layers)}"
+    return f"{most.replace('-', ' ')}: {count(reasons.count(most), 'layer')} of {len(report.layers)}"
 
 
 def facts(pairs: Sequence[tuple[str, str]]) -> str:

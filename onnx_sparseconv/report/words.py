@@ -6,7 +6,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 
-from onnx_sparseconv.text import shown
+from onnx_sparseconv import text as plain_text
 
 UNKNOWN = "\u2013"
 TIMES = "\u00d7"
@@ -18,7 +18,7 @@ _MAX_NAME_LENGTH = 44
 
 def shorten(text: str, longest: int = _MAX_NAME_LENGTH) -> str:
     """A long name without its middle; characters of East Asian scripts count as two."""
-    text = shown(text)
+    text = plain_text.shown(text)
     if sum(map(_width, text)) <= longest:
         return text
     room = (longest - 1) // 2
@@ -36,11 +36,6 @@ def _beginning(text: str, room: int) -> str:
 
 def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in "WF" else 1
-
-
-def count(number: int, singular: str, plural: str | None = None) -> str:
-    """``1 layer``, ``2 layers``."""
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
 def time(time_us: float | None) -> str:
@@ -83,14 +78,7 @@ def times(factor: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """A share; never rounded to 0% or 100% when it is not."""
-    if share is None:
-        return UNKNOWN
-    value = 100 * share
-    if 0 < value < 0.05:
-        return "<0.1%"
-    if 99.95 <= value < 100:
-        return ">99.9%"
-    return f"{value:.1f}%"
+    return UNKNOWN if share is None else plain_text.percent(share)
 
 
 def scientific(value: float | None) -> str:

@@ -6,7 +6,6 @@ from onnx_sparseconv.cli import console
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
-    count,
     format_bytes,
     format_change,
     format_percent,
@@ -15,6 +14,7 @@ from onnx_sparseconv.cli.console import (
     plain_table,
     shorten,
 )
+from onnx_sparseconv.text import count
 
 LONG = "model/" + "block/" * 40 + "conv"
 

@@ -15,13 +15,13 @@ from onnx_sparseconv.cli.batch import Outcome, attempt, print_outcome_error, run
 from onnx_sparseconv.cli.console import progress_bar, say
 from onnx_sparseconv.cli.conversion.folder import convert_folders
 from onnx_sparseconv.cli.conversion.folder_plan import FolderOptions
-from onnx_sparseconv.cli.conversion.job import Job, check_deciding, plan_jobs
+from onnx_sparseconv.cli.conversion.job import Job, check_deciding, check_reports, plan_jobs
 from onnx_sparseconv.cli.conversion.reports import check_report_name, write_reports
 from onnx_sparseconv.cli.conversion.text import print_conversion, print_summary
 from onnx_sparseconv.cli.conversion.work import COMMAND, convert_model, exit_code, outcome_document
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.options import ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import directories, require_distinct, require_models_spared, require_not_an_input
+from onnx_sparseconv.cli.paths import directories, require_distinct, require_not_an_input
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -247,7 +247,8 @@ def command(
             raise UsageError("-o names one output, and a folder holds many models: use --out-dir")
         return convert_folders(models, settings, FolderOptions(out_dir, reports, at_a_time, redo))
     work = plan_jobs(models, output, out_dir, settings)
-    _check_report_paths(reports, work, out_dir)
+    check_reports(reports, work, out_dir)
+    require_distinct([*reports, *(job.output for job in work if job.output is not None)])
     outcomes: list[_Outcome] = []
     with directories([] if dry_run or out_dir is None else [out_dir]):
         for outcome in _run(work, at_a_time):
@@ -280,17 +281,6 @@ def _resolve(names: Sequence[str], nvrtc: NvrtcOption) -> tuple[str, ...]:
     from onnx_sparseconv.kernels.targets import resolve_targets  # noqa: PLC0415
 
     return tuple(target.name for target in resolve_targets(names, nvrtc.value))
-
-
-def _check_report_paths(reports: Sequence[Path], work: Sequence[Job], out_dir: Path | None) -> None:
-    """Refuse reports that could not be written, before the work is done."""
-    for report in reports:
-        parent = report.resolve().parent
-        if not parent.is_dir() and (out_dir is None or parent != out_dir.resolve()):
-            raise UsageError(f"--report {report}: there is no directory {parent}")
-        require_not_an_input(report, [job.decisions for job in work if job.decisions is not None])
-    require_models_spared([], [job.model for job in work], reports)
-    require_distinct([*reports, *(job.output for job in work if job.output is not None)])
 
 
 def _run(work: Sequence[Job], jobs: int) -> Iterator[_Outcome]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.console import count, format_bytes, say
+from onnx_sparseconv.cli.console import format_bytes, say
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.options import JsonOption, ReportFileOption
 from onnx_sparseconv.runtime.plain import to_plain
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.runtime.doctor import DoctorReport

@@ -14,7 +14,6 @@ from onnx_sparseconv.cli.batch import Outcome, print_outcome_error, run_all
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
-    count,
     format_bytes,
     format_percent,
     is_wide,
@@ -28,6 +27,7 @@ from onnx_sparseconv.cli.layers import images_table, inspect_table, reason_lines
 from onnx_sparseconv.cli.options import JsonOption, ReportFileOption
 from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
 from onnx_sparseconv.runtime.plain import to_plain
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ModelReport

@@ -13,7 +13,6 @@ from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
-    count,
     format_percent,
     format_shape,
     say,
@@ -24,6 +23,7 @@ from onnx_sparseconv.cli.console import (
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.paths import require_models_spared, suggested_output
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import PruneReport

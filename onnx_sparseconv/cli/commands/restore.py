@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.console import count, say
+from onnx_sparseconv.cli.console import say
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.options import ConvertedArgument
 from onnx_sparseconv.cli.paths import require_models_spared
+from onnx_sparseconv.text import count
 
 NAME = "restore"
 

@@ -11,7 +11,7 @@ import typer
 
 from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.commands.convert import PrecisionOption
-from onnx_sparseconv.cli.console import count, progress_bar, say, say_command, say_field, say_table, shorten
+from onnx_sparseconv.cli.console import progress_bar, say, say_command, say_field, say_table, shorten
 from onnx_sparseconv.cli.conversion.work import with_peaks
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
@@ -32,6 +32,7 @@ from onnx_sparseconv.cli.tuning import (
     say_whole,
 )
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.tuner import TuneReport

@@ -11,7 +11,6 @@ from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.console import (
     Column,
     Table,
-    count,
     format_percent,
     format_shape,
     is_wide,
@@ -42,6 +41,7 @@ from onnx_sparseconv.cli.options import (
 )
 from onnx_sparseconv.cli.paths import require_not_an_input
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.runtime.metrics import OutputComparison

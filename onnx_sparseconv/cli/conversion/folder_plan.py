@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from onnx_sparseconv.cli.conversion.job import Job, check_out_dir, check_settings, place
+from onnx_sparseconv.cli.conversion.job import Job, check_out_dir, check_reports, check_settings, place
 from onnx_sparseconv.cli.paths import require_distinct, require_no_inputs
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.files import identities
@@ -133,12 +133,8 @@ def _task(job: Job, relative: Path, options: FolderOptions) -> Task:
 
 def _check_written(tasks: Sequence[Task], options: FolderOptions) -> None:
     """Refuse reports that could not be written, or that would take the place of something else."""
-    inputs = [task.model for task in tasks]
-    for path in options.reports:
-        parent = path.resolve().parent
-        if not parent.is_dir() and (options.out_dir is None or parent != options.out_dir.resolve()):
-            raise UsageError(f"--report {path}: there is no directory {parent}")
+    check_reports(options.reports, [task.job for task in tasks], options.out_dir)
     summary = [] if options.out_dir is None else [options.out_dir / SUMMARY_PAGE, options.out_dir / SUMMARY_DATA]
     outputs = [path for task in tasks for path in (task.job.output, task.record, task.page) if path is not None]
-    require_no_inputs([*options.reports, *summary], inputs)
+    require_no_inputs(summary, [task.model for task in tasks])
     require_distinct([*options.reports, *summary, *outputs])

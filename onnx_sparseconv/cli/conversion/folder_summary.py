@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnx_sparseconv.cli.batch import Outcome, print_outcome_error
-from onnx_sparseconv.cli.console import Column, Table, count, format_bytes, say, say_table, shown_name
+from onnx_sparseconv.cli.console import Column, Table, format_bytes, say, say_table, shown_name
 from onnx_sparseconv.cli.conversion.folder_plan import SUMMARY_DATA, SUMMARY_PAGE, FolderOptions, Task
 from onnx_sparseconv.cli.conversion.work import COMMAND, error_document, made_by
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.files import write_text
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.report import Report

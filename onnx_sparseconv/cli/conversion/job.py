@@ -97,6 +97,20 @@ def check_out_dir(out_dir: Path | None) -> None:
         raise UsageError(f"--out-dir {out_dir} is not a directory")
 
 
+def check_reports(reports: Sequence[Path], jobs: Sequence[Job], out_dir: Path | None) -> None:
+    """Refuse reports that could not be written, before the work is done, or that would be written over what is read.
+
+    Raises:
+        UsageError: says which.
+    """
+    for report in reports:
+        parent = report.resolve().parent
+        if not parent.is_dir() and (out_dir is None or parent != out_dir.resolve()):
+            raise UsageError(f"--report {report}: there is no directory {parent}")
+    require_no_inputs(reports, [job.decisions for job in jobs if job.decisions is not None])
+    require_models_spared([], [job.model for job in jobs], reports)
+
+
 def check_deciding(settings: Job, num_models: int) -> None:
     """Refuse several ways to decide at once.
 

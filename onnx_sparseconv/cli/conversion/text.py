@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli.batch import Outcome
-from onnx_sparseconv.cli.console import (
-    Column,
-    Table,
-    count,
-    format_bytes,
-    format_change,
-    say,
-    say_command,
-    say_table,
-)
+from onnx_sparseconv.cli.console import Column, Table, format_bytes, format_change, say, say_command, say_table
 from onnx_sparseconv.cli.conversion.job import Job
 from onnx_sparseconv.cli.layers import (
     converted_table,
@@ -26,6 +17,7 @@ from onnx_sparseconv.cli.layers import (
     refused_image_lines,
 )
 from onnx_sparseconv.cli.tuning import say_whole
+from onnx_sparseconv.text import count
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ConversionReport, PrecisionReport

@@ -9,6 +9,7 @@ from onnx_sparseconv.report.charts.chart import BOTTOM, LEFT, RIGHT, TOP, Axis, 
 from onnx_sparseconv.report.data import Case, Layer
 from onnx_sparseconv.report.scales import Scale, linear, linear_ticks
 from onnx_sparseconv.report.svg import element, text
+from onnx_sparseconv.text import count
 
 # So few points are marked one by one.
 _FEW = 60
@@ -68,7 +69,7 @@ def gain_chart(layers: Sequence[Layer], case: int, whole: Case, name: str, *, al
     if saved is not None:
         parts.append(level(y(saved), f"saved by the model as a whole: {_signed_time(saved)}"))
         caption += " The dashed line is what the whole model saved, measured: layers may gain more or less together."
-    description = f"{words.count(len(gains), 'sparse layer')} save {_signed_time(sums[-1])} together."
+    description = f"{count(len(gains), 'sparse layer')} save {_signed_time(sums[-1])} together."
     svg = plot(
         name,
         title,

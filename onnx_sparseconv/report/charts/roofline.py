@@ -11,6 +11,7 @@ from onnx_sparseconv.report.charts.chart import BOTTOM, LEFT, MARK_LEGEND, RIGHT
 from onnx_sparseconv.report.data import Case, Layer, Peaks
 from onnx_sparseconv.report.scales import log_ticks, logarithmic
 from onnx_sparseconv.report.svg import element, label
+from onnx_sparseconv.text import count
 
 # The peak is of this type; layers of another one would be held against the wrong line.
 _DTYPE = "float32"
@@ -107,7 +108,7 @@ def roofline_chart(layers: Sequence[Layer], case: int, whole: Case, peaks: Peaks
         name,
         title,
         f"Peak {words.rate(peaks.flops_per_s, 'FLOP')}, memory {words.rate(peaks.bytes_per_s, 'B')}; "
-        f"{words.count(len(places), 'layer')}.",
+        f"{count(len(places), 'layer')}.",
         Axis(x, "operations for each byte moved", log_ticks(x), lambda value: f"{value:.3g}"),
         Axis(y, "FLOP/s", log_ticks(y), lambda value: words.trimmed(words.amount(value))),
         element("path", d=roof, class_="roof"),
@@ -124,11 +125,9 @@ def roofline_chart(layers: Sequence[Layer], case: int, whole: Case, peaks: Peaks
     )
     if above:
         caption += (
-            f" {words.count(above, 'layer lies', 'layers lie')} above the peak: the machine was busy when that "
+            f" {count(above, 'layer lies', 'layers lie')} above the peak: the machine was busy when that "
             "was measured, or they use units that it does not count."
         )
     if left:
-        caption += (
-            f" {words.count(left, 'timed layer')} whose shapes are not known, or that are not float32, are left out."
-        )
+        caption += f" {count(left, 'timed layer')} whose shapes are not known, or that are not float32, are left out."
     return Chart(title, caption, svg, legend=MARK_LEGEND)

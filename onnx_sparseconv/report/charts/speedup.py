@@ -8,6 +8,7 @@ from onnx_sparseconv.report import words
 from onnx_sparseconv.report.charts.chart import BOTTOM, LEFT, MARK_LEGEND, RIGHT, TOP, Axis, Chart, level, marks, plot
 from onnx_sparseconv.report.data import Layer
 from onnx_sparseconv.report.scales import Scale, linear_ticks, log_ticks, logarithmic
+from onnx_sparseconv.text import count
 
 # Sparsities above this begin the axis at the next lower tenth, so that the points are not pressed into a corner.
 _TENTH, _ROOM = 0.1, 0.02
@@ -40,7 +41,7 @@ def speedup_chart(layers: Sequence[Layer], case: int, name: str) -> Chart:
     svg = plot(
         name,
         title,
-        f"{words.count(len(found), 'layer')}; {sum(ratio > 1 for *_, ratio in found)} of them faster sparse.",
+        f"{count(len(found), 'layer')}; {sum(ratio > 1 for *_, ratio in found)} of them faster sparse.",
         Axis(x, "zero weights", linear_ticks(x), lambda value: f"{100 * value:.3g}%"),
         Axis(y, "times faster than dense", log_ticks(y), lambda value: f"{value:.3g}{words.TIMES}"),
         level(y(1.0), "break-even", on_the_right=True),
