@@ -175,27 +175,29 @@ class CupyDevice:
         """See `LoweringDevice`. Each function runs once outside of a graph first: libraries allocate when they are
         first called.
         """
-        self._hand_stream_over()
+        self._hand_over(self._stream)
         with self._stream:
             for run in runs:
                 run()
         self._stream.synchronize()
+        # A failed capture may leave its stream unusable: what was recorded before must not be launched there.
+        recording = self._cupy.cuda.Stream(non_blocking=True)
+        self._hand_over(recording)
         try:
-            return RecordedRuns(self._stream, [self._capture(run) for run in runs], "graph")
+            return RecordedRuns(self._stream, [self._capture(run, recording) for run in runs], "graph")
         except Exception:  # whatever a library raises that cannot be captured
-            # A failed capture may leave its stream unusable.
-            self._stream = self._cupy.cuda.Stream(non_blocking=True)
-            self._hand_stream_over()
             return RecordedRuns(self._stream, [self._in_stream(run) for run in runs], "stream")
+        finally:
+            self._hand_over(self._stream)
 
     def close(self) -> None:
         """Give back what is not memory."""
         while self._descriptors:
             self._descriptors.pop()()
 
-    def _hand_stream_over(self) -> None:
-        """Let the libraries work in the stream: other devices, which have other streams, share CuPy's handles."""
-        stream = _pointer(self._stream.ptr)
+    def _hand_over(self, to: Any) -> None:  # noqa: ANN401
+        """Let the libraries work in a stream: other devices, which have other streams, share CuPy's handles."""
+        stream = _pointer(to.ptr)
         handle = _pointer(self._cublas_handle)
         _check(self._blas.cublasSetStream_v2(handle, stream), "cublasSetStream")
         # A new stream takes the workspace away. Without one, a recorded graph would allocate it at every replay.
@@ -203,13 +205,13 @@ class CupyDevice:
         _check(self._blas.cublasSetWorkspace_v2(handle, _pointer(self._workspace), size), "cublasSetWorkspace")
         _check(self._sparse.cusparseSetStream(_pointer(self._cusparse_handle), stream), "cusparseSetStream")
 
-    def _capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        with self._stream:
-            self._stream.begin_capture()
+    def _capture(self, run: Callable[[], None], recording: Any) -> Callable[[], None]:  # noqa: ANN401
+        with recording:
+            recording.begin_capture()
             try:
                 run()
             finally:
-                graph = self._stream.end_capture()
+                graph = recording.end_capture()
         graph.upload(self._stream)
         return lambda: graph.launch(self._stream)
 

@@ -226,14 +226,24 @@ class LoweredLayer:
         return self._scratch[key]
 
 
+def _after_a_run(runs: Runs) -> str:
+    runs()
+    return ""
+
+
 def fastest(
-    plans: Sequence[LoweringPlan], make: Callable[[LoweringPlan], Runs], clock: Callable[[], int] = time.perf_counter_ns
+    plans: Sequence[LoweringPlan],
+    make: Callable[[LoweringPlan], Runs],
+    problem_of: Callable[[Runs], str] = _after_a_run,
+    clock: Callable[[], int] = time.perf_counter_ns,
 ) -> tuple[LoweringPlan, dict[str, Any]]:
     """The plan whose few probing runs were fastest, and what was found of every plan.
 
     Args:
         plans: to try, at least one.
         make: the runs of a plan.
+        problem_of: runs it once and tells what is wrong with the outputs, if anything: a library may compute
+            nonsense, or nothing, of sizes that it does not support, and do it quickly.
         clock: nanoseconds, rising.
 
     Returns:
@@ -247,7 +257,9 @@ def fastest(
     for plan in plans:
         try:
             runs = make(plan)
-            runs()
+            if problem := problem_of(runs):
+                found[plan.name] = problem
+                continue
             spent: list[float] = []
             while len(spent) < PROBING_RUNS and sum(spent) < PROBING_US:
                 begin = clock()

@@ -156,6 +156,7 @@ class FakeCuda:
 class _Stream:
     def __init__(self, cuda):
         self.cuda, self.ptr, self.noted, self.before = cuda, len(cuda.streams) + 1, [], []
+        self.is_broken = False
         cuda.streams[self.ptr] = self
 
     def __enter__(self):
@@ -167,6 +168,7 @@ class _Stream:
 
     def begin_capture(self):
         if not self.cuda.can_capture:
+            self.is_broken = True
             raise RuntimeError("cannot be captured")
         self.cuda.capturing, self.noted = self, []
 
@@ -174,7 +176,8 @@ class _Stream:
         assert self.cuda.capturing is self
         self.cuda.capturing = None
         work = list(self.noted)
-        return SimpleNamespace(upload=lambda _: None, launch=lambda _: [one() for one in work])
+        # Into a stream whose capture failed, nothing is launched, and nobody is told.
+        return SimpleNamespace(upload=lambda _: None, launch=lambda to: to.is_broken or [one() for one in work])
 
     def synchronize(self):
         assert self.cuda.capturing is None

@@ -82,6 +82,15 @@ def test_products_are_right_in_graphs_and_without(cuda, memory, dtype, can_captu
     assert not cuda.descriptors
 
 
+def test_what_was_recorded_runs_on_after_a_capture_that_fails(cuda, memory):
+    layer = _Layer(memory, "float32")
+    (plan, *_) = layer.lowered.dense_plans()
+    recorded = layer.lowered.dense_runs(plan)
+    cuda.can_capture = False
+    assert layer.lowered.sparse_runs(layer.lowered.sparse_plans((6,))[0]).mode == "stream"
+    layer.check(recorded)
+
+
 def test_floats_are_rounded_to_tf32_only_where_they_may_be(cuda, memory):
     layer = _Layer(memory, "float32")
     (plan, *_) = layer.lowered.dense_plans()

@@ -197,6 +197,25 @@ def test_the_fastest_plan_is_taken_and_what_fails_is_told():
         fastest(plans[3:], make_runs)
 
 
+def test_a_plan_with_wrong_results_is_not_taken_however_fast():
+    from lowered_runs import fastest
+    from lowering import LoweringPlan
+
+    now, times = [0], {1: 30, 2: 10}
+
+    def make_runs(plan):
+        def run():
+            now[0] += times[plan.chunk] * 1000
+
+        run.chunk = plan.chunk
+        return run
+
+    plans = [LoweringPlan("joined", chunk) for chunk in times]
+    best, found = fastest(plans, make_runs, lambda runs: "wrong" if runs.chunk == 2 else "", clock=lambda: now[0])
+    assert best.chunk == 1
+    assert found == {"joined, 1 image": 30, "joined, 2 images": "wrong"}
+
+
 def test_slow_plans_are_probed_once():
     from lowered_runs import fastest
     from lowering import LoweringPlan
