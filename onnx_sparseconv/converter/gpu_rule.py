@@ -17,7 +17,6 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
-from onnx_sparseconv.kernels.gpu_times import dense_work, sparse_work
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 
@@ -179,9 +178,7 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
 def _predict(
     layer: SparseLayer, plan: GeneratedPlan, architecture: int, batch: int, size: tuple[int, ...]
 ) -> Prediction:
-    dense_us = float(MODEL.dense_us(dense_work(layer, batch)))
-    sparse_us = float(MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.clock_mhz)))
-    return Prediction(architecture, batch, size, dense_us, sparse_us)
+    return Prediction(architecture, batch, size, *MODEL.layer_us(layer, plan, batch))
 
 
 def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:

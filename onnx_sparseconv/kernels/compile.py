@@ -29,6 +29,11 @@ from onnx_sparseconv.kernels.source import SourceText
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.worker import WorkerDiedError, run_in_workers, usable_cores
 
+# Kernels whose tiles together have so much code are optimised less: the assembler's time grows much faster than the
+# code, and of the code of chunks, straight lines without a branch, it makes nearly the same.
+_LONG_CODE_BYTES = 3 << 19
+_LONG_CODE_OPTIONS = ("--ptxas-options=-O1",)
+
 # Called with (done, to do, what was done last).
 Progress = Callable[[int, int, str], None]
 
@@ -183,7 +188,8 @@ def make_image(task: Task) -> Outcome:
         return Outcome(None, plan.reason, time.perf_counter() - started)
     source = task.generator.make_source(layer, plan)
     target, cache = task.target, ImageCache(task.cache_folder)
-    options = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS)
+    is_long = plan.num_tiles * plan.code_bytes > _LONG_CODE_BYTES
+    options = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS, *(_LONG_CODE_OPTIONS if is_long else ()))
     packing = fatbin.OPTIONS if target.nvfatbin else ()
     key = cache_key(source.text, source.headers, (*options, *packing), target.architecture, target.tools)
     code, problem = cache.get(key), ""

@@ -99,6 +99,15 @@ class TimeModel:
         """Microseconds of the generated kernel; arrays give arrays."""
         return np.asarray(self.sparse_launch_us + self.sparse_slowdown * np.asarray(work.work_us), np.float64)
 
+    def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
+        """Microseconds of one layer, dense and by a plan's generated kernel.
+
+        Raises:
+            ValueError: the layer's input size is not known.
+        """
+        sparse = sparse_work(layer, plan, batch, self.clock_mhz)
+        return float(self.dense_us(dense_work(layer, batch))), float(self.sparse_us(sparse))
+
 
 def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
     """What a layer asks of a dense convolution.

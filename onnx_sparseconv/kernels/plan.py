@@ -29,9 +29,6 @@ _BULK_ARCHITECTURE = 90
 _QUARTERS = 4
 _LANE_REGISTERS = 512
 _TILE_CHANNELS = (64, 32, 16, 8, 4, 2, 1)
-# One more for float, where code is long: it seldom divides a layer's channels.
-_LONG_CODE_TILE_CHANNELS = 48
-_LONG_CODE_BYTES = 128 << 10
 _MAX_WORDS = 64
 _MAX_THREADS = 1024
 _MIN_THREADS = 64
@@ -45,12 +42,11 @@ _MIN_CHUNK_CHANNELS = 4
 # Stages of a block: with more, warps run ahead of each other and share less of the code that they fetch.
 _STAGES = 2
 _INSTRUCTION_BYTES = 16
-# Registers of a thread, at least, by those of its sums, and one more for each address beyond those of a 3x3 kernel:
-# with fewer they would be spilled, with more there is room for fewer warps.
-_FEW_WORDS = 9
-_REGISTERS = {32: 72, 48: 80, 96: 128, 128: 168, _MAX_REGISTERS: 208}
-# Registers besides sums, addresses and loads in flight.
+# Registers of a thread besides sums, addresses and loads in flight. With fewer, the assembler puts each load right
+# before what needs it, or spills; with more, there is room for fewer warps.
 _OTHER_REGISTERS = 19
+# The same, where all threads stage and none does only that.
+_STAGING_REGISTERS = 8
 LOADS_AHEAD = 4
 # Terms that are summed in half before they are added to a second level, also in half. A sum of n terms in half has
 # about sqrt(1 + n / 2) times the error of one in float that is rounded once; levels add up in the root, and so do
@@ -61,12 +57,12 @@ MAX_HALF_ERROR = 3.75
 # until it is there, by the bytes of the code of a single tile (several tiles never stay near), and for each warp to
 # run it.
 _LINE_INSTRUCTIONS = 128 // _INSTRUCTION_BYTES
-_LINE_CODE_BYTES = (80 << 10, 160 << 10)
-_LINE_CYCLES = (20.0, 39.0)
-_WARP_LINE_CYCLES = 0.85
+_LINE_CODE_BYTES = (100 << 10, 150 << 10)
+_LINE_CYCLES = (24.5, 43.0)
+_WARP_LINE_CYCLES = 0.6
 # Instructions that a warp runs once for every group and tile, and once for every chunk of them.
-_GROUP_INSTRUCTIONS = 800
-_CHUNK_INSTRUCTIONS_BESIDES = 20
+_GROUP_INSTRUCTIONS = 100
+_CHUNK_INSTRUCTIONS_BESIDES = 100
 _MULTIPROCESSORS = 132
 # To launch the kernel that adds up the sums of splits.
 _REDUCE_CYCLES = 3000
@@ -75,13 +71,13 @@ _REFERENCE_BATCH = 64
 _ONE_IMAGE_WEIGHT = 0.05
 _LAUNCH_CYCLES = 9000
 # Of compute and memory, the share of the lesser that does not overlap with the other.
-_OVERLAP = 0.5
+_OVERLAP = 0.41
 # The input size that a plan is made for when the model does not tell.
 _DEFAULT_SIZE = (56, 56)
 # Cache and memory bandwidth of a multiprocessor, bytes a cycle.
-_CACHE_BYTES_A_CYCLE = 31.0
-_COPY_CYCLES = 68.0  # of a channel of an image, or a part of one; of all of a chunk where they are packed
-_MEMORY_BYTES_A_CYCLE = 25.0
+_CACHE_BYTES_A_CYCLE = 33.0
+_COPY_CYCLES = 46.0  # of a channel of an image, or a part of one; of all of a chunk where they are packed
+_MEMORY_BYTES_A_CYCLE = 12.7
 _WARP = 32
 
 
@@ -203,9 +199,6 @@ def candidate_plans(layer: SparseLayer, architecture: int) -> Iterator[Generated
         return
     group_out = layer.group_out_channels
     tiles = {_even_tile(layer.out_channels, channels) for channels in _TILE_CHANNELS}
-    uneven = _even_tile(layer.out_channels, _LONG_CODE_TILE_CHANNELS)
-    if layer.element_type != np.float16 and _code_bytes(layer, uneven) > _LONG_CODE_BYTES:
-        tiles.add(uneven)
     for tile_channels in sorted(tiles):
         # A tile is part of a group, or spans whole ones: as many as every other tile, for the plan has one number.
         is_even = tile_channels % group_out == 0 and layer.out_channels % tile_channels == 0
@@ -233,9 +226,10 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
     num_words = len(words_and_taps(layer)[0])
     sums = tile_channels * registers_a_channel(layer)
     code_bytes = _code_bytes(layer, tile_channels)
-    least = next((count for most, count in _REGISTERS.items() if sums <= most), _MAX_REGISTERS + 1)
-    registers = max(sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS, least + max(0, num_words - _FEW_WORDS))
-    staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE else 0
+    staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE and _suits_bulk_copies(layer) else 0
+    num_tiles = -(-layer.out_channels // tile_channels)
+    registers = sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS
+    registers += 0 if staging_threads else _STAGING_REGISTERS
     warps = _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS
     threads = min(_MAX_THREADS, warps * _WARP) - staging_threads
     tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))
@@ -261,7 +255,7 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
         activation=layer.activation,
         is_pointwise=int(layer.is_pointwise),
         tile_channels=tile_channels,
-        num_tiles=-(-layer.out_channels // tile_channels),
+        num_tiles=num_tiles,
         chunk_channels=stage.chunk_channels,
         num_chunks=-(-tile_in_channels // stage.chunk_channels),
         columns_per_slot=columns_per_slot(layer),
@@ -342,10 +336,18 @@ def _packed_stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) 
     return None
 
 
+def _suits_bulk_copies(layer: SparseLayer) -> bool:
+    """Whether a warp that stages for all of a block is enough, as it is if it need not move single elements."""
+    if layer.row_size is None:
+        return True
+    # Words of two halves never begin at odd elements; planes of an odd size are staged element by element.
+    columns = columns_per_slot(layer)
+    return layer.row_size[1] % columns == 0 and math.prod(layer.row_size) % columns == 0
+
+
 def _plane_residue(layer: SparseLayer) -> int:
     height, width = layer.row_size or _DEFAULT_SIZE
     residue = height * width % (16 // layer.element_type.itemsize)
-    # Words of two halves never begin at odd elements; planes of an odd size are staged element by element.
     return residue if residue % columns_per_slot(layer) == 0 else 0
 
 
@@ -401,16 +403,8 @@ def _channel_pitch(layer: SparseLayer, threads: int) -> int:
     return _ZERO_BYTES + int(bytes_.max())
 
 
-@dataclass(frozen=True)
-class _Work:
-    """Instructions of each tile, ``[num_tiles]``: multiply-adds, loads of words, and others."""
-
-    multiply_adds: NDArray[np.int64]
-    loads: NDArray[np.int64]
-    others: NDArray[np.int64]
-
-
-def _work(layer: SparseLayer, tile_channels: int) -> _Work:
+def _code_bytes(layer: SparseLayer, tile_channels: int) -> int:
+    """Of the longest tile: its multiply-adds, loads of words, and what joins and flushes halves."""
     words, taps = words_and_taps(layer)
     used = (layer.used_weights != 0).reshape(layer.out_channels, layer.group_in_channels, -1)
     # Output channels that read the same input channels: of one tile and one group.
@@ -423,21 +417,15 @@ def _work(layer: SparseLayer, tile_channels: int) -> _Work:
             word_used[:, :, word] |= tap_used[:, :, index]
     is_joined = np.array([not tap.is_word for tap in taps])
     tiles = starts // tile_channels
-    count = -(-layer.out_channels // tile_channels)
 
     def by_tile(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.bincount(tiles, values, count).astype(np.int64)
+        return np.bincount(tiles, values, -(-layer.out_channels // tile_channels)).astype(np.int64)
 
     multiply_adds = by_tile(np.add.reduceat(used.sum(axis=(1, 2)), starts))
-    others = by_tile(tap_used[:, :, is_joined].sum(axis=(1, 2)))
+    instructions = multiply_adds + by_tile(word_used.sum(axis=(1, 2)) + tap_used[:, :, is_joined].sum(axis=(1, 2)))
     if layer.element_type == np.float16:
-        others += multiply_adds // HALF_TERMS
-    return _Work(multiply_adds, by_tile(word_used.sum(axis=(1, 2))), others)
-
-
-def _code_bytes(layer: SparseLayer, tile_channels: int) -> int:
-    work = _work(layer, tile_channels)
-    return int((work.multiply_adds + work.loads + work.others).max()) * _INSTRUCTION_BYTES
+        instructions += multiply_adds // HALF_TERMS
+    return int(instructions.max()) * _INSTRUCTION_BYTES
 
 
 def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan, batch: int) -> float:
@@ -455,8 +443,7 @@ def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan, batch: int) -> floa
         splits = max(splits, plan.min_passes)
     passes = 1 if splits > 1 else plan.min_passes
     turns = -(-plan.num_tiles * groups * splits // _MULTIPROCESSORS)
-    work = _work(layer, plan.tile_channels)
-    code = int((work.multiply_adds + work.loads + work.others).max()) + _CHUNK_INSTRUCTIONS_BESIDES * plan.num_chunks
+    code = plan.code_bytes / _INSTRUCTION_BYTES + _CHUNK_INSTRUCTIONS_BESIDES * plan.num_chunks
     instructions = code / splits + _GROUP_INSTRUCTIONS * passes
     # All warps wait for instructions, line by line, and share what is fetched: the more there are, the less it costs.
     code_bytes = plan.code_bytes if plan.num_tiles == 1 else _LINE_CODE_BYTES[-1]

@@ -18,7 +18,6 @@ from onnx_sparseconv.errors import CompileError, ModelError, ProviderError, Usag
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MODEL
-from onnx_sparseconv.kernels.gpu_times import dense_work, sparse_work
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice, choice_of, ranked_plans
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
 from onnx_sparseconv.kernels.plan import choose_plan, cost
@@ -129,15 +128,10 @@ class GpuSearch:
         ]
 
     def _choices(self, layer: SparseLayer) -> list[KernelChoice]:
+        # The first of them is what the converter takes by itself.
         plans = ranked_plans(layer, self.target.architecture)
-        if not plans:
-            return []
-        # What the converter takes by itself is always among them, whatever else it goes by.
-        default = choose_plan(layer, self.target.architecture)
-        first = [] if isinstance(default, Refusal) else [default]
-        least = cost(layer, plans[0])
-        near = [p for p in plans if p not in first and cost(layer, p) <= MAX_PLAN_COST * least]
-        return [choice_of(plan, layer) for plan in [*first, *near][: self.max_plans]]
+        near = [p for p in plans if cost(layer, p) <= MAX_PLAN_COST * cost(layer, plans[0])]
+        return [choice_of(plan, layer) for plan in near[: self.max_plans]]
 
     def _foretold_gain(self, piece: ModelProto) -> float | None:
         """Times faster than dense, with the plan that the converter would take; None where nothing is foretold."""
@@ -148,11 +142,8 @@ class GpuSearch:
         plan = choose_plan(layer, self.target.architecture)
         if isinstance(plan, Refusal):
             return None
-        dense_us, sparse_us = (
-            MODEL.dense_us(dense_work(layer, batch)),
-            MODEL.sparse_us(sparse_work(layer, plan, batch, MODEL.clock_mhz)),
-        )
-        return float(dense_us / sparse_us)
+        dense_us, sparse_us = MODEL.layer_us(layer, plan, batch)
+        return dense_us / sparse_us
 
     def _compile(self, wanted: Sequence[tuple[str, GeneratedCandidate]], progress: Progress) -> list[Outcome]:
         try:

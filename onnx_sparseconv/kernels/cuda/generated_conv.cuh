@@ -48,47 +48,42 @@ __device__ __forceinline__ int Divide(int n, const Divisor& divisor) {
 template <class Code>
 class Generated {
  public:
-  explicit __device__ __forceinline__ Generated(const GeneratedParams& params, int tile, Shared stages, Shared barriers)
-      : p_(params), tile_(tile), stages_(stages), barriers_(barriers) {
-    const int num_units = Code::kNumTiles * p_.num_splits;
-    const int block = static_cast<int>(blockIdx.x), cluster = block / p_.cluster_blocks;
-    split_ = cluster % num_units / Code::kNumTiles;
-    lane_ = cluster / num_units * p_.cluster_blocks + block % p_.cluster_blocks;
-    const int num_chunks = p_.chunk_end - p_.chunk_begin;
-    chunk_begin_ = p_.chunk_begin + num_chunks * split_ / p_.num_splits;
-    chunk_end_ = p_.chunk_begin + num_chunks * (split_ + 1) / p_.num_splits;
-    row_slots_ = (p_.out_w + kColumnsPerSlot - 1) / kColumnsPerSlot;
-    next_group_ = lane_;
-    next_chunk_ = chunk_begin_;
-  }
+  // `notes`: kNumNotes words of shared memory.
+  explicit __device__ __forceinline__ Generated(const GeneratedParams& params, int tile, Shared stages, Shared barriers,
+                                                Shared notes)
+      : p_(params), tile_(tile), stages_(stages), barriers_(barriers), notes_(notes) {}
 
-  __device__ __forceinline__ void Run() {
+  __device__ __forceinline__ void Run() const {
     Prepare();
-#if SPARSECONV_HAS_BULK_COPIES
-    if (IsBulk() && threadIdx.x >= ComputingThreads()) {
-      StageAll();
-      return;
-    }
-#endif
-    if (!IsBulk()) {
+    if constexpr (kHasStagingWarp) {
+      if (threadIdx.x >= ComputingThreads()) {
+        StageAll();
+        return;
+      }
+    } else {
 #pragma unroll 1
-      for (int stage = 0; stage < Code::kNumStages; ++stage) StageNext(stage);
+      for (int stage = 0; stage < Code::kNumStages; ++stage) StageAhead(Note(kLane), Note(kChunkBegin) + stage, stage);
     }
     int stage = 0;
     unsigned parity = 0;
-    for (int index = lane_; index < p_.num_groups; index += p_.num_lanes) {
-      const Group group = Locate(index);
-      const Place place = PlaceOf(group);
+#pragma unroll 1
+    for (int index = Note(kLane); index < p_.num_groups; index += p_.num_lanes) {
       Shared words[Code::kNumWords];
-      FindWords(PartOf(group, 0), place, stage, words);
+      bool is_busy;
+      {
+        const Group group = Locate(index);
+        FindWords(PartOf(group, 0), PlaceOf(group), stage, words);
+        // All threads of a warp agree: warps without a slot leave the issue slots to the others.
+        is_busy = static_cast<int>(threadIdx.x) / kWarp * kWarp < group.num_slots;
+      }
       typename Code::Sums sums;
       Begin(sums);
-      // All threads of a warp agree: warps without a slot leave the issue slots to the others.
-      const bool is_busy = static_cast<int>(threadIdx.x) / kWarp * kWarp < group.num_slots;
-      for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
+      const int chunk_end = Note(kChunkEnd);
+#pragma unroll 1
+      for (int chunk = Note(kChunkBegin); chunk < chunk_end; ++chunk) {
         AwaitStage(stage, parity);
         if (is_busy) Code::RunChunk(tile_, chunk, sums, words);
-        ReleaseStage(stage);
+        ReleaseStage(index, chunk, stage);
         const bool is_last = ++stage == Code::kNumStages;
         const int step = is_last ? -(Code::kNumStages - 1) * kStageBytes : kStageBytes;
 #pragma unroll
@@ -98,9 +93,15 @@ class Generated {
           parity ^= 1;
         }
       }
-      Finish(place, sums);
+      // Not the place from above, whose registers the chunks' code needs.
+      Finish(PlaceOf(Locate(index + Note(kZero))), sums);
     }
   }
+
+  // What a block needs now and then waits in shared memory. From there it is loaded each time, so nothing of it, nor
+  // what is computed from it, takes registers of the chunks' code: with too few, the assembler puts loads right before
+  // what needs them, and all warps wait for shared memory.
+  enum NoteIndex : int { kZero, kLane, kSplit, kChunkBegin, kChunkEnd, kNumNotes };
 
  private:
   using Element = typename Code::Sums::Element;
@@ -108,6 +109,7 @@ class Generated {
   static constexpr int kSize = static_cast<int>(sizeof(Element));
   static constexpr int kColumnsPerSlot = Code::Sums::kColumns;
   static constexpr int kVector = 16 / kSize;  // elements of 16 bytes
+  static constexpr bool kHasStagingWarp = Code::kStagingThreads > 0;
   static constexpr bool kIsPacked = Code::kImagePitch > 0;
   static constexpr int kZeroBytes = Code::kZeroBytes;
   static constexpr int kStageBytes = Code::kStageBytes;
@@ -125,17 +127,40 @@ class Generated {
   // The launch has no more of them than a group has slots; the others of a block only stage.
   static __device__ __forceinline__ unsigned ComputingThreads() { return blockDim.x - Code::kStagingThreads; }
 
-  __device__ __forceinline__ bool IsBulk() const {
-#if SPARSECONV_HAS_BULK_COPIES
-    return Code::kStagingThreads > 0 && p_.staging == kBulkStaging;
-#else
-    return false;
-#endif
+  // Those that stage a chunk together.
+  static __device__ __forceinline__ int StagingThread() {
+    return static_cast<int>(kHasStagingWarp ? threadIdx.x % kWarp : threadIdx.x);
+  }
+  static __device__ __forceinline__ int StagingThreads() {
+    return kHasStagingWarp ? kWarp : static_cast<int>(blockDim.x);
   }
 
-  // Zeroes the words that taps outside of the input read, and makes the barriers.
-  __device__ __forceinline__ void Prepare() {
+  __device__ __forceinline__ int Note(NoteIndex index) const {
+    return static_cast<int>(LoadShared(notes_ + static_cast<Shared>(index * 4)));
+  }
+
+  __device__ __forceinline__ void TakeNotes() const {
+    const int num_units = Code::kNumTiles * p_.num_splits;
+    const int block = static_cast<int>(blockIdx.x), cluster = block / p_.cluster_blocks;
+    const int split = cluster % num_units / Code::kNumTiles;
+    const int num_chunks = p_.chunk_end - p_.chunk_begin;
+    const int notes[kNumNotes] = {
+        0,
+        cluster / num_units * p_.cluster_blocks + block % p_.cluster_blocks,
+        split,
+        p_.chunk_begin + num_chunks * split / p_.num_splits,
+        p_.chunk_begin + num_chunks * (split + 1) / p_.num_splits,
+    };
+#pragma unroll
+    for (int i = 0; i < kNumNotes; ++i) {
+      StoreShared(notes_ + static_cast<Shared>(i * 4), static_cast<unsigned>(notes[i]));
+    }
+  }
+
+  // Takes notes, zeroes the words that taps outside of the input read, and makes the barriers.
+  __device__ __forceinline__ void Prepare() const {
     const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) TakeNotes();
     if constexpr (kZeroBytes > 0) {
       constexpr int kZeroWords = kZeroBytes / 4;
       constexpr int kRuns = kIsPacked ? Code::kNumStages : Code::kNumStages * Code::kChunkChannels;
@@ -144,13 +169,13 @@ class Generated {
         StoreShared(stages_ + static_cast<Shared>(i / kZeroWords * kStep + i % kZeroWords * 4), 0u);
       }
     }
-#if SPARSECONV_HAS_BULK_COPIES
-    if (thread < Code::kNumStages) {
-      InitBarrier(Filled(thread), 1);
-      InitBarrier(Emptied(thread), ComputingThreads() / kWarp);
+    if constexpr (kHasStagingWarp) {
+      if (thread < Code::kNumStages) {
+        InitBarrier(Filled(thread), 1);
+        InitBarrier(Emptied(thread), ComputingThreads() / kWarp);
+      }
+      FenceBarrierInit();
     }
-    FenceBarrierInit();
-#endif
     __syncthreads();
   }
 
@@ -158,7 +183,8 @@ class Generated {
   __device__ __forceinline__ Shared Filled(int stage) const { return barriers_ + static_cast<Shared>(stage * 16); }
   __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
 
-  __device__ __forceinline__ int PlaneSlots() const { return p_.out_h * row_slots_; }
+  __device__ __forceinline__ int RowSlots() const { return (p_.out_w + kColumnsPerSlot - 1) / kColumnsPerSlot; }
+  __device__ __forceinline__ int PlaneSlots() const { return p_.out_h * RowSlots(); }
 
   __device__ __forceinline__ Group Locate(int index) const {
     const int first = index * p_.group_slots;
@@ -183,7 +209,7 @@ class Generated {
     part.num_columns = p_.in_w;
     if (Code::kReachH == 1 && first_out_row == last_out_row) {
       constexpr int kStep = Code::kStrideW * kColumnsPerSlot;
-      const int row_begin = first_out_row * row_slots_;
+      const int row_begin = first_out_row * RowSlots();
       // Even, so that words of two halves stay whole.
       part.first_column =
           min(max((begin - row_begin) * kStep - Code::kPadLeft, 0), p_.in_w) / kColumnsPerSlot * kColumnsPerSlot;
@@ -201,7 +227,7 @@ class Generated {
     place.batch_index = group.first_image + place.image;
     const int slot = group.first_slot + thread - place.image * PlaneSlots();
     place.out_row = Divide(slot, p_.by_row_slots);
-    place.slot_column = slot - place.out_row * row_slots_;
+    place.slot_column = slot - place.out_row * RowSlots();
     return place;
   }
 
@@ -257,42 +283,55 @@ class Generated {
     }
   }
 
-  // Stages the chunk that is next in the order in which this block computes them. Every thread takes part.
-  __device__ __forceinline__ void StageNext(int stage) {
-    if (next_group_ < p_.num_groups) {
-      const Group group = Locate(next_group_);
-      const Shared to = stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
-      if constexpr (kIsPacked) {
-        StagePacked(group, next_chunk_, to);
-      } else if (p_.staging == kElementStaging) {
-        StageElements(group, next_chunk_, to);
-      } else {
-        StageVectors(group, next_chunk_, to);
-      }
-      if (++next_chunk_ == chunk_end_) {
-        next_chunk_ = chunk_begin_;
-        next_group_ += p_.num_lanes;
-      }
+  // Stages a chunk of a group, counted on into the groups that follow. Every thread takes part.
+  __device__ __forceinline__ void StageAhead(int index, int chunk, int stage) const {
+    const int chunk_end = Note(kChunkEnd), num_chunks = chunk_end - Note(kChunkBegin);
+    while (chunk >= chunk_end) {
+      chunk -= num_chunks;
+      index += p_.num_lanes;
     }
+    if (index < p_.num_groups) StageChunk(Locate(index), chunk, To(stage));
     CommitCopies();
   }
 
-#if SPARSECONV_HAS_BULK_COPIES
+  // Where a stage begins, behind its first zeros.
+  __device__ __forceinline__ Shared To(int stage) const {
+    return stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
+  }
+
+  // Begins to copy a chunk, 16 bytes or an element at a time.
+  __device__ __forceinline__ void StageChunk(const Group& group, int chunk, Shared to) const {
+    if constexpr (kIsPacked) {
+      StagePacked(group, chunk, to);
+    } else if (p_.staging == kElementStaging) {
+      StageElements(group, chunk, to);
+    } else {
+      StageVectors(group, chunk, to);
+    }
+  }
+
   // The last warp stages every chunk that this block computes, as soon as there is room: the others never wait for it
-  // to compute anything, nor for each other. All its lanes count along, so that what it computes is the same for a
-  // warp, and one of them copies; each of them the planes of another image, where they are packed.
+  // to compute anything, nor for each other, and have no code for it. For bulk copies all its lanes count along, so
+  // that what it computes is the same for a warp, and one of them copies; each of them the planes of another image,
+  // where they are packed.
   __device__ __forceinline__ void StageAll() const {
+    const int chunk_begin = Note(kChunkBegin), chunk_end = Note(kChunkEnd);
     int stage = 0;
     unsigned round = 0;
 #pragma unroll 1
-    for (int index = lane_; index < p_.num_groups; index += p_.num_lanes) {
+    for (int index = Note(kLane); index < p_.num_groups; index += p_.num_lanes) {
       const Group group = Locate(index);
       const Part first = PartOf(group, 0);
 #pragma unroll 1
-      for (int chunk = chunk_begin_; chunk < chunk_end_; ++chunk) {
+      for (int chunk = chunk_begin; chunk < chunk_end; ++chunk) {
         if (round > 0) WaitForBarrier(Emptied(stage), (round - 1) % 2);
-        const Shared to = stages_ + static_cast<Shared>(stage * kStageBytes + kZeroBytes);
-        if constexpr (kIsPacked) {
+        const Shared to = To(stage);
+        if (p_.staging != kBulkStaging) {
+          StageChunk(group, chunk, to);
+          CommitCopies();
+          WaitForCopies<0>();
+          __syncwarp();
+        } else if constexpr (kIsPacked) {
           StagePackedBulk(group, chunk, to, Filled(stage));
         } else {
           StageBulk(group.first_image, first, chunk, to, Filled(stage));
@@ -310,30 +349,25 @@ class Generated {
       }
     }
   }
-#endif
 
   __device__ __forceinline__ void AwaitStage(int stage, unsigned parity) const {
-#if SPARSECONV_HAS_BULK_COPIES
-    if (IsBulk()) {
+    if constexpr (kHasStagingWarp) {
       WaitForBarrier(Filled(stage), parity);
-      return;
+    } else {
+      WaitForCopies<Code::kNumStages - 1>();
+      __syncthreads();
     }
-#endif
-    WaitForCopies<Code::kNumStages - 1>();
-    __syncthreads();
   }
 
-  // Done with a stage: the next chunk may be written there.
-  __device__ __forceinline__ void ReleaseStage(int stage) {
-#if SPARSECONV_HAS_BULK_COPIES
-    if (IsBulk()) {
+  // Done with a chunk and its stage, where one that comes later may be written now.
+  __device__ __forceinline__ void ReleaseStage(int index, int chunk, int stage) const {
+    if constexpr (kHasStagingWarp) {
       __syncwarp();
       if (threadIdx.x % kWarp == 0) Arrive(Emptied(stage));
-      return;
+    } else {
+      __syncthreads();
+      StageAhead(index + Note(kZero), chunk + Code::kNumStages, stage);
     }
-#endif
-    __syncthreads();
-    StageNext(stage);
   }
 
   // First element of a part in a channel (of those that the tile reads).
@@ -354,7 +388,6 @@ class Generated {
     return ((lead + part.num_rows * part.num_columns) * kSize + 15) / 16 * 16;
   }
 
-#if SPARSECONV_HAS_BULK_COPIES
   // Copies all planes of a chunk in one piece for each image; each lane, of another image.
   __device__ __forceinline__ void StagePackedBulk(const Group& group, int chunk, Shared to, Shared barrier) const {
     const auto bytes = static_cast<unsigned>(ChannelsOf(chunk) * Code::kChannelPitch);
@@ -385,7 +418,6 @@ class Generated {
       to += static_cast<Shared>(Code::kChannelPitch);
     }
   }
-#endif
 
   // The planes of a chunk, which follow each other.
   __device__ __forceinline__ const Element* Planes(int image, int chunk) const {
@@ -393,7 +425,7 @@ class Generated {
   }
 
   __device__ __forceinline__ void StagePacked(const Group& group, int chunk, Shared to) const {
-    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    const int thread = StagingThread(), threads = StagingThreads();
     const int bytes = ChannelsOf(chunk) * Code::kChannelPitch;
 #pragma unroll 1
     for (int image = 0; image < group.num_images; ++image) {
@@ -419,7 +451,7 @@ class Generated {
 
   // Loops of asynchronous copies are not unrolled: nothing waits for one copy before the next, and code is dear.
   __device__ __forceinline__ void StageVectors(const Group& group, int chunk, Shared to) const {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = StagingThread() / kWarp, lane = StagingThread() % kWarp;
     const Part first = PartOf(group, 0);
 #pragma unroll 1
     for (int image = 0; image < group.num_images; ++image) {
@@ -427,7 +459,7 @@ class Generated {
       if (part.num_rows * part.num_columns == 0) continue;
       const Shared offset = to + static_cast<Shared>(OffsetOf(first, image));
 #pragma unroll 1
-      for (int channel = warp; channel < ChannelsOf(chunk); channel += static_cast<int>(blockDim.x) / kWarp) {
+      for (int channel = warp; channel < ChannelsOf(chunk); channel += StagingThreads() / kWarp) {
         const int lead = Misalignment(part) + Skew(channel);
         const auto* from = reinterpret_cast<const char*>(
             Source(group.first_image + image, part, chunk * Code::kChunkChannels + channel) - lead);
@@ -441,14 +473,14 @@ class Generated {
   }
 
   __device__ __forceinline__ void StageElements(const Group& group, int chunk, Shared to) const {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = StagingThread() / kWarp, lane = StagingThread() % kWarp;
     const Part first = PartOf(group, 0);
 #pragma unroll 1
     for (int image = 0; image < group.num_images; ++image) {
       const Part part = PartOf(group, image);
       const Shared offset = to + static_cast<Shared>(OffsetOf(first, image));
 #pragma unroll 1
-      for (int channel = warp; channel < ChannelsOf(chunk); channel += static_cast<int>(blockDim.x) / kWarp) {
+      for (int channel = warp; channel < ChannelsOf(chunk); channel += StagingThreads() / kWarp) {
         const Element* from = Source(group.first_image + image, part, chunk * Code::kChunkChannels + channel);
         CopyRows(offset + static_cast<Shared>(channel * Code::kChannelPitch + Skew(channel) * kSize), from, part, lane);
       }
@@ -545,7 +577,7 @@ class Generated {
     if (!place.is_active) return;
     const Outputs outputs = OutputsOf(place);
     if (p_.addend != nullptr) AddAddend(outputs, sums);
-    Element* to = static_cast<Element*>(p_.out) + split_ * p_.split_stride + outputs.origin;
+    Element* to = static_cast<Element*>(p_.out) + Note(kSplit) * p_.split_stride + outputs.origin;
     const Limits limits = Limits::Of<Code::kActivation>(p_.is_final, p_.alpha, p_.beta);
     if (kColumnsPerSlot == 1 || p_.is_paired) {
 #pragma unroll
@@ -582,11 +614,7 @@ class Generated {
   const int tile_;
   const Shared stages_;
   const Shared barriers_;
-  int split_, lane_;
-  int chunk_begin_, chunk_end_;
-  int row_slots_;
-  int next_group_ = 0;
-  int next_chunk_ = 0;
+  const Shared notes_;
 };
 
 }  // namespace sparseconv::cuda
@@ -597,7 +625,8 @@ class Generated {
       name(const __grid_constant__ GeneratedParams params) {                                               \
     extern __shared__ __align__(128) unsigned char stages[];                                               \
     __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                            \
+    __shared__ unsigned notes[Generated<Code>::kNumNotes];                                                 \
     Generated<Code> kernel(params, static_cast<int>(blockIdx.x) / params.cluster_blocks % Code::kNumTiles, \
-                           SharedAddress(stages), SharedAddress(barriers));                                \
+                           SharedAddress(stages), SharedAddress(barriers), SharedAddress(notes));          \
     kernel.Run();                                                                                          \
   }

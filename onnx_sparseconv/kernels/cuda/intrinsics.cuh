@@ -96,6 +96,13 @@ __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
   return static_cast<Shared>(__cvta_generic_to_shared(pointer));
 }
 
+// Loads again each time: no value of an earlier load is kept.
+__device__ __forceinline__ unsigned LoadShared(Shared address) {
+  unsigned value;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
 __device__ __forceinline__ void StoreShared(Shared address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -151,7 +158,6 @@ __device__ __forceinline__ void WaitForCopies() {}
 #endif
 
 #if __CUDA_ARCH__ >= 900
-#define SPARSECONV_HAS_BULK_COPIES 1
 
 // A barrier in shared memory, 8 bytes, at which `arrivals` threads arrive in each phase, and that counts copied bytes.
 __device__ __forceinline__ void InitBarrier(Shared barrier, unsigned arrivals) {
@@ -205,6 +211,15 @@ __device__ __forceinline__ void CopyBulk(Shared to, const void* from, unsigned b
       "l"(from), "r"(bytes), "r"(barrier), "l"(OncePolicy())
       : "memory");
 }
+#else
+// Plans for older architectures have no use for these, and the code that has is never made.
+__device__ void InitBarrier(Shared barrier, unsigned arrivals);
+__device__ void FenceBarrierInit();
+__device__ void Arrive(Shared barrier);
+__device__ void ExpectBytes(Shared barrier, unsigned bytes);
+__device__ bool IsElected();
+__device__ void WaitForBarrier(Shared barrier, unsigned parity);
+__device__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier);
 #endif
 
 }  // namespace sparseconv::cuda

@@ -4,8 +4,6 @@
 #include "cuda_on_host.h"
 #include "half.h"
 
-#define SPARSECONV_HAS_BULK_COPIES 1
-
 namespace sparseconv::cuda {
 
 using Half = unsigned short;
@@ -50,6 +48,7 @@ void StoreOnce(Value* address, Value value) {
 }
 
 inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNumber(pointer); }
+inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
 

@@ -19,7 +19,6 @@ constexpr double kTurnCost = 1.0;
 constexpr double kInstructionBytes = 16;
 // Of a bulk copy; measured on an H200.
 constexpr double kCopyCycles = 100;
-constexpr int64_t kMinBulkBytes = 640;
 // By how much pairs of blocks are faster, at least.
 constexpr double kPairGain = 1.04;
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
@@ -35,6 +34,8 @@ Divisor MakeDivisor(int64_t divisor) {
   const auto scale = static_cast<uint64_t>(1) << (31 + shift);
   return {static_cast<unsigned>((scale + static_cast<uint64_t>(divisor) - 1) / static_cast<uint64_t>(divisor)), shift};
 }
+
+int64_t ElementBytes(const GeneratedPlan& plan) { return plan.element_type == ort::kFloat16 ? 2 : 4; }
 
 int64_t Round16(int64_t bytes) { return CeilDivide(bytes, kVectorBytes) * kVectorBytes; }
 
@@ -55,7 +56,7 @@ class GroupSearch {
         sizes_(sizes),
         staging_(staging),
         max_lanes_(max_lanes),
-        element_bytes_(plan.element_type == ort::kFloat16 ? 2 : 4),
+        element_bytes_(ElementBytes(plan)),
         vector_(kVectorBytes / element_bytes_),
         row_slots_(CeilDivide(sizes.out_w, plan.columns_per_slot)),
         plane_slots_(sizes.out_h * row_slots_),
@@ -214,22 +215,13 @@ int64_t ResidentBlocks(const DeviceFacts& device, const GeneratedFacts& facts) {
   return static_cast<int64_t>(device.num_multiprocessors) * facts.blocks_a_multiprocessor;
 }
 
-// Whether copies are large enough: each costs one warp its time, while copies of 16 bytes are spread over all.
-bool IsWorthBulkCopies(const GeneratedPlan& plan, const PlaneSizes& sizes) {
-  if (plan.image_pitch > 0) return true;
-  const int64_t element_bytes = plan.element_type == ort::kFloat16 ? 2 : 4;
-  const int64_t slots = std::min<int64_t>(plan.threads, sizes.out_h * CeilDivide(sizes.out_w, plan.columns_per_slot));
-  return slots * plan.columns_per_slot * plan.strides[0] * plan.strides[1] * element_bytes >= kMinBulkBytes;
-}
-
 std::optional<Grouping> FindGrouping(const GeneratedPlan& plan, const PlaneSizes& sizes, const DeviceFacts& device,
                                      const GeneratedFacts& facts, const Settings& settings) {
   const int64_t max_lanes = ResidentBlocks(device, facts) / plan.num_tiles;
   for (const Staging staging : {kBulkStaging, kVectorStaging, kElementStaging}) {
     if (settings.staging.has_value() && settings.staging != staging) continue;
-    if (staging == kBulkStaging && device.architecture < kBulkArchitecture) continue;
+    if (staging == kBulkStaging && (device.architecture < kBulkArchitecture || plan.staging_threads == 0)) continue;
     if (staging != kElementStaging && !facts.is_x_aligned) continue;
-    if (staging == kBulkStaging && !settings.staging.has_value() && !IsWorthBulkCopies(plan, sizes)) continue;
     if (auto found = GroupSearch(plan, sizes, staging, max_lanes).Find()) return found;
   }
   return std::nullopt;
@@ -339,7 +331,7 @@ std::optional<GeneratedLaunch> ChooseLaunch(const GeneratedPlan& plan, const Pla
   }
   const auto grouping = FindGrouping(plan, sizes, device, facts, settings);
   if (!grouping) {
-    const int64_t element_bytes = plan.element_type == ort::kFloat16 ? 2 : 4;
+    const int64_t element_bytes = ElementBytes(plan);
     if (plan.image_pitch > 0 && sizes.in_h * sizes.in_w * element_bytes != plan.channel_pitch) {
       *reason = Concat("it is for planes of ", plan.channel_pitch / element_bytes, " elements, X has ", sizes.in_h,
                        " x ", sizes.in_w);
