@@ -285,7 +285,7 @@ def constants_text(model: TimeModel, margin: float, device: str) -> str:
         f'MEASURED_ON = "{device}"\nMEASURED_ARCHITECTURE = {ARCHITECTURE}\n'
         f"MODEL = TimeModel(\n{lines}\n)\n"
         "# A layer is rewritten where it is foretold to gain by this factor, at least. The least one with which no\n"
-        "# measured layer would be rewritten that loses more than a tenth.\n"
+        "# measured layer would be rewritten that loses more than a tenth, else of those with the fewest.\n"
         f"MIN_GAIN = {margin!r}\n"
     )
 

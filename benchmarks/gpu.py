@@ -155,9 +155,10 @@ def prepare(
     directory.mkdir(parents=True, exist_ok=True)
     wanted = {prepared_name(layer, sparsity, dtype): (layer, sparsity, dtype) for layer, _, dtype, sparsity in cells}
     entries: dict[str, dict[str, Any]] = {}
-    # Threads are enough: the compilers are processes of their own.
+    # What takes longest begins first. Threads are enough: the compilers are processes of their own.
+    longest_first = sorted(wanted, key=lambda name: _code_length(*wanted[name]), reverse=True)
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(_prepare_one, directory / name, *what, targets): name for name, what in wanted.items()}
+        waiting = {pool.submit(_prepare_one, directory / name, *wanted[name], targets): name for name in longest_first}
         for future in as_completed(waiting):
             name = waiting[future]
             entries[name] = entry = future.result()
@@ -166,6 +167,12 @@ def prepare(
             result = entry["problem"] or f"{entry['bytes'] / 1e6:.2f} MB"
             say(f"{name}: {result} ({entry['seconds']:.1f} s)")
     return sum(bool(entry["problem"]) for entry in entries.values())
+
+
+def _code_length(layer: Layer, sparsity: float, dtype: str) -> float:
+    """Something that grows with the time to compile a layer: halves take longer for as many weights."""
+    weights = layer.in_channels // layer.group * layer.out_channels * layer.kernel ** len(layer.spatial)
+    return weights * (1 - sparsity) * (2 if dtype == "float16" else 1)
 
 
 def _prepare_one(path: Path, layer: Layer, sparsity: float, dtype: str, targets: Sequence[str]) -> dict[str, Any]:
@@ -243,19 +250,26 @@ class Timed:
 
     def describe(self) -> dict[str, Any]:
         """As its record has it."""
-        stats = self.times.stats() if self.times else None
         return {
             "model": self.model,
             "mode": self.mode.name,
             "kernel_wanted": self.kernel_wanted,
             "kernel": self.kernel,
-            "median_us": stats.median_us if stats else None,
-            "p90_us": stats.p90_us if stats else None,
-            "min_us": stats.min_us if stats else None,
-            "num_runs": stats.num_runs if stats else 0,
-            "burst_us": self.burst_us if stats else None,
+            **describe_times(self.times, self.burst_us),
             "problem": self.problem,
         }
+
+
+def describe_times(times: Samples | None, burst_us: float) -> dict[str, Any]:
+    """Times as records have them: of single runs, and back to back; nothing where there are none."""
+    stats = times.stats() if times else None
+    return {
+        "median_us": stats.median_us if stats else None,
+        "p90_us": stats.p90_us if stats else None,
+        "min_us": stats.min_us if stats else None,
+        "num_runs": stats.num_runs if stats else 0,
+        "burst_us": burst_us if stats else None,
+    }
 
 
 def _candidates(job: GpuJob, x: np.ndarray) -> list[Timed]:

@@ -37,7 +37,7 @@ import numpy as np
 import onnx
 from csr_forms import with_unified_rows
 from device_memory import POISON, Memory, open_memory
-from gpu import ROTATE_FROM_BATCH, WARM_UP_S, checksum, measure_floor
+from gpu import ROTATE_FROM_BATCH, WARM_UP_S, checksum, describe_times, measure_floor
 from layers import Setting, make_model, make_weights
 from lowered_runs import LoweredLayer, LoweringDevice, Runs, fastest
 from lowering import Lowering, LoweringPlan
@@ -143,17 +143,12 @@ class Candidate:
 
     def describe(self) -> dict[str, Any]:
         """As its record has it."""
-        stats = self.times.stats() if self.times else None
         return {
             "baseline": self.baseline,
             "variant": self.variant,
             "sparsity": self.sparsity,
             "kernel": self.kernel,
-            "median_us": stats.median_us if stats else None,
-            "p90_us": stats.p90_us if stats else None,
-            "min_us": stats.min_us if stats else None,
-            "num_runs": stats.num_runs if stats else 0,
-            "burst_us": self.burst_us if stats else None,
+            **describe_times(self.times, self.burst_us),
             "error": asdict(self.error) if self.error else None,
             "problem": self.problem,
             "details": dict(self.details),
@@ -362,7 +357,7 @@ class _Bench:
                 mode,
                 layer,
                 reference,
-                largest_error=LARGEST_ERROR if tf32 else LARGEST_FLOAT32_ERROR,
+                largest_error=_largest_error(tf32),
             )
             for mode in (CudaMode(nhwc, self._graph, tf32) for nhwc in (False, True))
         ]
@@ -457,7 +452,8 @@ class _Bench:
             make = functools.partial(layer.dense_runs, tf32=tf32)
             candidate = Candidate(baseline, "")
             with self._product(candidate):
-                plan, candidate.details = fastest(layer.dense_plans(), functools.partial(make, copies=1))
+                problem_of = functools.partial(self._problem_of, reference, largest_error=_largest_error(tf32))
+                plan, candidate.details = fastest(layer.dense_plans(), functools.partial(make, copies=1), problem_of)
                 self._run_product(candidate, plan, make, reference, tf32=tf32)
 
     def _add_sparse_products(self, layers: Mapping[float, LoweredLayer], algorithms: tuple[int, ...]) -> None:
@@ -468,7 +464,8 @@ class _Bench:
             candidate = Candidate("cusparse", "", sparsity)
             with self._product(candidate):
                 if plan is None:
-                    plan, candidate.details = _choose_sparse_plan(layers[sparsity], algorithms)
+                    problem_of = functools.partial(self._problem_of, self._references[sparsity])
+                    plan, candidate.details = _choose_sparse_plan(layers[sparsity], algorithms, problem_of)
                 self._run_product(candidate, plan, layers[sparsity].sparse_runs, self._references[sparsity])
 
     @contextlib.contextmanager
@@ -491,8 +488,7 @@ class _Bench:
     ) -> None:
         runs = make(plan)
         candidate.variant = ", ".join(word for word in (plan.name, getattr(runs, "mode", "")) if word)
-        largest_error = LARGEST_ERROR if tf32 else LARGEST_FLOAT32_ERROR
-        self._check(candidate, runs, reference, self._places(self._job.layer), largest_error)
+        self._check(candidate, runs, reference, self._places(self._job.layer), _largest_error(tf32))
 
     def _check(
         self,
@@ -503,29 +499,54 @@ class _Bench:
         largest_error: float,
     ) -> None:
         """Run on every copy and compare the first one's output, in which every bit was set before."""
-        y = places[0][1]
-        self._memory.fill(y.address, math.prod(y.shape) * y.dtype.itemsize, POISON)
+        self._poison(places)
         for _ in places:
             runs()
-        error = candidate.error = reference.error(self._memory, y)
-        if error.num_nonfinite or (error.rms_relative or 0.0) > largest_error:
-            candidate.problem = (
-                f"wrong: an error of {error.rms_relative or math.nan:.1e}, over {largest_error:.0e}, "
-                f"{error.num_nonfinite} values not finite"
-            )
-            return
-        candidate.runs = runs
+        candidate.error = reference.error(self._memory, places[0][1])
+        candidate.problem = _problem(candidate.error, largest_error)
+        if not candidate.problem:
+            candidate.runs = runs
+
+    def _problem_of(self, reference: _Reference, runs: Runs, largest_error: float = LARGEST_ERROR) -> str:
+        """The same with one run on the first copy; returns the problem."""
+        places = self._places(self._job.layer)
+        self._poison(places)
+        runs()
+        return _problem(reference.error(self._memory, places[0][1]), largest_error)
+
+    def _poison(self, places: Sequence[tuple[Place, Place]]) -> None:
+        y = places[0][1]
+        self._memory.fill(y.address, math.prod(y.shape) * y.dtype.itemsize, POISON)
 
 
-def _choose_sparse_plan(layer: LoweredLayer, algorithms: tuple[int, ...]) -> tuple[LoweringPlan, dict[str, Any]]:
+def _largest_error(tf32: bool) -> float:
+    return LARGEST_ERROR if tf32 else LARGEST_FLOAT32_ERROR
+
+
+def _problem(error: LayerError, largest_error: float) -> str:
+    """What speaks against outputs with this error; empty if nothing does."""
+    if not error.num_nonfinite and (error.rms_relative or 0.0) <= largest_error:
+        return ""
+    return (
+        f"wrong: an error of {error.rms_relative or math.nan:.1e}, over {largest_error:.0e}, "
+        f"{error.num_nonfinite} values not finite"
+    )
+
+
+def _choose_sparse_plan(
+    layer: LoweredLayer, algorithms: tuple[int, ...], problem_of: Callable[[Runs], str]
+) -> tuple[LoweringPlan, dict[str, Any]]:
     """First the algorithm, for the largest chunk, then the chunk: all pairs would take long."""
     plans = layer.sparse_plans(algorithms)
     largest = [plan for plan in plans if (plan.layout, plan.chunk) == (plans[-1].layout, plans[-1].chunk)]
     make = functools.partial(layer.sparse_runs, copies=1)
-    best, found = fastest(largest, make)
+    try:
+        best, found = fastest(largest, make, problem_of)
+    except RuntimeError:  # too large for all of them
+        return fastest([plan for plan in plans if plan not in largest], make, problem_of)
     others = [plan for plan in plans if plan.algorithm == best.algorithm and plan != best]
     if others:
-        best, more = fastest([best, *others], make)
+        best, more = fastest([best, *others], make, problem_of)
         found |= more
     return best, found
 

@@ -25,7 +25,7 @@ def test_the_constants_decide_the_measured_layers_as_measured(program, rows):
     quality = program.rate(rows, model.dense_us(rows.dense), model.sparse_us(rows.sparse), margin)
     assert quality.rows >= 90
     assert quality.right >= 0.85 * quality.rows
-    assert quality.losing <= 0.03 * quality.rows
+    assert quality.losing <= 0.04 * quality.rows
     assert quality.gain_error < 1.6
 
 
@@ -95,7 +95,7 @@ def test_constants_and_tables_are_written_and_checked(program, rows, tmp_path, m
     namespace = {}
     exec(constants.read_text(), namespace)
     assert namespace["MODEL"] == program.rounded(program.fit(rows))
-    assert "| all | 1" in document.read_text()
+    assert f"| all | {len(rows.layers)} |" in document.read_text()
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", namespace["MODEL"])
     monkeypatch.setattr(program.gpu_time_constants, "MIN_GAIN", namespace["MIN_GAIN"])
     assert program.check(rows) == []
