@@ -45,8 +45,9 @@ def command(function: Callable[P, ExitCode]) -> Callable[P, None]:
         try:
             code: int = function(*args, **kwargs)
         except SparseConvError as error:
-            print_error(str(error))
-            code = exit_code_of(error)
+            interrupted = _was_interrupted(error)
+            print_error("interrupted" if interrupted else str(error))
+            code = INTERRUPTED if interrupted else exit_code_of(error)
         except MemoryError:
             print_error(OUT_OF_MEMORY)
             code = ExitCode.ERROR
@@ -56,6 +57,15 @@ def command(function: Callable[P, ExitCode]) -> Callable[P, None]:
         raise typer.Exit(code)
 
     return run
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind an error: a library whose clean-up it breaks into raises what comes of that."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager

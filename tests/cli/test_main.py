@@ -137,6 +137,22 @@ def test_errors_that_are_no_bugs_are_one_line(error, code, line):
     assert (result.exit_code, result.stderr) == (code, line)
 
 
+def test_ctrl_c_within_a_cleanup_is_no_broken_file():
+    from typer.testing import CliRunner
+
+    def fail():
+        try:
+            try:
+                raise KeyboardInterrupt
+            finally:
+                raise OSError("Bad file descriptor")
+        except OSError as error:
+            raise ModelError("out.onnx: cannot be written: Bad file descriptor") from error
+
+    result = CliRunner().invoke(_app_of(fail), [])
+    assert (result.exit_code, result.stderr) == (130, "error: interrupted\n")
+
+
 def test_a_bug_shows_its_traceback(model, monkeypatch, sparseconv):
     def fail(_path):
         raise ZeroDivisionError("a bug")
