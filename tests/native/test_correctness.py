@@ -62,6 +62,25 @@ def test_every_remainder_of_a_tile(cpu_isa, kernel, size, dtype):
     check(case, (2, 8, size, size), cpu_isa)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 14, 15, 16, 17, 31, 32, 33, 65, 66])
+@pytest.mark.parametrize(("kernel", "pad"), [(1, 0), (2, 0), (3, 1), (5, 4)])
+@pytest.mark.parametrize("stride", [2, 3])
+def test_every_remainder_of_a_row_that_is_read_in_strides(cpu_isa, kernel, pad, stride, size, dtype):
+    geometry = geometry_2d(kernel, stride, pad)
+    case = SparseConvCase(random_weight((3, 2, kernel, kernel), 0.5), geometry, dtype=np.dtype(dtype))
+    check(case, (2, 2, size + kernel, size + kernel), cpu_isa)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_groups_that_end_within_a_panel_of_rows(cpu_isa, kernel, batch):
+    """35 output channels a group, several blocks of input channels, and tasks that begin at any row."""
+    weight = random_weight((105, 260, kernel, kernel), 0.5)
+    case = SparseConvCase(weight, geometry_2d(kernel, 1, kernel // 2, 1, 3), Activation.RELU, has_residual=True)
+    check(case, (batch, 780, 14, 13), cpu_isa, threads=2)
+
+
 @pytest.mark.parametrize("kernel", [1, 2, 3, 5])
 @pytest.mark.parametrize("size", [5, 9, 16, 40])
 def test_without_padding_the_input_is_read_in_place(cpu_isa, kernel, size):

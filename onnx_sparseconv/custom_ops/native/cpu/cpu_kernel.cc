@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "../checked.h"
 #include "../plan_cache.h"
@@ -14,7 +15,10 @@ namespace {
 
 constexpr int64_t kMaxTaps = 1 << 16;
 constexpr uintptr_t kCacheLine = 64;
-// Tasks of a call: enough to keep many threads busy to the end, each long against the cost of starting it.
+// A call whose chunks keep this share of the processors busy is cut no further: a chunk that is packed and computed by
+// one thread stays in its caches.
+constexpr double kMinBusyShare = 0.75;
+// Tasks of other calls: enough to keep many threads busy to the end, each long against the cost of starting it.
 constexpr int64_t kTaskWork = 30000;
 constexpr int64_t kMaxTasks = 64;
 constexpr int64_t kMinTaskRows = 8;
@@ -72,7 +76,7 @@ void CpuKernel::Compute(const ort::Context& context) const {
   const Inputs inputs = ReadInputs(context, op_, geometry);
   const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data)};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
-  void* y = context.GetOutput(0, OutputShape(inputs, geometry, plan->geometry.out_dims));
+  void* y = context.GetOutput(0, OutputShape(inputs, geometry, plan->out_dims));
   if (inputs.batch == 0) return;
   const Call call{context, inputs, *plan, static_cast<char*>(y)};
   const int64_t num_row_blocks = NumRowBlocks(call);
@@ -85,10 +89,18 @@ void CpuKernel::Compute(const ort::Context& context) const {
   }
 }
 
+// Whether as many tasks of equal length leave few processors idle. How many threads a session has, its operators are
+// not told; more than there are processors it will not be.
+bool KeepBusy(int64_t num_tasks) {
+  static const int64_t num_processors = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t rounds = CeilDivide(num_tasks, num_processors);
+  return static_cast<double>(num_tasks) >= kMinBusyShare * static_cast<double>(rounds * num_processors);
+}
+
 // Parts into which the output channels are cut, so that a call with few images and chunks still has enough tasks.
 int64_t CpuKernel::NumRowBlocks(const Call& call) const {
   const int64_t num_chunks = static_cast<int64_t>(call.plan.chunks.size()) * call.inputs.batch;
-  if (num_chunks >= kMaxTasks) return 1;
+  if (num_chunks >= kMaxTasks || KeepBusy(num_chunks)) return 1;
   const int64_t num_tasks = std::clamp<int64_t>(call.plan.work / kTaskWork * call.inputs.batch, 1, kMaxTasks);
   const int64_t max_blocks = CeilDivide(attributes_.geometry.out_channels, kMinTaskRows);
   return std::clamp<int64_t>(CeilDivide(num_tasks, num_chunks), 1, max_blocks);
@@ -212,6 +224,7 @@ void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, co
   job.shifts = plan.shifts.data();
   job.num_shifts = static_cast<int32_t>(plan.shifts.size());
   job.num_blocks = plan.num_blocks;
+  job.num_rows = geometry.out_channels;
   job.row_begin = row_begin;
   job.row_end = row_end;
 
@@ -230,6 +243,7 @@ void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, co
     const Tile& tile = plan.tiles[i];
     job.input = cells + (tile.start - chunk.start) + job.first_group * job.group_stride;
     job.num_vectors = tile.num_vectors;
+    job.last_vector = tile.last_vector;
     job.output.runs = plan.runs.data() + tile.run_begin;
     job.output.num_runs = static_cast<int32_t>(tile.run_end - tile.run_begin);
     kernels_.run(job);

@@ -15,6 +15,14 @@ constexpr double kSegmentCost = 12;
 constexpr double kMoveCost = 1.5;
 constexpr double kPackVectorCost = 2;
 constexpr double kPackRowCost = 8;
+// What a block costs a row, in cycles, measured: by itself and for each vector; for every shift but the first.
+constexpr double kBlockCost = 35;
+constexpr double kBlockVectorCost = 3.5;
+constexpr double kBlockShiftCost = 20;
+constexpr double kBlockShiftVectorCost = 3;
+// What a vector costs less from the first-level cache than from the second, in cycles.
+constexpr double kFirstLevelGain = 0.9;
+constexpr double kMinBlockGain = 2;
 
 // Whether rows of cells may begin every `pitch` cells: what two rows then share is read by none of them, or padding on
 // both sides.
@@ -65,7 +73,7 @@ double ShiftedSumsCost(const ConvGeometry& conv, const SparseWeight& weight, con
   }
   const auto rows = static_cast<double>(conv.out_channels);
   const double entries_a_row = static_cast<double>(weight.values.size()) / rows;
-  const double blocks = std::max(1.0, entries_a_row / (2.0 * kMinBlockEntries * num_shifts));
+  const double blocks = std::max(1.0, entries_a_row / MinBlockEntries(tile, num_shifts));
   const double segments = rows * vectors / tile * blocks * (num_shifts - 1);
   return sums + segments * (kSegmentCost + kMoveCost * tile);
 }
@@ -140,6 +148,12 @@ std::vector<int32_t> ShiftsOf(const std::vector<TapPlace>& places, int lanes) {
   std::sort(shifts.begin(), shifts.end());
   shifts.erase(std::unique(shifts.begin(), shifts.end()), shifts.end());
   return shifts;
+}
+
+double MinBlockEntries(double num_vectors, double num_shifts) {
+  const double cost = kBlockCost + kBlockVectorCost * num_vectors +
+                      (num_shifts - 1) * (kBlockShiftCost + kBlockShiftVectorCost * num_vectors);
+  return kMinBlockGain * cost / (kFirstLevelGain * num_vectors);
 }
 
 Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const TileKernels& kernels,

@@ -10,8 +10,9 @@
 namespace sparseconv::cpu {
 
 constexpr int64_t kMaxCells = std::numeric_limits<int32_t>::max();
-// Entries of a row in one block and shift, on average: enough to pay for keeping partial sums in memory.
-constexpr int64_t kMinBlockEntries = 8;
+// Entries that a row has in one block of input channels, on average, where reading them from the first-level cache
+// saves twice what the block costs: loading and storing the partial sums, and moving those of each shift.
+double MinBlockEntries(double num_vectors, double num_shifts);
 
 struct Layout {
   int64_t row_pitch = 0;

@@ -9,6 +9,9 @@
 namespace sparseconv::cpu {
 namespace {
 
+// What TileKernels::copy_rows knows.
+constexpr int64_t kMaxCopyStride = 2;
+
 // Rows of the input behind one phase of the cells.
 struct PhaseView {
   Axes offset;         // input coordinate of cell 0 along each axis; negative in the padding
@@ -53,13 +56,13 @@ void PackPhase(const Plan& plan, const ConvGeometry& conv, const PhaseView& view
     const int64_t y0 = i0 * conv.strides[0] + view.offset[0], y1 = i1 * conv.strides[1] + view.offset[1];
     if constexpr (std::is_same_v<T, float>) {
       // Whole rows of the input at once.
-      if (cell == row_start && conv.strides[2] == 1 && y0 >= 0 && y0 < in[0] && y1 >= 0 && y1 < in[1]) {
+      if (cell == row_start && conv.strides[2] <= kMaxCopyStride && y0 >= 0 && y0 < in[0] && y1 >= 0 && y1 < in[1]) {
         const int64_t num_rows = std::min(
             {plan.plane_rows - i1, CeilDivide(in[1] - y1, conv.strides[1]), (end - kMaxLanes - cell) / plan.row_pitch});
         if (num_rows > 0) {
-          const T* source = channel + (y0 * in[1] + y1) * in[2] + view.begin + view.offset[2];
-          kernels.copy_rows(source, conv.strides[1] * in[2], num_rows, view.begin, view.end - view.begin,
-                            plan.row_pitch, target);
+          const T* source = channel + (y0 * in[1] + y1) * in[2] + view.begin * conv.strides[2] + view.offset[2];
+          kernels.copy_rows(source, conv.strides[2], conv.strides[1] * in[2], num_rows, view.begin,
+                            view.end - view.begin, plan.row_pitch, target);
           target += num_rows * plan.row_pitch;
           cell += num_rows * plan.row_pitch;
           row += num_rows - 1;

@@ -16,6 +16,8 @@ constexpr int64_t kPackWork = 4;
 // A packed chunk should stay in the second-level cache, the part of it that one block of channels reads in the first.
 constexpr int64_t kChunkBytes = 384 << 10;
 constexpr int64_t kBlockBytes = 32 << 10;
+// Where a block has to be this much larger for enough entries, there is none.
+constexpr double kMaxBlockExcess = 4;
 // From this much work for an image on, an even number of tiles is cut into an even number of chunks.
 constexpr int64_t kMinHalvedWork = 30000;
 
@@ -42,12 +44,14 @@ void AppendRuns(int64_t start, int64_t begin, int64_t end, Plan* plan) {
 }
 
 void AppendTile(int64_t begin, int64_t end, int32_t num_vectors, int lanes, Plan* plan) {
-  int64_t start = begin;
-  // In place, no lane may reach beyond the channel: the last tile begins earlier and stores only what is left.
-  if (plan->in_place) start = std::min(start, plan->num_positions - num_vectors * lanes);
+  // In place, no lane may reach beyond the channel: the last vector then begins earlier and overlaps the one before it.
+  // Where it is the only one, so does the tile, which stores only what is left.
+  const int64_t last_lane = plan->in_place ? plan->num_positions : begin + num_vectors * lanes;
+  const int64_t last_vector = std::min<int64_t>(begin + (num_vectors - 1) * lanes, last_lane - lanes);
+  const int64_t start = std::min(begin, last_vector);
   const size_t first_run = plan->runs.size();
   AppendRuns(start, begin, end, plan);
-  plan->tiles.push_back({start, num_vectors, first_run, plan->runs.size()});
+  plan->tiles.push_back({start, num_vectors, static_cast<int32_t>(last_vector - start), first_run, plan->runs.size()});
 }
 
 // Cuts the positions into tiles of nearly equal numbers of vectors. Where there are several, their number is even, as
@@ -58,13 +62,6 @@ void CutTiles(const TileKernels& kernels, Plan* plan) {
   const int lanes = kernels.lanes;
   const int64_t max_vectors = plan->shifts.size() > 1 ? kernels.max_shifted_vectors : kernels.max_vectors;
   const int64_t num_vectors = CeilDivide(plan->num_positions, lanes);
-  if (plan->in_place && num_vectors <= max_vectors && plan->num_positions % lanes != 0) {
-    // Fewer positions than one tile's lanes: whole vectors, then one more that overlaps them.
-    const int64_t whole = plan->num_positions / lanes * lanes;
-    AppendTile(0, whole, static_cast<int32_t>(whole / lanes), lanes, plan);
-    AppendTile(whole, plan->num_positions, 1, lanes, plan);
-    return;
-  }
   int64_t num_tiles = CeilDivide(num_vectors, max_vectors);
   if (num_tiles > 1) num_tiles += num_tiles % 2;
   for (int64_t i = 0; i < num_tiles; ++i) {
@@ -121,9 +118,8 @@ int64_t ChooseBlockChannels(const ConvGeometry& conv, const SparseWeight& weight
   const int64_t by_cache = kBlockBytes / static_cast<int64_t>(sizeof(float)) / cells;
   const double entries_a_channel = static_cast<double>(weight.values.size()) / static_cast<double>(conv.out_channels) /
                                    static_cast<double>(channels);
-  const double min_entries =
-      static_cast<double>(kMinBlockEntries) * static_cast<double>(std::max<size_t>(2, plan.shifts.size()));
-  if (entries_a_channel * static_cast<double>(channels) <= min_entries) return channels;
+  const double min_entries = MinBlockEntries(plan.tiles.front().num_vectors, static_cast<double>(plan.shifts.size()));
+  if (min_entries > kMaxBlockExcess * entries_a_channel * static_cast<double>(by_cache)) return channels;
   const auto by_entries = static_cast<int64_t>(min_entries / entries_a_channel);
   return std::clamp<int64_t>(std::max(by_cache, by_entries), 1, channels);
 }
@@ -141,25 +137,40 @@ void MakeEntries(const ConvGeometry& conv, const SparseWeight& weight, const Til
   plan->entries.reserve(weight.columns.size());
   plan->segments.reserve(
       static_cast<size_t>(conv.out_channels) * static_cast<size_t>(plan->num_blocks) * plan->shifts.size() + 1);
-  for (size_t row = 0; row + 1 < weight.row_begin.size(); ++row) {
-    auto block_end = static_cast<size_t>(weight.row_begin[row]);
-    const auto row_end = static_cast<size_t>(weight.row_begin[row + 1]);
+  const auto num_rows = static_cast<size_t>(conv.out_channels);
+  for (size_t panel = 0; panel < num_rows; panel += kPanelRows) {
+    const size_t panel_end = std::min(panel + kPanelRows, num_rows);
+    std::vector<size_t> next;  // entry of each row
+    for (size_t row = panel; row < panel_end; ++row) next.push_back(static_cast<size_t>(weight.row_begin[row]));
     for (int64_t block = 0; block < plan->num_blocks; ++block) {
-      const size_t block_begin = block_end;
-      while (block_end < row_end && weight.columns[block_end] / taps / block_channels == block) ++block_end;
-      for (const int32_t shift : plan->shifts) {
-        plan->segments.push_back(static_cast<uint32_t>(plan->entries.size()));
-        for (size_t e = block_begin; e < block_end; ++e) {
-          const int64_t channel = weight.columns[e] / taps;
-          const TapPlace& place = places[static_cast<size_t>(weight.columns[e] % taps)];
-          if (has_shifts && place.cell % kernels.lanes != shift) continue;
-          const int64_t offset = channel * plan->channel_cells + place.phase * plan->chunk_cells + place.cell - shift;
-          plan->entries.push_back({static_cast<int32_t>(offset), weight.values[e]});
+      for (size_t row = panel; row < panel_end; ++row) {
+        const auto row_end = static_cast<size_t>(weight.row_begin[row + 1]);
+        const size_t begin = next[row - panel];
+        size_t end = begin;
+        while (end < row_end && weight.columns[end] / taps / block_channels == block) ++end;
+        next[row - panel] = end;
+        for (const int32_t shift : plan->shifts) {
+          plan->segments.push_back(static_cast<uint32_t>(plan->entries.size()));
+          for (size_t e = begin; e < end; ++e) {
+            const int64_t channel = weight.columns[e] / taps;
+            const TapPlace& place = places[static_cast<size_t>(weight.columns[e] % taps)];
+            if (has_shifts && place.cell % kernels.lanes != shift) continue;
+            const int64_t offset = channel * plan->channel_cells + place.phase * plan->chunk_cells + place.cell - shift;
+            plan->entries.push_back({static_cast<int32_t>(offset), weight.values[e]});
+          }
         }
       }
     }
   }
   plan->segments.push_back(static_cast<uint32_t>(plan->entries.size()));
+}
+
+// Makes one row of all positions where every output is made of the input at its own position.
+void JoinRows(const ConvGeometry& conv, ResolvedGeometry* geometry) {
+  if (conv.taps() != 1 || conv.strides != Axes{1, 1, 1} || geometry->in_dims != geometry->out_dims) return;
+  const Axes& dims = geometry->in_dims;
+  geometry->in_dims = {1, 1, dims[0] * dims[1] * dims[2]};
+  geometry->out_dims = geometry->in_dims;
 }
 
 }  // namespace
@@ -169,10 +180,11 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
   const Axes& in_dims = key.in_dims;
   Plan plan;
   plan.geometry = Resolve(geometry, in_dims);
-  const Axes& out = plan.geometry.out_dims;
+  const Axes out = plan.out_dims = plan.geometry.out_dims;
   plan.in_plane =
       CheckedMultiply(CheckedMultiply(in_dims[0], in_dims[1], "the size of X"), in_dims[2], "the size of X");
   plan.out_plane = CheckedMultiply(CheckedMultiply(out[0], out[1], "the size of Y"), out[2], "the size of Y");
+  JoinRows(geometry, &plan.geometry);
   for (size_t i = 0; i < kSpatialAxes; ++i) {
     plan.axes[i] = MakePhases(geometry.kernel_shape[i], geometry.strides[i], geometry.dilations[i]);
     plan.num_phases *= static_cast<int64_t>(plan.axes[i].phases.size());

@@ -49,7 +49,8 @@ struct AxisPhases {
 struct Tile {
   int64_t start;  // position of its first lane
   int32_t num_vectors;
-  size_t run_begin;  // of Plan::runs
+  int32_t last_vector;  // see TileJob
+  size_t run_begin;     // of Plan::runs
   size_t run_end;
 };
 
@@ -60,7 +61,8 @@ struct Chunk {
 };
 
 struct Plan {
-  ResolvedGeometry geometry;
+  Axes out_dims{1, 1, 1};     // of Y
+  ResolvedGeometry geometry;  // as it is computed: where neighbours do not matter, all positions are one row
   std::array<AxisPhases, kSpatialAxes> axes;
   int64_t num_phases = 1;
   int64_t plane_rows = 1;  // rows of cells for each step along axis 0
@@ -78,7 +80,7 @@ struct Plan {
   std::vector<Tile> tiles;
   std::vector<Chunk> chunks;
 
-  std::vector<Entry> entries;      // row by row, block by block, shift by shift
+  std::vector<Entry> entries;      // in the order of the segments
   std::vector<uint32_t> segments;  // see TileJob
   std::vector<int32_t> shifts{0};
   int32_t num_blocks = 1;  // blocks of input channels

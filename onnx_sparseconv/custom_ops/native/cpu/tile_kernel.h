@@ -12,8 +12,9 @@ namespace sparseconv::cpu {
 
 constexpr int kMaxLanes = 16;
 constexpr int kMaxVectors = 14;
-// Output channels whose partial sums are kept while one block of input channels is in the first-level cache.
-constexpr int kPanelRows = 64;
+// Output channels whose partial sums are kept while one block of input channels is in the first-level cache: few, so
+// that the sums stay there too.
+constexpr int kPanelRows = 32;
 
 // Consecutive output positions of a tile that exist (others fall on padding) and lie side by side in Y.
 struct Run {
@@ -57,14 +58,17 @@ struct TileJob {
   int64_t group_stride;
   int64_t rows_per_group;
   const Entry* entries;
-  // Entries of row k, block b, shift s: segments[(k * num_blocks + b) * num_shifts + s] up to the next one.
+  // Where the entries of a segment begin: panel by panel, block by block, row by row, shift by shift, as they are
+  // walked, so that memory is read in one go. Segments end where the next one begins.
   const uint32_t* segments;
   const int32_t* shifts;  // increasing, 0 to lanes - 1
   int32_t num_shifts;
   int32_t num_blocks;
+  int64_t num_rows;
   int64_t row_begin;
   int64_t row_end;
   int32_t num_vectors;  // 1 to kMaxVectors
+  int32_t last_vector;  // first position of the last one; the others lie side by side
   TileOutput output;
 };
 
@@ -75,10 +79,10 @@ struct TileKernels {
   int max_shifted_vectors;  // of a tile whose plan has shifts: what they hold twice
   double shifted_cost;      // time of an aligned load and multiply-add over that of one that may straddle cache lines
   void (*run)(const TileJob& job);
-  // Writes `num_rows` rows of `row_pitch` cells: `lead` zeros, then `count` values, then zeros. Rows of the source lie
-  // `source_pitch` apart; `source` is the first value. Writes up to kMaxLanes cells beyond the last row.
-  void (*copy_rows)(const float* source, int64_t source_pitch, int64_t num_rows, int64_t lead, int64_t count,
-                    int64_t row_pitch, float* target);
+  // Writes `num_rows` rows of `row_pitch` cells: `lead` zeros, then `count` values, then zeros. `source` is the first
+  // value; values lie `stride` (1 or 2) apart, rows `source_pitch`. Writes up to kMaxLanes cells beyond the last row.
+  void (*copy_rows)(const float* source, int64_t stride, int64_t source_pitch, int64_t num_rows, int64_t lead,
+                    int64_t count, int64_t row_pitch, float* target);
   // target[i] = source[i * stride], converted to float.
   void (*copy_floats)(const float* source, int64_t stride, int64_t count, float* target);
   void (*copy_halves)(const uint16_t* source, int64_t stride, int64_t count, float* target);

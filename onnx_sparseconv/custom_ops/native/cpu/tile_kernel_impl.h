@@ -119,14 +119,45 @@ inline float Bias(const TileOutput& out, int64_t row) {
                      : static_cast<const float*>(out.bias)[row];
 }
 
-// The hot loop: one broadcast weight and `kVectors` loads and multiply-adds an entry.
+// The same pointer, of which the compiler does not know where it comes from. Otherwise it keeps every sum that the
+// vectors of a tile have in common in a register of its own, and adds to it what is left, once for each load.
+inline const float* Opaque(const float* pointer) {
+  asm("" : "+r"(pointer));
+  return pointer;
+}
+
+// The hot loop: one broadcast weight and `kVectors` loads and multiply-adds an entry. Vectors lie side by side, but for
+// the last, which begins `last` cells from the first.
 template <int kVectors>
-inline void Accumulate(const Entry* begin, const Entry* end, const float* input, Vec (&sums)[kVectors]) {
-  for (const Entry* entry = begin; entry != end; ++entry) {
-    const Vec weight = Broadcast(entry->value);
-    const float* source = input + entry->offset;
-    for (int v = 0; v < kVectors; ++v) sums[v] = MultiplyAdd(weight, Load(source + v * kLanes), sums[v]);
+inline void AddEntry(const Entry& entry, const float* input, int64_t last, Vec (&sums)[kVectors]) {
+  const Vec weight = Broadcast(entry.value);
+  const float* source = Opaque(input + entry.offset);
+  for (int v = 0; v + 1 < kVectors; ++v) sums[v] = MultiplyAdd(weight, Load(source + v * kLanes), sums[v]);
+  sums[kVectors - 1] = MultiplyAdd(weight, Load(source + last), sums[kVectors - 1]);
+}
+
+// Entries whose sums have to be kept apart so that a multiply-add need not wait for the one before it.
+constexpr int NumSets(int num_vectors) { return num_vectors > 2 ? 1 : 4; }
+
+template <int kVectors>
+inline void Accumulate(const Entry* entry, const Entry* end, const float* input, int64_t last, Vec (&sums)[kVectors]) {
+  constexpr int kSets = NumSets(kVectors);
+  if constexpr (kSets > 1) {
+    if (end - entry >= 2 * kSets) {
+      Vec others[kSets - 1][kVectors];
+      for (auto& set : others) {
+        for (Vec& sum : set) sum = Broadcast(0.0f);
+      }
+      for (; end - entry >= kSets; entry += kSets) {
+        AddEntry<kVectors>(entry[0], input, last, sums);
+        for (int s = 1; s < kSets; ++s) AddEntry<kVectors>(entry[s], input, last, others[s - 1]);
+      }
+      for (const auto& set : others) {
+        for (int v = 0; v < kVectors; ++v) sums[v] = sums[v] + set[v];
+      }
+    }
   }
+  for (; entry != end; ++entry) AddEntry<kVectors>(*entry, input, last, sums);
 }
 
 // Entries of one row and block: those of each shift are summed at aligned positions, then moved to where they belong.
@@ -135,40 +166,59 @@ inline void AccumulateShifts(const TileJob& job, const float* input, const uint3
   for (int32_t s = 0; s < job.num_shifts; ++s) {
     const Entry *begin = job.entries + segment[s], *end = job.entries + segment[s + 1];
     if (job.shifts[s] == 0) {
-      Accumulate<kVectors>(begin, end, input, sums);
+      Accumulate<kVectors>(begin, end, input, job.last_vector, sums);
     } else if (begin != end) {
       Vec aligned[kVectors + 1];
       for (int v = 0; v <= kVectors; ++v) aligned[v] = Broadcast(0.0f);
-      Accumulate<kVectors + 1>(begin, end, input, aligned);
+      Accumulate<kVectors + 1>(begin, end, input, kVectors * kLanes, aligned);
       const LaneShift shift(job.shifts[s]);
       for (int v = 0; v < kVectors; ++v) sums[v] = sums[v] + shift(aligned[v], aligned[v + 1]);
     }
   }
 }
 
+// The rows of a job that belong to one panel.
+struct PanelRows {
+  int64_t panel_begin;
+  int64_t panel_end;
+  int64_t begin;
+  int64_t end;
+};
+
 // A panel of rows, block by block: what a block reads of the input stays in the first-level cache for the whole panel.
 template <int kVectors, bool kShifted>
-void RunPanel(const TileJob& job, int64_t row_begin, int64_t row_end, StoreRowFunction store_row) {
+void RunPanel(const TileJob& job, const PanelRows& rows, StoreRowFunction store_row) {
   constexpr int kTile = kVectors * kLanes;
   alignas(64) float partial[kPanelRows * kTile + kLanes];  // a spare vector for the last run
   for (int32_t block = 0; block < job.num_blocks; ++block) {
-    for (int64_t row = row_begin; row < row_end; ++row) {
-      float* row_partial = partial + (job.num_blocks == 1 ? 0 : (row - row_begin) * kTile);
+    const int64_t group = rows.begin / job.rows_per_group;
+    const float* input = job.input + (group - job.first_group) * job.group_stride;
+    int64_t group_end = (group + 1) * job.rows_per_group;
+    const uint32_t* segment =
+        job.segments + (rows.panel_begin * job.num_blocks + block * (rows.panel_end - rows.panel_begin) + rows.begin -
+                        rows.panel_begin) *
+                           job.num_shifts;
+    for (int64_t row = rows.begin; row < rows.end; ++row, segment += job.num_shifts) {
+      float* row_partial = partial + (job.num_blocks == 1 ? 0 : (row - rows.begin) * kTile);
       Vec sums[kVectors];
       if (block == 0) {
         const Vec bias = Broadcast(Bias(job.output, row));
         for (int v = 0; v < kVectors; ++v) sums[v] = bias;
       } else {
-        for (int v = 0; v < kVectors; ++v) sums[v] = Load(row_partial + v * kLanes);
+        for (int v = 0; v + 1 < kVectors; ++v) sums[v] = Load(row_partial + v * kLanes);
+        sums[kVectors - 1] = Load(row_partial + job.last_vector);
       }
-      const float* input = job.input + (row / job.rows_per_group - job.first_group) * job.group_stride;
-      const uint32_t* segment = job.segments + (row * job.num_blocks + block) * job.num_shifts;
+      if (row == group_end) {
+        group_end += job.rows_per_group;
+        input += job.group_stride;
+      }
       if constexpr (kShifted) {
         AccumulateShifts<kVectors>(job, input, segment, sums);
       } else {
-        Accumulate<kVectors>(job.entries + segment[0], job.entries + segment[1], input, sums);
+        Accumulate<kVectors>(job.entries + segment[0], job.entries + segment[1], input, job.last_vector, sums);
       }
-      for (int v = 0; v < kVectors; ++v) Store(row_partial + v * kLanes, sums[v]);
+      for (int v = 0; v + 1 < kVectors; ++v) Store(row_partial + v * kLanes, sums[v]);
+      Store(row_partial + job.last_vector, sums[kVectors - 1]);
       if (block == job.num_blocks - 1) store_row(row_partial, row, job.output);
     }
   }
@@ -178,12 +228,14 @@ template <int kVectors>
 void RunTile(const TileJob& job) {
   const StoreRowFunction store_row = job.output.is_half ? ChooseStoreRow<HalfElement>(job.output.activation)
                                                         : ChooseStoreRow<FloatElement>(job.output.activation);
-  for (int64_t row = job.row_begin; row < job.row_end; row += kPanelRows) {
-    const int64_t end = row + kPanelRows < job.row_end ? row + kPanelRows : job.row_end;
+  for (int64_t panel = job.row_begin / kPanelRows * kPanelRows; panel < job.row_end; panel += kPanelRows) {
+    const int64_t panel_end = panel + kPanelRows < job.num_rows ? panel + kPanelRows : job.num_rows;
+    const PanelRows rows{panel, panel_end, panel < job.row_begin ? job.row_begin : panel,
+                         panel_end < job.row_end ? panel_end : job.row_end};
     if (job.num_shifts > 1) {
-      RunPanel<kVectors, true>(job, row, end, store_row);
+      RunPanel<kVectors, true>(job, rows, store_row);
     } else {
-      RunPanel<kVectors, false>(job, row, end, store_row);
+      RunPanel<kVectors, false>(job, rows, store_row);
     }
   }
 }
@@ -213,24 +265,42 @@ void CopyFloats(const float* source, int64_t stride, int64_t count, float* targe
   }
 }
 
-void CopyRows(const float* source, int64_t source_pitch, int64_t num_rows, int64_t lead, int64_t count,
-              int64_t row_pitch, float* target) {
-  const int64_t end = lead + count;
+inline int ClampToVector(int64_t lane) { return lane < 0 ? 0 : lane > kLanes ? kLanes : static_cast<int>(lane); }
+
+// source[i * kStride] for the lanes i in [first, last), zero in the others.
+template <int kStride>
+inline Vec LoadStrided(const float* source, int first, int last) {
+  if constexpr (kStride == 1) {
+    return LoadRange(source, first, last);
+  } else {
+    const int begin = 2 * first, end = 2 * last - 1;
+    return Even(LoadRange(source, ClampToVector(begin), ClampToVector(end)),
+                LoadRange(source + kLanes, ClampToVector(begin - kLanes), ClampToVector(end - kLanes)));
+  }
+}
+
+template <int kStride>
+void CopyRowsOf(const float* source, int64_t source_pitch, int64_t num_rows, int64_t lead, int64_t count,
+                int64_t row_pitch, float* target) {
   for (int64_t row = 0; row < num_rows; ++row, source += source_pitch, target += row_pitch) {
     for (int64_t cell = 0; cell < row_pitch; cell += kLanes) {
-      if (cell >= lead && cell + kLanes <= end) {
-        Store(target + cell, Load(source + cell - lead));
+      const float* from = source + kStride * (cell - lead);
+      if (cell >= lead && cell + kLanes <= lead + count) {
+        Store(target + cell, LoadStrided<kStride>(from, 0, kLanes));
       } else {
-        const int64_t first = lead - cell, last = end - cell;
-        Store(target + cell, LoadRange(source + cell - lead,
-                                       first < 0        ? 0
-                                       : first < kLanes ? static_cast<int>(first)
-                                                        : kLanes,
-                                       last < 0        ? 0
-                                       : last < kLanes ? static_cast<int>(last)
-                                                       : kLanes));
+        Store(target + cell,
+              LoadStrided<kStride>(from, ClampToVector(lead - cell), ClampToVector(lead + count - cell)));
       }
     }
+  }
+}
+
+void CopyRows(const float* source, int64_t stride, int64_t source_pitch, int64_t num_rows, int64_t lead, int64_t count,
+              int64_t row_pitch, float* target) {
+  if (stride == 1) {
+    CopyRowsOf<1>(source, source_pitch, num_rows, lead, count, row_pitch, target);
+  } else {
+    CopyRowsOf<2>(source, source_pitch, num_rows, lead, count, row_pitch, target);
   }
 }
 

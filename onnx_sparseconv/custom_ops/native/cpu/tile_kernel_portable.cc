@@ -1,4 +1,4 @@
-// Plain C++: any machine. Four lanes, which compilers turn into the vector unit that every target has.
+// Any machine: the vectors of GCC and Clang, of four lanes, which every target's vector unit has (SSE2, NEON).
 
 #include "../half.h"
 #include "tile_kernel.h"
@@ -8,8 +8,10 @@ namespace {
 
 constexpr int kLanes = 4;
 
+using Lanes __attribute__((vector_size(kLanes * sizeof(float)))) = float;
+
 struct Vec {
-  float lane[kLanes];
+  Lanes lane;
 };
 
 template <typename Function>
@@ -19,11 +21,11 @@ inline Vec Each(Function function) {
   return v;
 }
 
-inline Vec Broadcast(float x) {
-  return Each([=](int) { return x; });
-}
+inline Vec Broadcast(float x) { return {Lanes{x, x, x, x}}; }
 inline Vec Load(const float* p) {
-  return Each([=](int i) { return p[i]; });
+  Vec v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
 }
 inline Vec LoadN(const float* p, int n) {
   return Each([=](int i) { return i < n ? p[i] : 0.0f; });
@@ -31,9 +33,7 @@ inline Vec LoadN(const float* p, int n) {
 inline void StoreN(float* p, Vec v, int n) {
   for (int i = 0; i < n; ++i) p[i] = v.lane[i];
 }
-inline void Store(float* p, Vec v) {
-  for (int i = 0; i < kLanes; ++i) p[i] = v.lane[i];
-}
+inline void Store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 inline Vec LoadHalf(const uint16_t* p) {
   return Each([=](int i) { return HalfToFloat(p[i]); });
 }
@@ -45,21 +45,11 @@ inline void StoreHalfN(uint16_t* p, Vec v, int n) {
 }
 inline void StoreHalf(uint16_t* p, Vec v) { StoreHalfN(p, v, kLanes); }
 
-inline Vec operator+(Vec a, Vec b) {
-  return Each([=](int i) { return a.lane[i] + b.lane[i]; });
-}
-inline Vec operator-(Vec a, Vec b) {
-  return Each([=](int i) { return a.lane[i] - b.lane[i]; });
-}
-inline Vec operator*(Vec a, Vec b) {
-  return Each([=](int i) { return a.lane[i] * b.lane[i]; });
-}
-inline Vec operator/(Vec a, Vec b) {
-  return Each([=](int i) { return a.lane[i] / b.lane[i]; });
-}
-inline Vec MultiplyAdd(Vec a, Vec b, Vec c) {
-  return Each([=](int i) { return a.lane[i] * b.lane[i] + c.lane[i]; });
-}
+inline Vec operator+(Vec a, Vec b) { return {a.lane + b.lane}; }
+inline Vec operator-(Vec a, Vec b) { return {a.lane - b.lane}; }
+inline Vec operator*(Vec a, Vec b) { return {a.lane * b.lane}; }
+inline Vec operator/(Vec a, Vec b) { return {a.lane / b.lane}; }
+inline Vec MultiplyAdd(Vec a, Vec b, Vec c) { return {a.lane * b.lane + c.lane}; }
 inline Vec Max(Vec a, Vec b) {
   return Each([=](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
 }
