@@ -48,9 +48,9 @@ def by_setting(records: Iterable[Record]) -> dict[str, dict[tuple[float, int, in
     return found
 
 
-def layers_table() -> str:
+def layers_table(results: str) -> str:
     """Speed-up of every layer of the suite cpu, by sparsity, threads and batch."""
-    layers = by_setting(load("cpu-layers")["layers"])
+    layers = by_setting(load(results)["layers"])
     settings = sorted(next(iter(layers.values())), key=lambda s: (s[1], s[2], s[0]))
     head = ["layer", *(f"{s:.0%}, batch {b}, {t} thread{'s'[: t - 1]}" for s, b, t in settings)]
     rows = [[name, *(f"{found[s]['speedup']:.2f}x" for s in settings)] for name, found in layers.items()]
@@ -87,6 +87,29 @@ def models_table(results: str) -> str:
     )
 
 
+def tuning_table(results: str) -> str:
+    """Whole models that were tuned: what the single layers foretold, and what was measured."""
+    rows = []
+    for model in load(results)["models"]:
+        (case,) = model["whole"]["cases"] if model["whole"] else [None]
+        row = [
+            model["model"].removesuffix(".onnx"),
+            str(model["batch"]),
+            str(model["threads"]),
+            f"{model['num_sparse']} of {model['num_convs']}",
+        ]
+        if case is None:
+            rows.append([*row, *[""] * 4, "stays dense"])
+            continue
+        off = case["measured_us"] / case["predicted_us"] - 1
+        times = [f"{case[key] / 1000:.2f} ms" for key in ("dense_us", "predicted_us", "measured_us")]
+        gain = f"{case['speedup']['of_medians']:.2f}x" if case["speedup"] else "stays dense"
+        rows.append([*row, *times, f"{off:+.0%}", gain])
+    return table(
+        ["model", "batch", "threads", "Conv sparse", "dense", "foretold", "measured", "off by", "speed-up"], rows
+    )
+
+
 def break_even_table() -> str:
     """Speed-up by sparsity of every layer of the suite classes, and where each breaks even."""
     layers = by_setting(load("cpu-break-even")["layers"])
@@ -101,10 +124,10 @@ def break_even_table() -> str:
     return table(["layer", "threads", *(f"{s:.0%}" for s in sparsities), "breaks even"], rows)
 
 
-def history_table() -> str:
+def history_table(machine: str) -> str:
     """What each idea gave: geometric means over the 3x3 and the 1x1 layers of the suite cpu, one thread."""
     rows = []
-    for path in sorted(RESULTS.glob("cpu-history-*.json")):
+    for path in sorted(RESULTS.glob(f"cpu-history-{machine}-*.json")):
         results = load(path.stem)
         layers = by_setting(results["layers"])
         row = [results["label"]]
@@ -219,13 +242,16 @@ def _bytes_row(record: Record) -> list[str]:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "cpu-layers": layers_table,
+    "cpu-layers": lambda: layers_table("cpu-layers"),
+    "cpu-layers-epyc": lambda: layers_table("cpu-layers-epyc"),
     "cpu-models": lambda: models_table("cpu-models"),
-    "cpu-models-other-run": lambda: models_table("cpu-models-other-run"),
+    "cpu-models-epyc": lambda: models_table("cpu-models-epyc"),
     "cpu-architectures": lambda: models_table("cpu-architectures"),
     "cpu-beside-depthwise": lambda: models_table("cpu-beside-depthwise"),
     "cpu-break-even": break_even_table,
-    "cpu-history": history_table,
+    "cpu-tuning": lambda: tuning_table("cpu-tuning"),
+    "cpu-history-xeon": lambda: history_table("xeon"),
+    "cpu-history-epyc": lambda: history_table("epyc"),
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers"),
     "gpu-models": lambda: gpu_models_table("gpu-models", "gpu-models-batch-1"),

@@ -62,14 +62,13 @@ def test_every_remainder_of_a_tile(cpu_isa, kernel, size, dtype):
     check(case, (2, 8, size, size), cpu_isa)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("size", [1, 2, 7, 8, 14, 15, 16, 17, 31, 32, 33, 65, 66])
-@pytest.mark.parametrize(("kernel", "pad"), [(1, 0), (2, 0), (3, 1), (5, 4)])
-@pytest.mark.parametrize("stride", [2, 3])
-def test_every_remainder_of_a_row_that_is_read_in_strides(cpu_isa, kernel, pad, stride, size, dtype):
-    geometry = geometry_2d(kernel, stride, pad)
-    case = SparseConvCase(random_weight((3, 2, kernel, kernel), 0.5), geometry, dtype=np.dtype(dtype))
-    check(case, (2, 2, size + kernel, size + kernel), cpu_isa)
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [(1, 2, 0), (2, 2, 0), (3, 2, 1), (5, 2, 4), (3, 3, 1)])
+def test_every_remainder_of_a_row_that_is_read_in_strides(cpu_isa, kernel, stride, pad, size):
+    for dtype in (np.float32, np.float16):
+        geometry = geometry_2d(kernel, stride, pad)
+        case = SparseConvCase(random_weight((3, 2, kernel, kernel), 0.5), geometry, dtype=np.dtype(dtype))
+        check(case, (2, 2, size + kernel, size + kernel), cpu_isa)
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
