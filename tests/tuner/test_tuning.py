@@ -69,6 +69,15 @@ def test_each_layer_is_decided_by_its_times(tuned):
     assert case.dense_us == 350
 
 
+def test_layers_that_take_longer_one_by_one_foretell_shares(tuned):
+    """Three layers of 100 us in a model of 150 us: with sparse layers of a fifth, 30 us are foretold, not -90."""
+    report = tuned(network(0.9, 0.9, 0.9), FakeBench(whole_us=lambda sparse: 150 - 40 * len(sparse)))
+    (case,) = report.whole.cases
+    left = 1 - sum(zeros(network(0.9, 0.9, 0.9)).values()) / 3
+    assert case.predicted_us == pytest.approx(150 * 2 * left)
+    assert case.measured_us == 30
+
+
 def test_how_often_the_rule_errs_is_told(tuned):
     report = tuned(network(0.9, 0.4, 0.6))
     assert (
