@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, report, restore, run, tune, verify
-from onnx_sparseconv.cli.failures import close_stdout_quietly
+from onnx_sparseconv.cli.failures import close_stdout_quietly, full_disk_told
 from onnx_sparseconv.version import __version__
 
 _EPILOG = (
@@ -56,6 +56,7 @@ def main() -> None:
             # Names of files need not be text.
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(prog_name="sparseconv")
+        with full_disk_told():
+            app(prog_name="sparseconv")
     finally:
         close_stdout_quietly()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import sys
@@ -77,7 +78,22 @@ def stdout_kept_clean() -> Iterator[None]:
 
 def close_stdout_quietly() -> None:
     """Flush stdout; a reader that has gone away (``sparseconv ... | head``) is no reason for a traceback."""
+    with full_disk_told():
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                raise
+
+
+@contextlib.contextmanager
+def full_disk_told() -> Iterator[None]:
+    """End with one line where a stream can take no more: what is written to files says so itself, with their names."""
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        yield
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO} or error.filename is not None:
+            raise
+        print_error(f"standard output cannot be written: {error.strerror}")
+        raise SystemExit(int(ExitCode.ERROR)) from None

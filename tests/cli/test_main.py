@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
@@ -173,6 +174,16 @@ def test_a_reader_that_goes_away_is_no_error(model):
     assert done.returncode == 0
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("doctor",), ("inspect",), ("inspect", "--json")])
+def test_a_full_disk_behind_stdout_is_one_line(model, arguments):
+    command = [sys.executable, "-m", "onnx_sparseconv", *arguments]
+    command += [str(model)] * (arguments[0] == "inspect")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=_environment(), check=False)
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
