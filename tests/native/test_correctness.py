@@ -62,7 +62,7 @@ def test_every_remainder_of_a_tile(cpu_isa, kernel, size, dtype):
     check(case, (2, 8, size, size), cpu_isa)
 
 
-@pytest.mark.parametrize("size", [1, 2, 7, 8, 14, 15, 16, 17, 31, 32, 33, 65, 66])
+@pytest.mark.parametrize("size", [1, 7, 14, 15, 16, 33, 66])
 @pytest.mark.parametrize(("kernel", "stride", "pad"), [(1, 2, 0), (2, 2, 0), (3, 2, 1), (5, 2, 4), (3, 3, 1)])
 def test_every_remainder_of_a_row_that_is_read_in_strides(cpu_isa, kernel, stride, pad, size):
     for dtype in (np.float32, np.float16):
