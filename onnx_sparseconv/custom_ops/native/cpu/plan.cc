@@ -166,11 +166,10 @@ void MakeEntries(const ConvGeometry& conv, const SparseWeight& weight, const Til
 }
 
 // Makes one row of all positions where every output is made of the input at its own position.
-void JoinRows(const ConvGeometry& conv, ResolvedGeometry* geometry) {
-  if (conv.taps() != 1 || conv.strides != Axes{1, 1, 1} || geometry->in_dims != geometry->out_dims) return;
-  const Axes& dims = geometry->in_dims;
-  geometry->in_dims = {1, 1, dims[0] * dims[1] * dims[2]};
-  geometry->out_dims = geometry->in_dims;
+void JoinRows(const ConvGeometry& conv, Plan* plan) {
+  ResolvedGeometry& geometry = plan->geometry;
+  if (conv.taps() != 1 || conv.strides != Axes{1, 1, 1} || geometry.in_dims != geometry.out_dims) return;
+  geometry.in_dims = geometry.out_dims = {1, 1, plan->in_plane};
 }
 
 }  // namespace
@@ -184,7 +183,7 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
   plan.in_plane =
       CheckedMultiply(CheckedMultiply(in_dims[0], in_dims[1], "the size of X"), in_dims[2], "the size of X");
   plan.out_plane = CheckedMultiply(CheckedMultiply(out[0], out[1], "the size of Y"), out[2], "the size of Y");
-  JoinRows(geometry, &plan.geometry);
+  JoinRows(geometry, &plan);
   for (size_t i = 0; i < kSpatialAxes; ++i) {
     plan.axes[i] = MakePhases(geometry.kernel_shape[i], geometry.strides[i], geometry.dilations[i]);
     plan.num_phases *= static_cast<int64_t>(plan.axes[i].phases.size());

@@ -190,14 +190,13 @@ template <int kVectors, bool kShifted>
 void RunPanel(const TileJob& job, const PanelRows& rows, StoreRowFunction store_row) {
   constexpr int kTile = kVectors * kLanes;
   alignas(64) float partial[kPanelRows * kTile + kLanes];  // a spare vector for the last run
+  const int64_t first_group = rows.begin / job.rows_per_group;
   for (int32_t block = 0; block < job.num_blocks; ++block) {
-    const int64_t group = rows.begin / job.rows_per_group;
-    const float* input = job.input + (group - job.first_group) * job.group_stride;
-    int64_t group_end = (group + 1) * job.rows_per_group;
-    const uint32_t* segment =
-        job.segments + (rows.panel_begin * job.num_blocks + block * (rows.panel_end - rows.panel_begin) + rows.begin -
-                        rows.panel_begin) *
-                           job.num_shifts;
+    const float* input = job.input + (first_group - job.first_group) * job.group_stride;
+    int64_t group_end = (first_group + 1) * job.rows_per_group;
+    const int64_t rows_before =
+        rows.panel_begin * job.num_blocks + block * (rows.panel_end - rows.panel_begin) + rows.begin - rows.panel_begin;
+    const uint32_t* segment = job.segments + rows_before * job.num_shifts;
     for (int64_t row = rows.begin; row < rows.end; ++row, segment += job.num_shifts) {
       float* row_partial = partial + (job.num_blocks == 1 ? 0 : (row - rows.begin) * kTile);
       Vec sums[kVectors];
@@ -250,21 +249,6 @@ void RunTileOf(const TileJob& job) {
 
 void RunJob(const TileJob& job) { RunTileOf<kMaxVectors>(job); }
 
-void CopyFloats(const float* source, int64_t stride, int64_t count, float* target) {
-  int64_t i = 0;
-  if (stride == 1) {
-    for (; i + kLanes <= count; i += kLanes) Store(target + i, Load(source + i));
-    if (i < count) StoreN(target + i, LoadN(source + i, static_cast<int>(count - i)), static_cast<int>(count - i));
-  } else if (stride == 2) {
-    // The second load ends at source[2 * (i + kLanes) - 1], the value before the next one that is wanted.
-    for (; i + kLanes < count; i += kLanes)
-      Store(target + i, Even(Load(source + 2 * i), Load(source + 2 * i + kLanes)));
-    for (; i < count; ++i) target[i] = source[2 * i];
-  } else {
-    for (; i < count; ++i) target[i] = source[stride * i];
-  }
-}
-
 inline int ClampToVector(int64_t lane) { return lane < 0 ? 0 : lane > kLanes ? kLanes : static_cast<int>(lane); }
 
 // source[i * kStride] for the lanes i in [first, last), zero in the others.
@@ -276,6 +260,24 @@ inline Vec LoadStrided(const float* source, int first, int last) {
     const int begin = 2 * first, end = 2 * last - 1;
     return Even(LoadRange(source, ClampToVector(begin), ClampToVector(end)),
                 LoadRange(source + kLanes, ClampToVector(begin - kLanes), ClampToVector(end - kLanes)));
+  }
+}
+
+template <int kStride>
+void CopyFloatsOf(const float* source, int64_t count, float* target) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) Store(target + i, LoadStrided<kStride>(source + kStride * i, 0, kLanes));
+  const auto rest = static_cast<int>(count - i);
+  if (rest > 0) StoreN(target + i, LoadStrided<kStride>(source + kStride * i, 0, rest), rest);
+}
+
+void CopyFloats(const float* source, int64_t stride, int64_t count, float* target) {
+  if (stride == 1) {
+    CopyFloatsOf<1>(source, count, target);
+  } else if (stride == 2) {
+    CopyFloatsOf<2>(source, count, target);
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = source[stride * i];
   }
 }
 
