@@ -130,8 +130,10 @@ class GpuSearch:
     def _choices(self, layer: SparseLayer) -> list[KernelChoice]:
         # The first of them is what the converter takes by itself.
         plans = ranked_plans(layer, self.target.architecture)
-        near = [p for p in plans if cost(layer, p) <= MAX_PLAN_COST * cost(layer, plans[0])]
-        return [choice_of(plan, layer) for plan in near[: self.max_plans]]
+        if not plans:
+            return []
+        most = MAX_PLAN_COST * cost(layer, plans[0])
+        return [choice_of(plan, layer) for plan in plans[: self.max_plans] if cost(layer, plan) <= most]
 
     def _foretold_gain(self, piece: ModelProto) -> float | None:
         """Times faster than dense, with the plan that the converter would take; None where nothing is foretold."""
