@@ -21,7 +21,6 @@ import itertools
 import json
 import math
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from gpu_session import run_gpu
 from layers import Setting, geometric_means, time_layer
 from paper_session import PAPER_SUITES, run_papers
 from papers import BASELINES
+from results_head import results_head
 from suite_rows import read_suite
 
 from onnx_sparseconv.errors import ModelError, UsageError
@@ -151,21 +151,11 @@ def run_models(options: argparse.Namespace, plan: TimingPlan, keep: Callable[[di
             print(f"{Path(original).name} threads {threads}: {report.speedup.of_medians:.2f}x", file=sys.stderr)
 
 
-def _without_directories(argument: str) -> str:
-    """An argument as it may be published: files by their names."""
-    return ":".join(Path(part).name for part in argument.split(":"))
-
-
 def main() -> int:
     """Run what was asked for and write one file."""
     options = parse_arguments()
     plan = TimingPlan(seconds=options.seconds)
-    head = {
-        "schema_version": SCHEMA_VERSION,
-        "label": options.label,
-        "command": " ".join(["python", "benchmarks/run.py", *map(_without_directories, sys.argv[1:])]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-    }
+    head = {**results_head(SCHEMA_VERSION), "label": options.label}
     if options.is_papers:
         try:
             return run_papers(options, head)

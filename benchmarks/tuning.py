@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from results_head import results_head
+
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.runtime.environment import read_environment
 from onnx_sparseconv.runtime.plain import to_json_text, to_plain
@@ -65,9 +67,7 @@ def main() -> int:
     """Tune what was asked for and write one file, anew after every model."""
     asked = parse_arguments()
     results: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "command": " ".join(["python", "benchmarks/tuning.py", *(Path(word).name for word in sys.argv[1:])]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **results_head(SCHEMA_VERSION),
         "environment": read_environment(),
         "models": [],
     }
