@@ -12,21 +12,20 @@ import itertools
 import re
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from layers import make_weights
+from results_head import results_head
 from suite_rows import Layer, read_suite
 
 from onnx_sparseconv.files import write_text
-from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS
+from onnx_sparseconv.kernels.compile import StraightLineCode, image_programs
 from onnx_sparseconv.kernels.image_container import Image, pack
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
-from onnx_sparseconv.kernels.nvrtc import Program
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
-from onnx_sparseconv.kernels.source import make_source
 from onnx_sparseconv.kernels.targets import Target, resolve_targets
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.runtime.environment import read_environment
@@ -79,10 +78,10 @@ def measure_layer(layer: Layer, sparsity: float, dtype: str, target: Target) -> 
 
 def _measure_image(layer: SparseLayer, plan: GeneratedPlan, target: Target) -> dict[str, Any]:
     started = time.process_time()
-    source = make_source(layer, plan)
+    programs = image_programs(StraightLineCode(), layer, plan, target)
     generated = time.process_time()
-    options = (f"--gpu-architecture={target.name}", "--ptxas-options=-v", *LANGUAGE_OPTIONS)
-    compiled = target.nvrtc.compile(Program(source.text, "layer.cu", source.headers, options))
+    verbose = [replace(program, options=(*program.options, "--ptxas-options=-v")) for program in programs]
+    compiled = target.compile(verbose)
     done = time.process_time()
     code = compiled.cubin
     if target.nvfatbin is not None:
@@ -118,9 +117,7 @@ def main() -> int:
     options = parser.parse_args()
     (target,) = resolve_targets([options.target])
     results: dict[str, Any] = {
-        "schema_version": SCHEMA_VERSION,
-        "command": "python benchmarks/image_bytes.py",
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        **results_head(SCHEMA_VERSION),
         "environment": read_environment(),
         "tools": target.tools,
         "min_driver": target.min_driver,

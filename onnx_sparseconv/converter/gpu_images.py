@@ -23,8 +23,8 @@ from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SparseConvAttributes
 from onnx_sparseconv.errors import FormatError
-from onnx_sparseconv.kernels import fatbin
-from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers
+from onnx_sparseconv.kernels import fatbin, nvjitlink
+from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers, is_long
 from onnx_sparseconv.kernels.image_container import Image, pack, parse
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
@@ -88,7 +88,7 @@ def add_images(
         found[key] = tuple(_report(target, o) for target, o in zip(targets, outcomes, strict=True))
         problems.update(dict.fromkeys(o.cache_problem for o in outcomes if o.cache_problem))
         problems.update(dict.fromkeys(_not_as_chosen(node.name, outcomes, (choices or {}).get(key, {}))))
-    problems.update(dict.fromkeys(_uncompressed(targets) if any(stored.values()) else ()))
+    problems.update(dict.fromkeys(_missing_tools(targets, [o.image for outcomes in made.values() for o in outcomes])))
     return AddedImages(found, stored, tuple(problems))
 
 
@@ -265,14 +265,22 @@ def _set_images(node: NodeProto, images: Sequence[Image]) -> int:
     return len(container)
 
 
-def _uncompressed(targets: Sequence[Target]) -> list[str]:
-    """A note for each compiler whose images stay as it made them."""
-    return [
-        f"the GPU images of {target.nvrtc.name} are not compressed, which would more than halve them: "
-        + fatbin.how_to_install(target.nvrtc.version[0])
-        for target in targets
-        if target.nvfatbin is None
-    ]
+def _missing_tools(targets: Sequence[Target], images: Sequence[Image | None]) -> list[str]:
+    """A note for each tool that images would have been the better for."""
+    plans = [image.plan for image in images if image is not None]
+    notes = []
+    for compiler, target in {target.nvrtc: target for target in targets}.items():
+        if target.nvfatbin is None and plans:
+            notes.append(
+                f"the GPU images of {compiler.name} are not compressed, which would more than halve them: "
+                + fatbin.how_to_install(compiler.version[0])
+            )
+        if target.nvjitlink is None and any(map(is_long, plans)):
+            notes.append(
+                f"without nvJitLink, {compiler.name} takes minutes for a wide layer, whose kernel is slower as well: "
+                + nvjitlink.how_to_install(compiler.version)
+            )
+    return notes
 
 
 def _not_as_chosen(name: str, outcomes: Sequence[Outcome], choices: Mapping[int, KernelChoice]) -> list[str]:

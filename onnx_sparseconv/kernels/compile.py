@@ -29,10 +29,11 @@ from onnx_sparseconv.kernels.source import SourceText
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.worker import WorkerDiedError, run_in_workers, usable_cores
 
-# Kernels whose tiles together have so much code are optimised less: the assembler's time grows much faster than the
-# code, and of the code of chunks, straight lines without a branch, it makes nearly the same.
-_LONG_CODE_BYTES = 3 << 19
-_LONG_CODE_OPTIONS = ("--ptxas-options=-O1",)
+# Kernels whose tiles together have more code are compiled tile by tile and linked: the assembler's time grows with the
+# square of a program's length. Without a linker, they are optimised less, and run slower.
+_LONG_CODE_BYTES = 3 << 18
+_UNLINKED_OPTIONS = ("--ptxas-options=-O1",)
+_LINKED_OPTIONS = ("--relocatable-device-code=true",)
 
 # Called with (done, to do, what was done last).
 Progress = Callable[[int, int, str], None]
@@ -47,6 +48,9 @@ class Generator(Protocol):
     def make_source(self, layer: SparseLayer, plan: GeneratedPlan) -> SourceText:
         """The program of a plan."""
 
+    def make_linked_source(self, layer: SparseLayer, plan: GeneratedPlan) -> SourceText:
+        """The same as programs that are to be linked."""
+
 
 class StraightLineCode:
     """The generator of this package."""
@@ -58,6 +62,10 @@ class StraightLineCode:
     def make_source(self, layer: SparseLayer, plan: GeneratedPlan) -> SourceText:
         """As `source.make_source`."""
         return sources.make_source(layer, plan)
+
+    def make_linked_source(self, layer: SparseLayer, plan: GeneratedPlan) -> SourceText:
+        """As `source.make_linked_source`."""
+        return sources.make_linked_source(layer, plan)
 
 
 @dataclass(frozen=True)
@@ -171,6 +179,25 @@ def compile_layers(
     return [tuple(outcomes[i * per_layer + j] for j in range(per_layer)) for i in range(len(layers))]
 
 
+def is_long(plan: GeneratedPlan) -> bool:
+    """Whether the tiles of a kernel are compiled apart, if there is a linker."""
+    return plan.num_tiles > 1 and plan.num_tiles * plan.code_bytes > _LONG_CODE_BYTES
+
+
+def image_programs(generator: Generator, layer: SparseLayer, plan: GeneratedPlan, target: Target) -> list[Program]:
+    """What the image of a plan is compiled of, and linked where there are several: the kernel's program, then tiles."""
+    options: tuple[str, ...] = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS)
+    if is_long(plan) and target.nvjitlink is not None:
+        source = generator.make_linked_source(layer, plan)
+        options = (*options, *_LINKED_OPTIONS, f"--maxrregcount={plan.max_registers}")
+    else:
+        source = generator.make_source(layer, plan)
+        options = (*options, *(_UNLINKED_OPTIONS if is_long(plan) else ()))
+    texts = {"sparseconv_generated.cu": source.text}
+    texts |= {f"sparseconv_tile_{index}.cu": text for index, text in enumerate(source.tiles)}
+    return [Program(text, name, source.headers, options) for name, text in texts.items()]
+
+
 def make_image(task: Task) -> Outcome:
     """Plan, generate and compile one image, or find it in the cache.
 
@@ -186,17 +213,17 @@ def make_image(task: Task) -> Outcome:
         plan = find_plan(layer, architecture, choice)
     if isinstance(plan, Refusal):
         return Outcome(None, plan.reason, time.perf_counter() - started)
-    source = task.generator.make_source(layer, plan)
     target, cache = task.target, ImageCache(task.cache_folder)
-    is_long = plan.num_tiles * plan.code_bytes > _LONG_CODE_BYTES
-    options = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS, *(_LONG_CODE_OPTIONS if is_long else ()))
+    programs = image_programs(task.generator, layer, plan, target)
     packing = fatbin.OPTIONS if target.nvfatbin else ()
-    key = cache_key(source.text, source.headers, (*options, *packing), target.architecture, target.tools)
+    texts = "\0".join(program.source for program in programs)
+    options = (*programs[0].options, *packing)
+    key = cache_key(texts, programs[0].headers, options, target.architecture, target.tools)
     code, problem = cache.get(key), ""
     cached = code is not None
     if code is None:
         try:
-            code = target.make_image(Program(source.text, "sparseconv_generated.cu", source.headers, options))
+            code = target.make_image(programs)
         except CompileError as error:
             raise CompileError(f"{task}: {error}", error.log) from error
         problem = cache.put(key, code)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from onnx_sparseconv.errors import CompileError
-from onnx_sparseconv.kernels.nvidia_wheels import c_strings, wheel_files
+from onnx_sparseconv.kernels.nvidia_wheels import c_strings, find_library
 
 # pip wheels by CUDA's major version.
 WHEELS: Mapping[int, str] = {12: "nvidia-nvfatbin-cu12", 13: "nvidia-nvfatbin"}
@@ -106,15 +106,10 @@ def find(major: int) -> NvFatbin | None:
     Raises:
         CompileError: the wheel's library does not work.
     """
-    name = _LOADER_NAME.format(major)
-    candidates: list[str | Path] = list(wheel_files(WHEELS[major], name)) if major in WHEELS else []
-    if not candidates:
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            return None
-        candidates = [name]
-    found = NvFatbin(candidates[0])
+    path = find_library(WHEELS.get(major), _LOADER_NAME.format(major))
+    if path is None:
+        return None
+    found = NvFatbin(path)
     return found if found.version >= OLDEST_VERSION else None
 
 

@@ -19,6 +19,22 @@ def wheel_files(wheel: str, library: str) -> Iterator[Path]:
             yield Path(str(distribution.locate_file(file)))
 
 
+def find_library(wheel: str | None, name: str) -> str | Path | None:
+    """What `ctypes.CDLL` loads a library by: the file of an installed wheel, or its name, where the loader finds it.
+
+    Returns:
+        None where it is nowhere. The wheel's file may not load.
+    """
+    file = next(wheel_files(wheel, name), None) if wheel else None
+    if file is not None:
+        return file
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return None
+    return name
+
+
 def c_strings(texts: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p] | None:
     """An array of C strings; a null pointer for none."""
     return (ctypes.c_char_p * len(texts))(*texts) if texts else None

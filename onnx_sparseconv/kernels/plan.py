@@ -19,7 +19,8 @@ from onnx_sparseconv.kernels.schedule import columns_per_slot, words_and_taps
 # Dynamic shared memory of a block, by architecture (major * 10 + minor); the highest that is not above counts.
 _SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 MIN_ARCHITECTURE = 75
-_BARRIER_BYTES = 64  # static shared memory
+# Static shared memory: what a block knows and its barriers, up to where stages are aligned.
+_STATIC_BYTES = 384
 _ZERO_BANK_BYTES = 128  # a word of each bank of shared memory
 _ZERO_BYTES = _ZERO_BANK_BYTES + 16  # before each staged channel
 # Bulk copies have a warp of their own.
@@ -135,6 +136,12 @@ class GeneratedPlan:
         """Dynamic shared memory of a block."""
         return self.num_stages * self.stage_bytes
 
+    @property
+    def max_registers(self) -> int:
+        """Registers that a thread may have, so that a block fits into a multiprocessor."""
+        warps = -(-(self.threads + self.staging_threads) // _WARP)
+        return min(_MAX_REGISTERS, _LANE_REGISTERS // -(-warps // _QUARTERS) // 8 * 8)
+
     def __str__(self) -> str:
         tiles = "1 tile" if self.num_tiles == 1 else f"{self.num_tiles} tiles"
         return (
@@ -238,7 +245,7 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
         return None
     wanted = int(_CHUNK_INSTRUCTIONS / max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels))
     chunks = _Chunks(tile_in_channels, max(wanted, _MIN_CHUNK_CHANNELS), tile_in_channels // passes)
-    room = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _BARRIER_BYTES
+    room = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _STATIC_BYTES
     stage = _packed_stage(layer, threads, chunks, room) or _stage(layer, threads, chunks, room)
     if stage is None:
         return None

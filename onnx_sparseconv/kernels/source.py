@@ -1,7 +1,8 @@
 """The source text of a generated kernel: constants of the plan, and the weights as instructions.
 
 What does not depend on the weights is in ``cuda/generated_conv.cuh``. Each chunk is one block of inline PTX, so the
-C++ front end has next to nothing to do.
+C++ front end has next to nothing to do. Where the code is long, tiles are programs of their own: the time that the
+assembler takes for a program grows with the square of its length.
 """
 
 from __future__ import annotations
@@ -23,25 +24,84 @@ _HEADERS = ("epilogue.cuh", "generated_conv.cuh", "intrinsics.cuh", "params.h", 
 
 @dataclass(frozen=True)
 class SourceText:
-    """A program for NVRTC.
+    """What NVRTC makes an image of: one program, or several that are linked.
 
     Attributes:
         text: CUDA C++ with one kernel, `KERNEL_NAME`.
-        headers: text of every file that it includes, by name.
+        headers: text of every file that the programs include, by name.
+        tiles: programs that the kernel calls, one for each tile; none where `text` has the code of all.
     """
 
     text: str
     headers: Mapping[str, str]
+    tiles: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> str:
+        """All programs as a single one, which does the same: for what reads or emulates them."""
+        return "\n".join((*self.tiles, self.text))
 
 
 def make_source(layer: SparseLayer, plan: GeneratedPlan) -> SourceText:
-    """The program of a layer for a plan. The same for all architectures; equal layers and plans give equal text."""
+    """One program of a layer for a plan. The same for all architectures; equal layers and plans give equal text."""
+    tiles = (line for tile in range(plan.num_tiles) for line in _tile_struct(layer, plan, tile))
+    lines = [
+        *_begin(layer, plan, ""),
+        *tiles,
+        "struct Code : Plan {",
+        "  static __device__ __forceinline__ void RunChunk(int tile, int chunk, Sums& sums,",
+        "                                                  const Shared (&words)[kNumWords]) {",
+        "    switch (tile) {",
+        *(f"      case {t}: Tile{t}::RunChunk(chunk, sums, words); break;" for t in range(plan.num_tiles)),
+        "    }",
+        "  }",
+        "};",
+        "}  // namespace",
+        f"SPARSECONV_GENERATED_KERNEL({KERNEL_NAME}, Code)",
+        "",
+    ]
+    return SourceText("\n".join(lines), _headers())
+
+
+def make_linked_source(layer: SparseLayer, plan: GeneratedPlan) -> SourceText:
+    """The same with a program for each tile, which are to be linked."""
+    functions = [f"sparseconv_tile_{t}" for t in range(plan.num_tiles)]
+    lines = [
+        *(f'extern "C" __device__ void {function}();' for function in functions),
+        *_begin(layer, plan, "kernel"),
+        "struct Code : Plan {",
+        "  static __device__ __forceinline__ void RunTile(int tile) {",
+        "    switch (tile) {",
+        *(f"      case {t}: {function}(); break;" for t, function in enumerate(functions)),
+        "    }",
+        "  }",
+        "};",
+        "}  // namespace kernel",
+        f"SPARSECONV_LINKED_KERNEL({KERNEL_NAME}, kernel::Code)",
+        "",
+    ]
+    tiles = tuple(_tile_text(layer, plan, t, function) for t, function in enumerate(functions))
+    return SourceText("\n".join(lines), _headers(), tiles)
+
+
+def _tile_text(layer: SparseLayer, plan: GeneratedPlan, tile: int, function: str) -> str:
+    lines = [
+        *_begin(layer, plan, f"tile_{tile}"),
+        *_tile_struct(layer, plan, tile),
+        f"}}  // namespace tile_{tile}",
+        f"SPARSECONV_LINKED_TILE({function}, tile_{tile}::Tile{tile}, {tile})",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _headers() -> dict[str, str]:
     sources = read_device_sources()
-    return SourceText(_kernel_text(layer, plan), {name: sources[name] for name in _HEADERS})
+    return {name: sources[name] for name in _HEADERS}
 
 
-def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
-    emitter = _Ptx(layer, plan)
+def _begin(layer: SparseLayer, plan: GeneratedPlan, namespace: str) -> list[str]:
+    """The begin of a program, in a namespace that stays open: the constants of the plan."""
     words, _ = words_and_taps(layer)
     constants = {
         "TileChannels": plan.tile_channels,
@@ -69,9 +129,9 @@ def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
         "Activation": plan.activation,
         "NumWords": len(words),
     }
-    lines = [
+    return [
         '#include "generated_conv.cuh"',
-        "namespace {",
+        f"namespace {namespace} {{" if namespace else "namespace {",
         "using namespace sparseconv::cuda;",
         "struct Plan {",
         *(f"  static constexpr int k{name} = {value};" for name, value in constants.items()),
@@ -80,30 +140,17 @@ def _kernel_text(layer: SparseLayer, plan: GeneratedPlan) -> str:
         f"  using Sums = {sums_type(layer)}<kTileChannels>;",
         "};",
     ]
-    for tile in range(plan.num_tiles):
-        lines += [
-            f"struct Tile{tile} : Plan {{",
-            "  static __device__ __forceinline__ void RunChunk(int chunk, Sums& sums,",
-            "                                                  const Shared (&words)[kNumWords]) {",
-            "    switch (chunk) {",
-        ]
-        for index, chunk in enumerate(_chunk_texts(layer, plan, tile, emitter)):
-            lines += [f"      case {index}:", chunk, "        break;"]
-        lines += ["    }", "  }", "};"]
-    lines += [
-        "struct Code : Plan {",
-        "  static __device__ __forceinline__ void RunChunk(int tile, int chunk, Sums& sums,",
-        "                                                  const Shared (&words)[kNumWords]) {",
-        "    switch (tile) {",
-        *(f"      case {t}: Tile{t}::RunChunk(chunk, sums, words); break;" for t in range(plan.num_tiles)),
-        "    }",
-        "  }",
-        "};",
-        "}  // namespace",
-        f"SPARSECONV_GENERATED_KERNEL({KERNEL_NAME}, Code)",
-        "",
-    ]
-    return "\n".join(lines)
+
+
+def _tile_struct(layer: SparseLayer, plan: GeneratedPlan, tile: int) -> Iterator[str]:
+    """The code of a tile's chunks."""
+    yield f"struct Tile{tile} : Plan {{"
+    yield "  static __device__ __forceinline__ void RunChunk(int chunk, Sums& sums,"
+    yield "                                                  const Shared (&words)[kNumWords]) {"
+    yield "    switch (chunk) {"
+    for index, chunk in enumerate(_chunk_texts(layer, plan, tile, _Ptx(layer, plan))):
+        yield from (f"      case {index}:", chunk, "        break;")
+    yield from ("    }", "  }", "};")
 
 
 def sums_type(layer: SparseLayer) -> str:

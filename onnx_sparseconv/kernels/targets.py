@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onnx_sparseconv.errors import CompileError, UsageError
-from onnx_sparseconv.kernels import fatbin, nvrtc
+from onnx_sparseconv.kernels import fatbin, nvjitlink, nvrtc
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.kernels.fatbin import NvFatbin
-from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program
+from onnx_sparseconv.kernels.nvjitlink import NvJitLink
+from onnx_sparseconv.kernels.nvrtc import Compiled, Nvrtc, Program
 from onnx_sparseconv.kernels.plan import MIN_ARCHITECTURE
 
 NvrtcChoice = Literal["auto", "12", "13"]
@@ -28,11 +29,13 @@ class Target:
         architecture: 90 for ``sm_90``.
         nvrtc: the compiler.
         nvfatbin: compresses what it makes; None leaves that as it is.
+        nvjitlink: links programs that were compiled apart; None: there is no linker.
     """
 
     architecture: int
     nvrtc: Nvrtc
     nvfatbin: NvFatbin | None = None
+    nvjitlink: NvJitLink | None = None
 
     @property
     def name(self) -> str:
@@ -50,16 +53,33 @@ class Target:
 
     @property
     def tools(self) -> str:
-        """What makes its images: ``NVRTC 12.9, nvFatbin 12.9``."""
-        return self.nvrtc.name if self.nvfatbin is None else f"{self.nvrtc.name}, {self.nvfatbin.name}"
+        """What makes its images: ``NVRTC 12.9, nvFatbin 12.9, nvJitLink 12.9``."""
+        return ", ".join(tool.name for tool in (self.nvrtc, self.nvfatbin, self.nvjitlink) if tool is not None)
 
-    def make_image(self, program: Program) -> bytes:
-        """Compile, and compress where that can be done.
+    def compile(self, programs: Sequence[Program]) -> Compiled:
+        """Compile, and link where there are several programs.
+
+        Returns:
+            One cubin and all logs; PTX of a single program only.
 
         Raises:
-            CompileError: either failed.
+            CompileError: a program is wrong, they do not fit together, or there is no linker.
         """
-        cubin = self.nvrtc.compile(program).cubin
+        parts = [self.nvrtc.compile(program) for program in programs]
+        if len(parts) == 1:
+            return parts[0]
+        if self.nvjitlink is None:
+            raise CompileError(f"nothing links programs here: {nvjitlink.how_to_install(self.nvrtc.version)}")
+        cubin = self.nvjitlink.link([part.cubin for part in parts], self.architecture)
+        return Compiled(b"", cubin, "\n".join(part.log for part in parts))
+
+    def make_image(self, programs: Sequence[Program]) -> bytes:
+        """What `compile` makes, compressed where that can be done.
+
+        Raises:
+            CompileError: one of the tools failed.
+        """
+        cubin = self.compile(programs).cubin
         return cubin if self.nvfatbin is None else self.nvfatbin.compress(cubin, self.architecture)
 
 
@@ -86,6 +106,7 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
     known = {compiler: known_architectures(compiler) for compiler in compilers}
     # Each with that of its own CUDA: it knows the same architectures, and the same drivers are to load what both make.
     compressors = {compiler: fatbin.find(compiler.version[0]) for compiler in compilers}
+    linkers = {compiler: nvjitlink.find(compiler.version) for compiler in compilers}
     targets = []
     for architecture in dict.fromkeys(architectures):
         compiler = next((c for c, supported in known.items() if architecture in supported), None)
@@ -94,7 +115,7 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
                 f"no compiler here makes images for sm_{architecture}: "
                 + "; ".join(f"{c.name} knows {', '.join(f'sm_{a}' for a in known[c])}" for c in compilers)
             )
-        targets.append(Target(architecture, compiler, compressors[compiler]))
+        targets.append(Target(architecture, compiler, compressors[compiler], linkers[compiler]))
     return tuple(targets)
 
 

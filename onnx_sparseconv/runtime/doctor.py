@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from onnx_sparseconv.errors import SparseConvError
-from onnx_sparseconv.kernels import fatbin, nvrtc
+from onnx_sparseconv.kernels import fatbin, nvjitlink, nvrtc
 from onnx_sparseconv.kernels.image_cache import ImageCache, cache_folder
 from onnx_sparseconv.kernels.targets import known_architectures
 from onnx_sparseconv.runtime.environment import Environment, distribution_version, read_environment
@@ -64,12 +64,14 @@ class CompilerCheck:
         path: the library.
         targets: what `convert --target` can be given with it.
         compressor: the nvFatbin that compresses its images, with its version; empty where there is none.
+        linker: the nvJitLink that links the parts of long ones, with its version; empty where there is none.
     """
 
     name: str
     path: str
     targets: tuple[str, ...]
     compressor: str
+    linker: str
 
 
 @dataclass(frozen=True)
@@ -148,12 +150,13 @@ def diagnose() -> DoctorReport:
 
 
 def check_compilers() -> tuple[CompilerCheck, ...]:
-    """Find NVRTC, and what compresses its images."""
+    """Find NVRTC, and what links and compresses its images."""
     checks = []
     for found in nvrtc.installed():
         targets = tuple(f"sm_{a}" for a in known_architectures(found))
-        compressor = fatbin.find(found.version[0])
-        checks.append(CompilerCheck(found.name, found.path, targets, compressor.name if compressor else ""))
+        tools = (fatbin.find(found.version[0]), nvjitlink.find(found.version))
+        compressor, linker = (tool.name if tool else "" for tool in tools)
+        checks.append(CompilerCheck(found.name, found.path, targets, compressor, linker))
     return tuple(checks)
 
 

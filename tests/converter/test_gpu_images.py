@@ -11,12 +11,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnx_sparseconv
-from onnx_sparseconv.converter import ConvertOptions, convert, gpu_rule, inspect, restore
+from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images, gpu_rule, inspect, restore
 from onnx_sparseconv.converter.gpu_images import drop_stale, makers
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.errors import CompileError, UsageError
-from onnx_sparseconv.kernels import fatbin
+from onnx_sparseconv.kernels import fatbin, nvjitlink
 from onnx_sparseconv.kernels.image_container import pack, parse
 from tests.kernels.compile_tasks import TinyGenerator
 from tests.support import plain_ort
@@ -294,6 +294,18 @@ def test_images_that_are_not_compressed_are_noted_once(options, monkeypatch):
     for small, large in zip(sparse_nodes(proto), sparse_nodes(larger), strict=True):
         assert len(images_in(small)[0].code) < len(images_in(large)[0].code)
         assert cubin_bytes(images_in(small)[0].code) == len(images_in(large)[0].code)
+
+
+@needs_nvrtc
+@pytest.mark.usefixtures("tiny")
+def test_long_code_that_is_not_linked_is_noted_once(options, monkeypatch):
+    monkeypatch.setattr(nvjitlink, "find", lambda _version: None)
+    _, report = convert(two_layers(), options=options)
+    assert not any("nvJitLink" in note for note in report.notes)
+    monkeypatch.setattr(gpu_images, "is_long", lambda _plan: True)
+    _, report = convert(two_layers(), options=options)
+    (note,) = (note for note in report.notes if "nvJitLink" in note)
+    assert "pip install 'nvidia-nvjitlink" in note
 
 
 def test_where_no_image_is_made_there_is_none_to_compress(options, monkeypatch):

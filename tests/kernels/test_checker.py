@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx_sparseconv.kernels.checker import CodeError, Launch, check_code, count_writes
 from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from onnx_sparseconv.kernels.plan import candidate_plans, choose_plan
-from onnx_sparseconv.kernels.source import make_source
+from onnx_sparseconv.kernels.source import make_linked_source, make_source
 from tests.support.random_cases import cases
 from tests.support.sparse_models import random_weight
 
@@ -52,7 +52,8 @@ def test_any_layer_with_any_plan(data):
         assert geometry.auto_pad != "NOTSET"
         return
     for plan in candidate_plans(layer, data.draw(st.sampled_from([75, 80, 86, 90]))):
-        check_code(layer, plan, make_source(layer, plan).text)
+        check_code(layer, plan, make_source(layer, plan).whole)
+        check_code(layer, plan, make_linked_source(layer, plan).whole)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -8,15 +8,24 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.errors import CompileError, UsageError
-from onnx_sparseconv.kernels import fatbin, nvrtc, targets
-from onnx_sparseconv.kernels.compile import CompileOptions, compile_layers
+from onnx_sparseconv.kernels import compile as compile_module
+from onnx_sparseconv.kernels import fatbin, nvjitlink, nvrtc, targets
+from onnx_sparseconv.kernels.compile import CompileOptions, StraightLineCode, Task, compile_layers, make_image
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver, Gpu
 from onnx_sparseconv.kernels.image_container import pack, parse
 from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan
 from onnx_sparseconv.kernels.targets import Target, resolve_targets
 from tests.kernels.compile_tasks import TinyGenerator
-from tests.support.gpu_images import ELF, FAT_BINARY, cubin_bytes, make_plan, needs_nvfatbin, needs_nvrtc
+from tests.support.gpu_images import (
+    ELF,
+    FAT_BINARY,
+    cubin_bytes,
+    make_plan,
+    needs_nvfatbin,
+    needs_nvjitlink,
+    needs_nvrtc,
+)
 
 
 def layer(out_channels=8, density=0.3, seed=0):
@@ -123,6 +132,33 @@ def test_the_generator_of_the_package_makes_images(tmp_path):
         ((outcome,),) = compile_layers([("conv1", made)], resolve_targets(["sm_75"]), CompileOptions(1, tmp_path))
         assert cubin_bytes(outcome.image.code) > 16 * np.count_nonzero(made.weight)
         assert isinstance(outcome.image.plan, GeneratedPlan)
+
+
+@needs_nvjitlink
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_tiles_of_long_code_are_compiled_apart_and_linked(tmp_path, monkeypatch, dtype):
+    made = dataclasses.replace(layer(80, density=0.5), element_type=np.dtype(dtype))
+
+    def compile_once():
+        wanted = (dataclasses.replace(t, nvfatbin=None) for t in resolve_targets(["sm_75", "sm_90", "sm_120"]))
+        tasks = [Task("a", made, target, tmp_path, StraightLineCode()) for target in wanted]
+        return [make_image(task).image for task in tasks]
+
+    together = compile_once()
+    monkeypatch.setattr(compile_module, "_LONG_CODE_BYTES", 0)
+    linked = compile_once()
+    monkeypatch.setattr(nvjitlink, "find", lambda _version: None)
+    unlinked = compile_once()
+    for one, several, without in zip(together, linked, unlinked, strict=True):
+        assert one.plan == several.plan == without.plan
+        assert one.plan.num_tiles > 1
+        for image in (one, several, without):
+            assert image.code.startswith(ELF)
+            assert b"sparseconv_generated" in image.code
+        functions = [b"sparseconv_tile_%d" % tile in several.code for tile in range(one.plan.num_tiles + 1)]
+        assert functions == [True] * one.plan.num_tiles + [False]
+        assert not any(b"sparseconv_tile_0" in image.code for image in (one, without))
+        assert one.code != without.code  # which is optimised less
 
 
 @needs_nvfatbin

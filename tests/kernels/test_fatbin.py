@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from onnx_sparseconv.errors import CompileError
-from onnx_sparseconv.kernels import fatbin, nvrtc
+from onnx_sparseconv.kernels import fatbin, nvidia_wheels, nvrtc
 from onnx_sparseconv.kernels.fatbin import NvFatbin
 from onnx_sparseconv.kernels.nvrtc import Program
 from onnx_sparseconv.kernels.targets import known_architectures
@@ -100,7 +100,7 @@ def test_a_wheel_whose_library_does_not_load_is_an_error(monkeypatch, tmp_path, 
     path = tmp_path / "libnvfatbin.so.12"
     if content is not None:
         path.write_bytes(content)
-    monkeypatch.setattr(fatbin, "wheel_files", lambda _wheel, _library: iter([path]))
+    monkeypatch.setattr(nvidia_wheels, "wheel_files", lambda _wheel, _library: iter([path]))
     with pytest.raises(CompileError, match=r"libnvfatbin\.so\.12 does not work as nvFatbin: "):
         fatbin.find(12)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from onnx_sparseconv.kernels import nvrtc
-from onnx_sparseconv.kernels.device_sources import LANGUAGE_OPTIONS
+from onnx_sparseconv.kernels import compile as compile_module
+from onnx_sparseconv.kernels import nvjitlink, nvrtc
+from onnx_sparseconv.kernels.compile import StraightLineCode, image_programs
 from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import choose_plan
-from onnx_sparseconv.kernels.source import KERNEL_NAME, make_source
+from onnx_sparseconv.kernels.source import KERNEL_NAME
+from onnx_sparseconv.kernels.targets import Target
 from tests.support.sparse_models import random_weight
 
 COMPILERS = [pytest.param(compiler, id=f"NVRTC {compiler.version[0]}") for compiler in nvrtc.installed()]
@@ -40,16 +43,21 @@ def compile_layer(compiler, architecture, shape, stride, dtype):
         activation=1,
         in_size=(56, 56),
     )
-    source = make_source(layer, choose_plan(layer, architecture))
-    options = (f"--gpu-architecture=sm_{architecture}", "--ptxas-options=-v", *LANGUAGE_OPTIONS)
-    return compiler.compile(nvrtc.Program(source.text, "layer.cu", source.headers, options))
+    target = Target(architecture, compiler, nvjitlink=nvjitlink.find(compiler.version))
+    programs = image_programs(StraightLineCode(), layer, choose_plan(layer, architecture), target)
+    return target.compile([replace(p, options=(*p.options, "--ptxas-options=-v")) for p in programs])
 
 
 @pytest.mark.skipif(not COMPILERS, reason="NVRTC is not installed")
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_next_to_nothing_is_spilled(compiler, architecture, dtype):
+@pytest.mark.parametrize("is_linked", [False, True], ids=["one program", "linked"])
+def test_next_to_nothing_is_spilled(monkeypatch, compiler, architecture, dtype, is_linked):
+    if is_linked:
+        if not nvjitlink.find(compiler.version):
+            pytest.skip(f"nvJitLink is not installed for {compiler.name}")
+        monkeypatch.setattr(compile_module, "_LONG_CODE_BYTES", 0)
     if architecture not in compiler.supported_architectures():
         pytest.skip(f"NVRTC {compiler.version} does not know sm_{architecture}")
     forms = FORMS if architecture in (75, 90) else {"3x3": FORMS["3x3"]}

@@ -34,7 +34,7 @@ _OPTIONS = (
     *("-I", str(ROOT / "onnx_sparseconv/custom_ops/native")),  # for half.h
 )
 _KERNEL = re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+)\s*\(')
-_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
+_DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\w+\)\s+)?([\w\s]+?)\s+(\w+)\s*\[\s*\]\s*;")
 
 
 class KernelError(Exception):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import onnx_sparseconv
-from onnx_sparseconv.kernels import fatbin, nvrtc
+from onnx_sparseconv.kernels import fatbin, nvjitlink, nvrtc
 from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, Image
 from onnx_sparseconv.kernels.plan import GeneratedPlan
 
@@ -47,4 +47,7 @@ def cubin_bytes(code):
 needs_nvrtc = pytest.mark.skipif(not nvrtc.installed(), reason="NVRTC is not installed")
 needs_nvfatbin = pytest.mark.skipif(
     not any(fatbin.find(n.version[0]) for n in nvrtc.installed()), reason="nvFatbin is not installed, or not for NVRTC"
+)
+needs_nvjitlink = pytest.mark.skipif(
+    not any(nvjitlink.find(n.version) for n in nvrtc.installed()), reason="nvJitLink is not installed, or not for NVRTC"
 )

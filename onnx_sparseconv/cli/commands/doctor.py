@@ -72,7 +72,8 @@ def print_report(report: DoctorReport) -> None:
         say(f"provider {provider.name:<9} {mark}: {provider.text}{kernel}")
     for compiler in report.compilers:
         images = f"images compressed by {compiler.compressor}" if compiler.compressor else "images not compressed"
-        say(f"compiler           {compiler.name}, for {', '.join(compiler.targets)}; {images}", hang=19)
+        parts = f"linked by {compiler.linker}" if compiler.linker else "no nvJitLink to link long ones"
+        say(f"compiler           {compiler.name}, for {', '.join(compiler.targets)}; {images}, {parts}", hang=19)
     if not report.compilers:
         say("compiler           NVRTC not found: only needed for convert --target, which compiles GPU kernels")
     cache = report.image_cache

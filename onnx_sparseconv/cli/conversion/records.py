@@ -27,7 +27,9 @@ RECORD_VERSION = 1
 _NO_OPTIONS = frozenset(
     {"model", "output", "dry_run", "compile_jobs", "cache_dir", "require_gain", "find_peaks", "jobs", "database"}
 )
-_COMPILERS = ("nvidia-cuda-nvrtc-cu12", "nvidia-cuda-nvrtc", "nvidia-nvfatbin-cu12", "nvidia-nvfatbin")
+_COMPILERS = tuple(
+    f"nvidia-{tool}{suffix}" for tool in ("cuda-nvrtc", "nvfatbin", "nvjitlink") for suffix in ("-cu12", "")
+)
 _CHUNK_BYTES = 1 << 20
 _SEVERAL = ("the options", "the versions")
 

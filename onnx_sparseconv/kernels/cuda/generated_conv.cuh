@@ -13,6 +13,9 @@
 //     static __device__ void RunChunk(int tile, int chunk, Sums& sums, const Shared (&words)[kNumWords]);
 //   };
 //
+// Where the code is long, each tile is a program of its own, and the kernel another one, which calls them: the assembler
+// allocates the registers of a whole program at once, in a time that grows with the square of its length.
+//
 // A block computes one tile, for one group of slots after the other, and never another tile: so all warps of its
 // multiprocessor run the same code at about the same time. The pipeline of staged chunks runs on from group to group.
 #pragma once
@@ -23,6 +26,23 @@
 #include "sums.cuh"
 
 namespace sparseconv::cuda {
+
+// What a block needs now and then waits in shared memory. From there it is loaded each time, so nothing of it, nor what
+// is computed from it, takes registers of the chunks' code: with too few, the assembler puts loads right before what
+// needs them, and all warps wait for shared memory.
+enum NoteIndex : int { kZero, kLane, kSplit, kChunkBegin, kChunkEnd, kNumNotes };
+
+constexpr int kMaxStages = 2;
+// So that zeros can lie in the bank of shared memory of what they stand for.
+constexpr int kStageAlignment = kZeroBankBytes;
+
+// What tiles that are programs of their own share with the kernel, which calls them without arguments: those would take
+// registers. The linker lets the stages follow at once, but tiles count on their alignment.
+struct __align__(kStageAlignment) BlockState {
+  GeneratedParams params;
+  unsigned long long barriers[2 * kMaxStages];
+  unsigned notes[kNumNotes];
+};
 
 // The slots that a block computes in one go.
 struct Group {
@@ -97,11 +117,6 @@ class Generated {
       Finish(PlaceOf(Locate(index + Note(kZero))), sums);
     }
   }
-
-  // What a block needs now and then waits in shared memory. From there it is loaded each time, so nothing of it, nor
-  // what is computed from it, takes registers of the chunks' code: with too few, the assembler puts loads right before
-  // what needs them, and all warps wait for shared memory.
-  enum NoteIndex : int { kZero, kLane, kSplit, kChunkBegin, kChunkEnd, kNumNotes };
 
  private:
   using Element = typename Code::Sums::Element;
@@ -617,16 +632,63 @@ class Generated {
   const Shared notes_;
 };
 
+// The code of a single tile in the place of that of all.
+template <class Tile>
+struct OneTile : Tile {
+  static __device__ __forceinline__ void RunChunk(int, int chunk, typename Tile::Sums& sums,
+                                                  const Shared (&words)[Tile::kNumWords]) {
+    Tile::RunChunk(chunk, sums, words);
+  }
+};
+
+template <class Plan>
+__device__ __forceinline__ int TileOfBlock(const GeneratedParams& params) {
+  return static_cast<int>(blockIdx.x) / params.cluster_blocks % Plan::kNumTiles;
+}
+
+// Copies the kernel's parameters to where its tiles find them.
+__device__ __forceinline__ void ShareParams(const GeneratedParams& params, BlockState& state) {
+  static_assert(sizeof(GeneratedParams) % 4 == 0);
+  const auto* from = reinterpret_cast<const unsigned*>(&params);
+  auto* to = reinterpret_cast<unsigned*>(&state.params);
+  for (unsigned i = threadIdx.x; i < sizeof(GeneratedParams) / 4; i += blockDim.x) to[i] = from[i];
+  __syncthreads();
+}
+
 }  // namespace sparseconv::cuda
 
 // The kernel of a plan, all of it one function: what does not depend on the weights is there once, for all tiles.
-#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                            \
-  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)                  \
-      name(const __grid_constant__ GeneratedParams params) {                                               \
-    extern __shared__ __align__(128) unsigned char stages[];                                               \
-    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                            \
-    __shared__ unsigned notes[Generated<Code>::kNumNotes];                                                 \
-    Generated<Code> kernel(params, static_cast<int>(blockIdx.x) / params.cluster_blocks % Code::kNumTiles, \
-                           SharedAddress(stages), SharedAddress(barriers), SharedAddress(notes));          \
-    kernel.Run();                                                                                          \
+#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                                 \
+  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)                       \
+      name(const __grid_constant__ sparseconv::cuda::GeneratedParams params) {                                  \
+    using namespace sparseconv::cuda;                                                                           \
+    extern __shared__ __align__(kStageAlignment) unsigned char stages[];                                        \
+    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                                 \
+    __shared__ unsigned notes[kNumNotes];                                                                       \
+    Generated<Code>(params, TileOfBlock<Code>(params), SharedAddress(stages), SharedAddress(barriers),          \
+                    SharedAddress(notes))                                                                       \
+        .Run();                                                                                                 \
+  }
+
+// The same in several programs: one with the kernel, whose `Plan::RunTile(tile)` calls the function of a tile ..
+#define SPARSECONV_LINKED_KERNEL(name, Plan)                                              \
+  __shared__ sparseconv::cuda::BlockState sparseconv_state;                               \
+  extern "C" __global__ void __launch_bounds__(Plan::kThreads + Plan::kStagingThreads, 1) \
+      name(const __grid_constant__ sparseconv::cuda::GeneratedParams params) {            \
+    sparseconv::cuda::ShareParams(params, sparseconv_state);                              \
+    Plan::RunTile(sparseconv::cuda::TileOfBlock<Plan>(params));                           \
+  }
+
+// .. and one for each tile. Its function does not return: so it keeps nothing of its caller's.
+#define SPARSECONV_LINKED_TILE(name, Tile, tile)                                               \
+  extern __shared__ sparseconv::cuda::BlockState sparseconv_state;                             \
+  extern "C" __device__ __noinline__ void name() {                                             \
+    using namespace sparseconv::cuda;                                                          \
+    static_assert(Tile::kNumStages <= kMaxStages);                                             \
+    extern __shared__ __align__(kStageAlignment) unsigned char stages[];                       \
+    Generated<OneTile<Tile>>(sparseconv_state.params, tile, SharedAddress(stages),             \
+                             SharedAddress(sparseconv_state.barriers),                         \
+                             SharedAddress(sparseconv_state.notes))                            \
+        .Run();                                                                                \
+    ExitThread();                                                                              \
   }

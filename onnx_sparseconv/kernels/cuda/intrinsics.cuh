@@ -92,6 +92,9 @@ __device__ __forceinline__ void StoreOnce(float* address, float value) { __stcs(
 __device__ __forceinline__ void StoreOnce(Half2* address, Half2 value) { __stcs(address, value); }
 __device__ __forceinline__ void StoreOnce(Half* address, Half value) { __stcs(address, value); }
 
+// Ends the thread, in whatever function it is.
+__device__ __forceinline__ void ExitThread() { asm volatile("exit;"); }
+
 __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
   return static_cast<Shared>(__cvta_generic_to_shared(pointer));
 }

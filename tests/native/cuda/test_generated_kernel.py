@@ -15,7 +15,7 @@ from onnx_sparseconv.kernels import plan as plans
 from onnx_sparseconv.kernels.image_container import Image, pack
 from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from onnx_sparseconv.kernels.plan import HALF_TERMS, choose_plan
-from onnx_sparseconv.kernels.source import KERNEL_NAME, make_source
+from onnx_sparseconv.kernels.source import KERNEL_NAME, make_linked_source, make_source
 from tests.native.cuda.reference import model_with
 from tests.support.cuda_emulation import Divisor, GeneratedParams
 from tests.support.cuda_host_build import address, build_host_image, check_surroundings, device_array, launch
@@ -53,8 +53,11 @@ def unpacked_image_of(case, in_size, **changes):
         return image_of(case, in_size, **changes)
 
 
-def image_of(case, in_size=None, architecture=90, **changes):
-    """An image as `convert` would put it into the node, but compiled for the CPU. ``changes``: fields of the plan."""
+def image_of(case, in_size=None, architecture=90, make=make_source, **changes):
+    """An image as `convert` would put it into the node, but compiled for the CPU.
+
+    ``make``: the source of a layer and a plan; ``changes``: fields of the plan.
+    """
     layer = layer_of(case, in_size)
     plan = choose_plan(layer, architecture)
     if isinstance(plan, Refusal):
@@ -64,8 +67,8 @@ def image_of(case, in_size=None, architecture=90, **changes):
     plan = dataclasses.replace(plan, **changes)
     chunk = min(plan.chunk_channels, plan.tile_in_channels)
     plan = dataclasses.replace(plan, chunk_channels=chunk, num_chunks=-(-plan.tile_in_channels // chunk))
-    source = make_source(layer, plan)
-    code = build_host_image(source.text, source.headers).read_bytes()
+    source = make(layer, plan)
+    code = build_host_image(source.whole, source.headers).read_bytes()
     return Image(architecture, 12000, "NVRTC 12.9", plan, code)
 
 
@@ -156,6 +159,19 @@ def test_tiles_and_chunks_without_weights(driver, make_session, dtype):
     container = pack([unpacked_image_of(case, (8, 8), **changes)])
     for settings in ({}, {"cuda_splits": 3}, {"cuda_passes": 3, "cuda_splits": 1}):
         run_and_check(make_session, driver, case, container, (2, 12, 8, 8), **settings)
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+def test_tiles_that_are_programs_of_their_own(driver, make_session, dtype, architecture):
+    driver.set_device(architecture)
+    weight = random_weight((20, 12, 3, 3), 0.4)
+    weight[:8] = 0
+    case = SparseConvCase(weight, conv_2d((3, 3)), Activation.SILU, dtype=dtype, has_residual=True)
+    changes = {"tile_channels": 8, "num_tiles": 3, "chunk_channels": 4, "threads": 64, "make": make_linked_source}
+    container = pack([unpacked_image_of(case, (8, 8), architecture=architecture, **changes)])
+    for settings in ({}, {"cuda_splits": 3}, {"cuda_passes": 3, "cuda_splits": 1}, {"cuda_staging": "element"}):
+        run_and_check(make_session, driver, case, container, (5, 12, 8, 8), **settings)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)

@@ -60,6 +60,8 @@ void WaitForCopies() {
   cuda_on_host::WaitForCopies(kPending);
 }
 
+// Called at the end of what a kernel calls at its end.
+inline void ExitThread() {}
 inline void InitBarrier(Shared barrier, unsigned arrivals) { cuda_on_host::InitBarrier(barrier, arrivals); }
 inline void FenceBarrierInit() { cuda_on_host::FenceBarrierInit(); }
 inline void Arrive(Shared barrier) { cuda_on_host::Arrive(barrier); }
