@@ -20,6 +20,7 @@ from typing import Any
 
 import paper_tables
 from paper_results import PaperResults
+from suite_rows import read_suite
 from tables import NOT_MEASURED, break_even, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -138,13 +139,20 @@ def history_table(machine: str) -> str:
     return table(["kernel", "3x3", "1x1"], rows)
 
 
+def gpu_layer_records(results: str) -> list[Record]:
+    """Layers on a GPU in the order of their suite: several sessions may have measured them."""
+    order = {layer.name: index for index, layer in enumerate(read_suite("gpu"))}
+    records: list[Record] = load(results)["layers"]
+    return sorted(records, key=lambda record: order[record["layer"]["name"]])
+
+
 def gpu_layers_table(results: str) -> str:
     """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity and batch."""
     if not (RESULTS / f"{results}.json").is_file():
         return NOT_MEASURED
     head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv", "kernel", "speed-up", "8 of 10 rounds"]
     head += ["back to back", "speed-up", "TFLOP/s", "of the memory floor", "error, to dense"]
-    return table(head, [_gpu_row(record) for record in load(results)["layers"]])
+    return table(head, [_gpu_row(record) for record in gpu_layer_records(results)])
 
 
 def _best_comparison(record: Record) -> Record:
@@ -181,7 +189,7 @@ def gpu_summary_table(results: str) -> str:
     if not (RESULTS / f"{results}.json").is_file():
         return NOT_MEASURED
     cells: dict[str, dict[tuple[str, float], str]] = {}
-    for record in load(results)["layers"]:
+    for record in gpu_layer_records(results):
         setting = record["setting"]
         best = _best_comparison(record)
         if setting["batch"] == LARGE_BATCH and "speedup" in best:

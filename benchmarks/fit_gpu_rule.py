@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from onnx_sparseconv.converter.gpu_rule import MIN_SAVED_US
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.kernels import gpu_time_constants
 from onnx_sparseconv.kernels.gpu_times import (
@@ -210,10 +211,10 @@ class Quality:
 
     Attributes:
         rows: how many.
-        right: those that would be decided as the measurement says.
+        right: those that would be decided as by what was measured.
         losing: those that would be rewritten and lose, and the least speed-up among them (1 where there is none).
         worst_loss: the least speed-up among them (1 where there is none).
-        missed: those that gain and would stay dense.
+        missed: those that gain, and save enough, and would stay dense.
         best_missed: the largest speed-up among them (1 where there is none).
         dense_error, sparse_error, gain_error: typical factor between foretold and measured: the exponential of the root
             mean square of the logarithms.
@@ -230,15 +231,20 @@ class Quality:
     gain_error: float
 
 
+def decide(dense_us: np.ndarray, sparse_us: np.ndarray, margin: float) -> np.ndarray:
+    """Which layers the rule rewrites, by such times."""
+    return (dense_us / sparse_us >= margin) & (dense_us - sparse_us >= MIN_SAVED_US)
+
+
 def rate(rows: Rows, dense_us: np.ndarray, sparse_us: np.ndarray, margin: float) -> Quality:
     """Compare foretold times with the measured ones."""
     gain, foretold = rows.dense_us / rows.sparse_us, dense_us / sparse_us
-    rewritten = foretold >= margin
-    losing, missed = rewritten & (gain < 1), ~rewritten & (gain >= 1)
+    rewritten, worth_it = decide(dense_us, sparse_us, margin), decide(rows.dense_us, rows.sparse_us, 1.0)
+    losing, missed = rewritten & (gain < 1), ~rewritten & worth_it
     errors = [_typical(a / b) for a, b in ((dense_us, rows.dense_us), (sparse_us, rows.sparse_us), (foretold, gain))]
     return Quality(
         len(gain),
-        int(np.sum(rewritten == (gain >= 1))),
+        int(np.sum(rewritten == worth_it)),
         int(losing.sum()),
         float(np.min(gain[losing], initial=1.0)),
         int(missed.sum()),
@@ -254,8 +260,8 @@ def _typical(ratios: np.ndarray) -> float:
 def choose_margin(rows: Rows, model: TimeModel) -> float:
     """The least margin with which no measured layer would be rewritten that loses much; else that with the fewest."""
     gain = rows.dense_us / rows.sparse_us
-    foretold = model.dense_us(rows.dense) / model.sparse_us(rows.sparse)
-    return min(MARGINS, key=lambda margin: (int(np.sum((foretold >= margin) & (gain < MAX_LOSS))), margin))
+    foretold = model.dense_us(rows.dense), model.sparse_us(rows.sparse)
+    return min(MARGINS, key=lambda margin: (int(np.sum(decide(*foretold, margin) & (gain < MAX_LOSS))), margin))
 
 
 def foretell_unseen(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
