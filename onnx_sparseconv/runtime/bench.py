@@ -22,6 +22,7 @@ from onnx_sparseconv.runtime.inputs import (
     load_inputs,
     make_random_inputs,
     model_inputs,
+    require_elements,
     resolve_shapes,
 )
 from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, require_sparse_kernels_on, sparse_nodes
@@ -214,7 +215,7 @@ def bench(
         on_round: called after each timed round with the number of rounds done.
 
     Raises:
-        UsageError: ``cuda`` is given for another provider.
+        UsageError: ``cuda`` is given for another provider, or an input is empty.
         ProviderError: the provider is not used (see `make_session`), or not for the SparseConv nodes.
         SparseConvError: a model cannot be loaded or run.
     """
@@ -230,6 +231,7 @@ def bench(
     source = f"random, seed {seed}" if inputs is None else str(inputs)
     shapes = resolve_shapes(wanted, shapes, batch) if inputs is None else {}
     arrays = load_inputs(inputs, wanted) if inputs is not None else make_random_inputs(wanted, shapes, seed)
+    require_elements({name: array.shape for name, array in arrays.items()})
     outputs = {
         each.side.role: specs_of(run_session(each.session, in_types_of(each.session, arrays), str(each.side.path)))
         for each in (first, second)

@@ -257,6 +257,19 @@ def _example(dim: int | str | None, rank: int) -> int:
     return 224 if rank >= 4 else 16000
 
 
+def require_elements(shapes: Mapping[str, Shape]) -> None:
+    """Check that every input has elements: a run of none says nothing about speed.
+
+    Raises:
+        UsageError: one is empty; names it.
+    """
+    for name, shape in shapes.items():
+        if 0 in shape:
+            raise UsageError(
+                f"input {name} is empty ({_dims(shape)}), so there is nothing to time: give sizes from 1 on"
+            )
+
+
 def make_random_inputs(inputs: Sequence[ModelInput], shapes: Mapping[str, Shape], seed: int = 0) -> dict[str, Array]:
     """Inputs from a seeded generator, the same on every machine.
 

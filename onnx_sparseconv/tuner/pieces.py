@@ -17,7 +17,7 @@ from onnx_sparseconv.converter.model_io import save
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.kernels.unified_csr import Array, row_lengths
-from onnx_sparseconv.runtime.inputs import make_random_inputs, model_inputs, resolve_shapes
+from onnx_sparseconv.runtime.inputs import make_random_inputs, model_inputs, require_elements, resolve_shapes
 from onnx_sparseconv.runtime.session import make_session, translated_errors
 from onnx_sparseconv.tuner.options import Case
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
@@ -57,7 +57,7 @@ def run_for_shapes(proto: ModelProto, tensors: Sequence[str], case: Case) -> tup
         Shapes of the inputs, and of the tensors.
 
     Raises:
-        UsageError: the case does not fit the model.
+        UsageError: the case does not fit the model, or an input is empty.
         ModelError: the model cannot be run.
     """
     probe = ModelProto()
@@ -72,6 +72,7 @@ def run_for_shapes(proto: ModelProto, tensors: Sequence[str], case: Case) -> tup
         session = make_session(path)
         wanted = model_inputs(session)
         shapes = resolve_shapes(wanted, case.shapes, case.batch)
+        require_elements(shapes)
         feed = make_random_inputs(wanted, shapes)
         with translated_errors("the model cannot be run at these shapes"):
             found = session.run([_SHAPE_PREFIX + name for name in tensors], feed) if tensors else []

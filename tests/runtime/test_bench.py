@@ -68,6 +68,8 @@ def test_open_dimensions_have_to_be_given(tmp_path):
     networks.save(model, path)
     with pytest.raises(UsageError, match="--shape x:1x8x224x12"):
         bench(path, path, plan=QUICK)
+    with pytest.raises(UsageError, match=r"input x is empty \(1x8x0x12\), so there is nothing to time"):
+        bench(path, path, plan=QUICK, shapes={"x": (1, 8, 0, 12)})
 
 
 def test_the_modes_of_the_cuda_provider():

@@ -180,6 +180,12 @@ def test_shapes_that_do_not_fit_are_refused():
         Cutter(model([conv()], WEIGHTS[:1]), Case(batch=3))
     with pytest.raises(UsageError, match="has no input Z"):
         Cutter(model([conv()], WEIGHTS[:1]), Case(shapes={"Z": (1,)}))
+    empty = model([conv()], WEIGHTS[:1])
+    empty.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "H"
+    *others, width = (dim.dim_value for dim in empty.graph.input[0].type.tensor_type.shape.dim)
+    shape = (*others[:2], 0, width)
+    with pytest.raises(UsageError, match=r"input X is empty \(\d+x\d+x0x\d+\)"):
+        Cutter(empty, Case(shapes={"X": shape}))
 
 
 def test_a_shape_that_is_not_known_is_said():
