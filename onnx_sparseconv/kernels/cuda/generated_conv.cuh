@@ -13,8 +13,8 @@
 //     static __device__ void RunChunk(int tile, int chunk, Sums& sums, const Shared (&words)[kNumWords]);
 //   };
 //
-// Where the code is long, each tile is a program of its own, and the kernel another one, which calls them: the assembler
-// allocates the registers of a whole program at once, in a time that grows with the square of its length.
+// Where the code is long, each tile is a program of its own, and the kernel another one, which calls them: the
+// assembler allocates the registers of a whole program at once, in a time that grows with the square of its length.
 //
 // A block computes one tile, for one group of slots after the other, and never another tile: so all warps of its
 // multiprocessor run the same code at about the same time. The pipeline of staged chunks runs on from group to group.
@@ -658,16 +658,16 @@ __device__ __forceinline__ void ShareParams(const GeneratedParams& params, Block
 }  // namespace sparseconv::cuda
 
 // The kernel of a plan, all of it one function: what does not depend on the weights is there once, for all tiles.
-#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                                 \
-  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)                       \
-      name(const __grid_constant__ sparseconv::cuda::GeneratedParams params) {                                  \
-    using namespace sparseconv::cuda;                                                                           \
-    extern __shared__ __align__(kStageAlignment) unsigned char stages[];                                        \
-    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                                 \
-    __shared__ unsigned notes[kNumNotes];                                                                       \
-    Generated<Code>(params, TileOfBlock<Code>(params), SharedAddress(stages), SharedAddress(barriers),          \
-                    SharedAddress(notes))                                                                       \
-        .Run();                                                                                                 \
+#define SPARSECONV_GENERATED_KERNEL(name, Code)                                                        \
+  extern "C" __global__ void __launch_bounds__(Code::kThreads + Code::kStagingThreads, 1)              \
+      name(const __grid_constant__ sparseconv::cuda::GeneratedParams params) {                         \
+    using namespace sparseconv::cuda;                                                                  \
+    extern __shared__ __align__(kStageAlignment) unsigned char stages[];                               \
+    __shared__ __align__(16) unsigned long long barriers[2 * Code::kNumStages];                        \
+    __shared__ unsigned notes[kNumNotes];                                                              \
+    Generated<Code>(params, TileOfBlock<Code>(params), SharedAddress(stages), SharedAddress(barriers), \
+                    SharedAddress(notes))                                                              \
+        .Run();                                                                                        \
   }
 
 // The same in several programs: one with the kernel, whose `Plan::RunTile(tile)` calls the function of a tile ..
@@ -680,15 +680,14 @@ __device__ __forceinline__ void ShareParams(const GeneratedParams& params, Block
   }
 
 // .. and one for each tile. Its function does not return: so it keeps nothing of its caller's.
-#define SPARSECONV_LINKED_TILE(name, Tile, tile)                                               \
-  extern __shared__ sparseconv::cuda::BlockState sparseconv_state;                             \
-  extern "C" __device__ __noinline__ void name() {                                             \
-    using namespace sparseconv::cuda;                                                          \
-    static_assert(Tile::kNumStages <= kMaxStages);                                             \
-    extern __shared__ __align__(kStageAlignment) unsigned char stages[];                       \
-    Generated<OneTile<Tile>>(sparseconv_state.params, tile, SharedAddress(stages),             \
-                             SharedAddress(sparseconv_state.barriers),                         \
-                             SharedAddress(sparseconv_state.notes))                            \
-        .Run();                                                                                \
-    ExitThread();                                                                              \
+#define SPARSECONV_LINKED_TILE(name, Tile, tile)                                                              \
+  extern __shared__ sparseconv::cuda::BlockState sparseconv_state;                                            \
+  extern "C" __device__ __noinline__ void name() {                                                            \
+    using namespace sparseconv::cuda;                                                                         \
+    static_assert(Tile::kNumStages <= kMaxStages);                                                            \
+    extern __shared__ __align__(kStageAlignment) unsigned char stages[];                                      \
+    Generated<OneTile<Tile>>(sparseconv_state.params, tile, SharedAddress(stages),                            \
+                             SharedAddress(sparseconv_state.barriers), SharedAddress(sparseconv_state.notes)) \
+        .Run();                                                                                               \
+    ExitThread();                                                                                             \
   }
