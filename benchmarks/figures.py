@@ -140,10 +140,10 @@ def history_table(machine: str) -> str:
 
 
 def gpu_layer_records(results: str) -> list[Record]:
-    """Layers on a GPU in the order of their suite: several sessions may have measured them."""
+    """Layers on a GPU in the order of their suite, others behind: several sessions may have measured them."""
     order = {layer.name: index for index, layer in enumerate(read_suite("gpu"))}
     records: list[Record] = load(results)["layers"]
-    return sorted(records, key=lambda record: order[record["layer"]["name"]])
+    return sorted(records, key=lambda record: order.get(record["layer"]["name"], len(order)))
 
 
 def gpu_layers_table(results: str) -> str:

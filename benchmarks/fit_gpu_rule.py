@@ -212,7 +212,7 @@ class Quality:
     Attributes:
         rows: how many.
         right: those that would be decided as by what was measured.
-        losing: those that would be rewritten and lose, and the least speed-up among them (1 where there is none).
+        losing: those that would be rewritten and lose.
         worst_loss: the least speed-up among them (1 where there is none).
         missed: those that gain, and save enough, and would stay dense.
         best_missed: the largest speed-up among them (1 where there is none).

@@ -24,7 +24,7 @@ from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SparseConvAttributes
 from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels import fatbin, nvjitlink
-from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers, is_long
+from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers, is_linked
 from onnx_sparseconv.kernels.image_container import Image, pack, parse
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
@@ -88,7 +88,7 @@ def add_images(
         found[key] = tuple(_report(target, o) for target, o in zip(targets, outcomes, strict=True))
         problems.update(dict.fromkeys(o.cache_problem for o in outcomes if o.cache_problem))
         problems.update(dict.fromkeys(_not_as_chosen(node.name, outcomes, (choices or {}).get(key, {}))))
-    problems.update(dict.fromkeys(_missing_tools(targets, [o.image for outcomes in made.values() for o in outcomes])))
+    problems.update(dict.fromkeys(missing_tools(targets, [o for outcomes in made.values() for o in outcomes])))
     return AddedImages(found, stored, tuple(problems))
 
 
@@ -265,22 +265,24 @@ def _set_images(node: NodeProto, images: Sequence[Image]) -> int:
     return len(container)
 
 
-def _missing_tools(targets: Sequence[Target], images: Sequence[Image | None]) -> list[str]:
-    """A note for each tool that images would have been the better for."""
-    plans = [image.plan for image in images if image is not None]
-    notes = []
-    for compiler, target in {target.nvrtc: target for target in targets}.items():
+def missing_tools(targets: Sequence[Target], outcomes: Sequence[Outcome]) -> list[str]:
+    """A note for each tool that images would have been the better for; once for each compiler."""
+    notes: dict[str, None] = {}
+    for target in targets:
+        compiler = target.nvrtc
+        images = (outcome.image for outcome in outcomes)
+        plans = [i.plan for i in images if i is not None and i.architecture == target.architecture]
         if target.nvfatbin is None and plans:
-            notes.append(
+            notes[
                 f"the GPU images of {compiler.name} are not compressed, which would more than halve them: "
                 + fatbin.how_to_install(compiler.version[0])
-            )
-        if target.nvjitlink is None and any(map(is_long, plans)):
-            notes.append(
-                f"without nvJitLink, {compiler.name} takes minutes for a wide layer, whose kernel is slower as well: "
-                + nvjitlink.how_to_install(compiler.version)
-            )
-    return notes
+            ] = None
+        if target.nvjitlink is None and any(map(is_linked, plans)):
+            notes[
+                f"without an nvJitLink as new as {compiler.name}, wide layers take it much longer, and their kernels "
+                "are optimised less: " + nvjitlink.how_to_install(compiler.version)
+            ] = None
+    return list(notes)
 
 
 def _not_as_chosen(name: str, outcomes: Sequence[Outcome], choices: Mapping[int, KernelChoice]) -> list[str]:

@@ -49,7 +49,7 @@ class _Word:
 
 
 def check_code(layer: SparseLayer, plan: GeneratedPlan, text: str) -> None:
-    """Check the text that `source.make_source` made of a layer and a plan.
+    """Check the code of a layer and a plan: `SourceText.whole` of whichever form.
 
     Raises:
         CodeError: a non-zero is missing, used twice or wrongly, or an instruction is not understood; says which.

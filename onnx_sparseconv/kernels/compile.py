@@ -29,11 +29,13 @@ from onnx_sparseconv.kernels.source import SourceText
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.worker import WorkerDiedError, run_in_workers, usable_cores
 
-# Kernels whose tiles together have more code are compiled tile by tile and linked: the assembler's time grows with the
-# square of a program's length. Without a linker, they are optimised less, and run slower.
-_LONG_CODE_BYTES = 3 << 18
-_UNLINKED_OPTIONS = ("--ptxas-options=-O1",)
+# The assembler's time grows with the square of a program's length. So kernels whose tiles together have more code than
+# this are compiled tile by tile and linked, ..
+_LINKED_CODE_BYTES = 3 << 18
 _LINKED_OPTIONS = ("--relocatable-device-code=true",)
+# .. and programs with more code than this, for want of a linker or of tiles, are optimised less. They run slower.
+_MAX_OPTIMISED_BYTES = 3 << 19
+_LONG_OPTIONS = ("--ptxas-options=-O1",)
 
 # Called with (done, to do, what was done last).
 Progress = Callable[[int, int, str], None]
@@ -179,20 +181,21 @@ def compile_layers(
     return [tuple(outcomes[i * per_layer + j] for j in range(per_layer)) for i in range(len(layers))]
 
 
-def is_long(plan: GeneratedPlan) -> bool:
+def is_linked(plan: GeneratedPlan) -> bool:
     """Whether the tiles of a kernel are compiled apart, if there is a linker."""
-    return plan.num_tiles > 1 and plan.num_tiles * plan.code_bytes > _LONG_CODE_BYTES
+    return plan.num_tiles > 1 and plan.num_tiles * plan.code_bytes > _LINKED_CODE_BYTES
 
 
 def image_programs(generator: Generator, layer: SparseLayer, plan: GeneratedPlan, target: Target) -> list[Program]:
     """What the image of a plan is compiled of, and linked where there are several: the kernel's program, then tiles."""
     options: tuple[str, ...] = (f"--gpu-architecture={target.name}", *LANGUAGE_OPTIONS)
-    if is_long(plan) and target.nvjitlink is not None:
+    if is_linked(plan) and target.nvjitlink is not None:
         source = generator.make_linked_source(layer, plan)
         options = (*options, *_LINKED_OPTIONS, f"--maxrregcount={plan.max_registers}")
     else:
         source = generator.make_source(layer, plan)
-        options = (*options, *(_UNLINKED_OPTIONS if is_long(plan) else ()))
+        is_long = plan.num_tiles * plan.code_bytes > _MAX_OPTIMISED_BYTES
+        options = (*options, *(_LONG_OPTIONS if is_long else ()))
     texts = {"sparseconv_generated.cu": source.text}
     texts |= {f"sparseconv_tile_{index}.cu": text for index, text in enumerate(source.tiles)}
     return [Program(text, name, source.headers, options) for name, text in texts.items()]
@@ -216,7 +219,7 @@ def make_image(task: Task) -> Outcome:
     target, cache = task.target, ImageCache(task.cache_folder)
     programs = image_programs(task.generator, layer, plan, target)
     packing = fatbin.OPTIONS if target.nvfatbin else ()
-    texts = "\0".join(program.source for program in programs)
+    texts = [program.source for program in programs]
     options = (*programs[0].options, *packing)
     key = cache_key(texts, programs[0].headers, options, target.architecture, target.tools)
     code, problem = cache.get(key), ""

@@ -51,17 +51,19 @@ def cache_folder(wanted: str | Path | None = None) -> Path:
     return base / "onnx-sparseconv" / "images"
 
 
-def cache_key(source: str, headers: Mapping[str, str], options: Sequence[str], architecture: int, compiler: str) -> str:
+def cache_key(
+    sources: Sequence[str], headers: Mapping[str, str], options: Sequence[str], architecture: int, tools: str
+) -> str:
     """The name of an image, 64 hexadecimal digits.
 
     Args:
-        source: text of the program.
-        headers: text of what it includes, by name.
+        sources: texts of the programs that are linked, or of the only one.
+        headers: text of what they include, by name.
         options: of the compiler.
-        architecture: that it is compiled for.
-        compiler: name and version.
+        architecture: that they are compiled for.
+        tools: what makes the image, names and versions.
     """
-    parts = [str(SCHEMA_VERSION), compiler, str(architecture), str(len(options)), *options, source]
+    parts = [str(SCHEMA_VERSION), tools, str(architecture), str(len(options)), *options, str(len(sources)), *sources]
     parts += [part for name in sorted(headers) for part in (name, headers[name])]
     digest = hashlib.sha256()
     for part in parts:

@@ -17,8 +17,14 @@ from onnx_sparseconv.kernels.nvidia_wheels import c_strings, find_library
 
 # pip wheels by CUDA's major version.
 WHEELS: Mapping[int, str] = {12: "nvidia-nvjitlink-cu12", 13: "nvidia-nvjitlink"}
+# Known to have all functions that are called here; the first ones lack some.
+KNOWN_VERSIONS: Mapping[int, tuple[int, int]] = {12: (12, 9), 13: (13, 0)}
 _LOADER_NAME = "libnvJitLink.so.{}"
 _CUBIN = 1  # of the enumeration nvJitLinkInputType
+
+
+class TooOldError(CompileError):
+    """A library lacks functions of nvJitLink, as its first versions do."""
 
 
 class NvJitLink:
@@ -38,8 +44,10 @@ class NvJitLink:
         self.path = str(path)
         try:
             self._library = _declare(ctypes.CDLL(self.path))
-        except (OSError, AttributeError) as error:
+        except OSError as error:
             raise CompileError(f"{path} does not work as nvJitLink: {error}") from error
+        except AttributeError as error:
+            raise TooOldError(f"{path} does not work as nvJitLink: {error}") from error
         major, minor = ctypes.c_uint(), ctypes.c_uint()
         self._check(self._library.nvJitLinkVersion(ctypes.byref(major), ctypes.byref(minor)), "nvJitLinkVersion")
         self.version = (major.value, minor.value)
@@ -69,9 +77,10 @@ class NvJitLink:
         """
         handle = ctypes.c_void_p()
         options = [f"-arch=sm_{architecture}".encode()]
-        status = self._library.nvJitLinkCreate(ctypes.byref(handle), len(options), c_strings(options))
-        self._check(status, "nvJitLinkCreate")
         try:
+            # Even where it fails there is a handle, which has the log.
+            status = self._library.nvJitLinkCreate(ctypes.byref(handle), len(options), c_strings(options))
+            self._check(status, f"nvJitLinkCreate for sm_{architecture}", handle)
             for index, cubin in enumerate(cubins):
                 name = f"part {index}".encode()
                 status = self._library.nvJitLinkAddData(handle, _CUBIN, cubin, len(cubin), name)
@@ -85,7 +94,8 @@ class NvJitLink:
             self._check(self._library.nvJitLinkGetLinkedCubin(handle, buffer), "nvJitLinkGetLinkedCubin")
             return buffer.raw
         finally:
-            self._library.nvJitLinkDestroy(ctypes.byref(handle))
+            if handle:
+                self._library.nvJitLinkDestroy(ctypes.byref(handle))
 
     def _check(self, status: int, call: str, handle: ctypes.c_void_p | None = None) -> None:
         if status:
@@ -109,6 +119,9 @@ def find(compiler: tuple[int, int]) -> NvJitLink | None:
 
     Returns:
         None where there is none, or only one that is older than the compiler.
+
+    Raises:
+        CompileError: the wheel's library does not work.
     """
     major = compiler[0]
     found = find_library(WHEELS.get(major), _LOADER_NAME.format(major))
@@ -116,14 +129,15 @@ def find(compiler: tuple[int, int]) -> NvJitLink | None:
         return None
     try:
         linker = NvJitLink(found)
-    except CompileError:
-        return None  # the first versions lack functions that are needed here
+    except TooOldError:
+        return None
     return linker if linker.version >= compiler else None
 
 
 def how_to_install(compiler: tuple[int, int]) -> str:
     """The command that brings what `find` looks for."""
-    return "pip install '{}>={}.{}'".format(WHEELS[compiler[0]], *compiler)
+    major = compiler[0]
+    return "pip install '{}>={}.{}'".format(WHEELS[major], *max(compiler, KNOWN_VERSIONS[major]))
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:

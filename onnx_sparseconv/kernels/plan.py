@@ -19,8 +19,8 @@ from onnx_sparseconv.kernels.schedule import columns_per_slot, words_and_taps
 # Dynamic shared memory of a block, by architecture (major * 10 + minor); the highest that is not above counts.
 _SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 MIN_ARCHITECTURE = 75
-# Static shared memory: what a block knows and its barriers, up to where stages are aligned.
-_STATIC_BYTES = 384
+# Static shared memory: `kMaxStaticBytes` of ``cuda/generated_conv.cuh``.
+_STATIC_BYTES = 256
 _ZERO_BANK_BYTES = 128  # a word of each bank of shared memory
 _ZERO_BYTES = _ZERO_BANK_BYTES + 16  # before each staged channel
 # Bulk copies have a warp of their own.

@@ -101,7 +101,7 @@ def _headers() -> dict[str, str]:
 
 
 def _begin(layer: SparseLayer, plan: GeneratedPlan, namespace: str) -> list[str]:
-    """The begin of a program, in a namespace that stays open: the constants of the plan."""
+    """The start of a program, in a namespace that stays open: the constants of the plan."""
     words, _ = words_and_taps(layer)
     constants = {
         "TileChannels": plan.tile_channels,

@@ -18,7 +18,7 @@ from onnx_sparseconv.converter.analyse import Plan, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
-from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
+from onnx_sparseconv.converter.gpu_images import NodeKey, missing_tools, node_keys
 from onnx_sparseconv.converter.gpu_rule import GpuRule
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
@@ -32,7 +32,7 @@ from onnx_sparseconv.runtime.timing import Clock
 from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, candidates_for
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
-from onnx_sparseconv.tuner.gpu_candidates import GpuSearch, find_target
+from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, find_target
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
@@ -228,6 +228,7 @@ class _Tuner:
                 *self._database.notes,
                 *_against_rule(layers, found, chosen, "sparsity" if job.target is None else "foretold times"),
                 *_notes(found, options),
+                *_missing_tools(found, job.target),
             ),
             targets=self._targets(),
         )
@@ -501,6 +502,13 @@ def _against_rule(
     if not wrong:
         return ()
     return (f"by their {rule} alone, {wrong} of the {len(timed)} timed layers would have been decided otherwise",)
+
+
+def _missing_tools(found: Mapping[int, _Found], target: Target | None) -> list[str]:
+    """What would have made the kernels that were compiled for timing better."""
+    candidates = [candidate for one in found.values() for candidate in one.candidates]
+    made = [one.outcome for one in candidates if isinstance(one, GeneratedCandidate) and one.outcome is not None]
+    return missing_tools([target], made) if target is not None else []
 
 
 def _notes(found: Mapping[int, _Found], options: TuneOptions) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from onnx_sparseconv.kernels import targets
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver
 from tests.kernels.compile_tasks import TinyGenerator
 from tests.runtime import networks
-from tests.support.gpu_images import needs_nvrtc
+from tests.support.gpu_images import needs_nvjitlink, needs_nvrtc
 
 pytestmark = needs_nvrtc
 
@@ -138,6 +138,14 @@ def test_doctor_tells_compilers_and_cache(sparseconv):
     document = json.loads(sparseconv("doctor", "--json").stdout)
     assert "sm_90" in document["compilers"][0]["targets"]
     assert document["image_cache"]["images"] == 0
+
+
+@needs_nvjitlink
+def test_doctor_tells_whether_there_is_a_linker(sparseconv, monkeypatch):
+    assert "linked by nvJitLink 1" in " ".join(sparseconv("doctor").stdout.split())
+    monkeypatch.setattr("onnx_sparseconv.kernels.nvjitlink.find", lambda _version: None)
+    assert "no nvJitLink to link long ones" in " ".join(sparseconv("doctor").stdout.split())
+    assert json.loads(sparseconv("doctor", "--json").stdout)["compilers"][0]["linker"] == ""
 
 
 def test_doctor_without_a_compiler_says_what_it_is_for(sparseconv, monkeypatch):

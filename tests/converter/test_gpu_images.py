@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -302,10 +303,24 @@ def test_long_code_that_is_not_linked_is_noted_once(options, monkeypatch):
     monkeypatch.setattr(nvjitlink, "find", lambda _version: None)
     _, report = convert(two_layers(), options=options)
     assert not any("nvJitLink" in note for note in report.notes)
-    monkeypatch.setattr(gpu_images, "is_long", lambda _plan: True)
+    monkeypatch.setattr(gpu_images, "is_linked", lambda _plan: True)
     _, report = convert(two_layers(), options=options)
     (note,) = (note for note in report.notes if "nvJitLink" in note)
     assert "pip install 'nvidia-nvjitlink" in note
+
+
+def test_a_missing_tool_is_noted_of_the_compiler_whose_images_need_it():
+    from onnx_sparseconv.kernels.compile import Outcome
+    from onnx_sparseconv.kernels.targets import Target
+
+    old, new = (SimpleNamespace(name=f"NVRTC {major}", version=(major, 1)) for major in (12, 13))
+    targets = [Target(90, old), Target(120, new)]
+    plan = dataclasses.replace(make_image(90).plan, num_tiles=8, code_bytes=1 << 20)
+    outcomes = [Outcome(dataclasses.replace(make_image(90), plan=plan), "", 1.0), Outcome(None, "no plan", 0.0)]
+    notes = gpu_images.missing_tools(targets, outcomes)
+    assert ["NVRTC 12" in note for note in notes] == [True, True]
+    assert ["nvidia-nvjitlink-cu12>=12.9" in note for note in notes] == [False, True]
+    assert gpu_images.missing_tools(targets, outcomes[1:]) == []
 
 
 def test_where_no_image_is_made_there_is_none_to_compress(options, monkeypatch):

@@ -39,3 +39,5 @@ class TinyGenerator:
             'extern "C" __global__ void sparseconv_generated(int* y) { *y = kValue + nonzeros[*y]; }\n'
         )
         return SourceText(text, {"value.h": f"constexpr int kValue = {plan.in_channels};"})
+
+    make_linked_source = make_source

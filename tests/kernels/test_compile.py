@@ -145,7 +145,8 @@ def test_tiles_of_long_code_are_compiled_apart_and_linked(tmp_path, monkeypatch,
         return [make_image(task).image for task in tasks]
 
     together = compile_once()
-    monkeypatch.setattr(compile_module, "_LONG_CODE_BYTES", 0)
+    monkeypatch.setattr(compile_module, "_LINKED_CODE_BYTES", 0)
+    monkeypatch.setattr(compile_module, "_MAX_OPTIMISED_BYTES", 0)
     linked = compile_once()
     monkeypatch.setattr(nvjitlink, "find", lambda _version: None)
     unlinked = compile_once()
@@ -262,3 +263,11 @@ def test_native_without_a_gpu_is_one_line(monkeypatch):
     monkeypatch.setattr(targets, "read_cuda_driver", lambda: CudaDriver("", "", (), "no NVIDIA driver"))
     with pytest.raises(CompileError, match=r"native: no NVIDIA driver; name an architecture"):
         resolve_targets(["native"])
+
+
+@needs_nvrtc
+def test_several_programs_need_a_linker():
+    target = Target(90, nvrtc.installed()[0])
+    programs = [nvrtc.Program("__device__ int x;", options=("--gpu-architecture=sm_90",))] * 2
+    with pytest.raises(CompileError, match=r"nothing links programs here: pip install 'nvidia-nvjitlink"):
+        target.compile(programs)

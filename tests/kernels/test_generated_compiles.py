@@ -29,9 +29,10 @@ FORMS = {
     "5x5, stride 2": ((24, 16, 5, 5), 2),
     "7x7, stride 2": ((32, 3, 7, 7), 2),
 }
+LINKED_FORMS = {"3x3": ((80, 64, 3, 3), 1), "1x1": ((160, 96, 1, 1), 1)}
 
 
-def compile_layer(compiler, architecture, shape, stride, dtype):
+def compile_layer(target, shape, stride, dtype, *, is_linked):
     pad = shape[2] // 2
     layer = make_layer(
         random_weight(shape, 0.1),
@@ -43,8 +44,9 @@ def compile_layer(compiler, architecture, shape, stride, dtype):
         activation=1,
         in_size=(56, 56),
     )
-    target = Target(architecture, compiler, nvjitlink=nvjitlink.find(compiler.version))
-    programs = image_programs(StraightLineCode(), layer, choose_plan(layer, architecture), target)
+    plan = choose_plan(layer, target.architecture)
+    programs = image_programs(StraightLineCode(), layer, plan, target)
+    assert len(programs) == (plan.num_tiles + 1 if is_linked else 1)
     return target.compile([replace(p, options=(*p.options, "--ptxas-options=-v")) for p in programs])
 
 
@@ -57,12 +59,14 @@ def test_next_to_nothing_is_spilled(monkeypatch, compiler, architecture, dtype, 
     if is_linked:
         if not nvjitlink.find(compiler.version):
             pytest.skip(f"nvJitLink is not installed for {compiler.name}")
-        monkeypatch.setattr(compile_module, "_LONG_CODE_BYTES", 0)
+        monkeypatch.setattr(compile_module, "_LINKED_CODE_BYTES", 0)
     if architecture not in compiler.supported_architectures():
         pytest.skip(f"NVRTC {compiler.version} does not know sm_{architecture}")
-    forms = FORMS if architecture in (75, 90) else {"3x3": FORMS["3x3"]}
+    target = Target(architecture, compiler, nvjitlink=nvjitlink.find(compiler.version))
+    forms = LINKED_FORMS if is_linked else FORMS
+    forms = forms if architecture in (75, 90) else {"3x3": forms["3x3"]}
     for name, (shape, stride) in forms.items():
-        compiled = compile_layer(compiler, architecture, shape, stride, dtype)
+        compiled = compile_layer(target, shape, stride, dtype, is_linked=is_linked)
         assert KERNEL_NAME.encode() in compiled.cubin, name
         spilled = [int(n) / 4 for n in re.findall(r"(\d+) bytes spill", compiled.log)]
         assert spilled, compiled.log

@@ -13,7 +13,7 @@ import pytest
 from onnx_sparseconv.kernels import image_cache
 from onnx_sparseconv.kernels.image_cache import CacheSize, ImageCache, cache_folder, cache_key
 
-KEY = cache_key("source", {"a.h": "text"}, ("-O3",), 90, "NVRTC 12.9")
+KEY = cache_key(["source"], {"a.h": "text"}, ("-O3",), 90, "NVRTC 12.9")
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def test_what_was_stored_is_found(cache):
 
 def test_everything_that_makes_an_image_is_in_its_key(monkeypatch):
     def key(source="s", headers=(("h", "t"),), options=("-a",), architecture=90, compiler="c"):
-        return cache_key(source, dict(headers), options, architecture, compiler)
+        return cache_key([source], dict(headers), options, architecture, compiler)
 
     others = [
         key(source="s2"),

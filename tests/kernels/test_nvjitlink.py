@@ -49,9 +49,11 @@ def test_parts_that_do_not_fit_are_refused(compiler, linker):
         ([kernel], 80, "nvJitLinkComplete"),  # g is missing
         ([kernel, function], 75, "nvJitLinkAddData"),
         ([b"not a cubin"], 80, "nvJitLinkAddData"),
+        ([kernel, function], 999, "nvJitLinkCreate for sm_999"),
     ):
-        with pytest.raises(CompileError, match=rf"{call}.* of {linker.path} failed: \w"):
+        with pytest.raises(CompileError, match=rf"{call}.* of {linker.path} failed: \w") as caught:
             linker.link(parts, architecture)
+        assert caught.value.log
     assert linker.link([function, kernel], 80)
 
 
@@ -79,14 +81,19 @@ def test_where_there_is_none(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [None, b"not a library"], ids=["missing", "broken"])
-def test_a_wheel_whose_library_does_not_work_is_none(monkeypatch, tmp_path, content):
+def test_a_wheel_whose_library_does_not_load_is_an_error(monkeypatch, tmp_path, content):
     path = tmp_path / "libnvJitLink.so.12"
     if content is not None:
         path.write_bytes(content)
     monkeypatch.setattr(nvidia_wheels, "wheel_files", lambda _wheel, _library: iter([path]))
-    assert nvjitlink.find((12, 0)) is None
     with pytest.raises(CompileError, match=r"libnvJitLink\.so\.12 does not work as nvJitLink: "):
-        NvJitLink(path)
+        nvjitlink.find((12, 0))
+
+
+def test_one_without_the_functions_is_none(monkeypatch):
+    monkeypatch.setattr(nvidia_wheels, "wheel_files", lambda _wheel, _library: iter(["libm.so.6"]))
+    assert nvjitlink.find((12, 0)) is None
+    assert nvjitlink.how_to_install((12, 0)) == "pip install 'nvidia-nvjitlink-cu12>=12.9'"
 
 
 def test_a_library_that_is_not_nvjitlink_is_an_error():

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
 
+from onnx_sparseconv.kernels import plan as plan_module
+from onnx_sparseconv.kernels.device_sources import read_device_sources
 from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from onnx_sparseconv.kernels.plan import candidate_plans, choose_plan
 from tests.support.sparse_models import random_weight
@@ -108,3 +111,18 @@ def test_float16_planes_of_an_odd_size_stay_with_the_csr_kernel():
     assert isinstance(refusal, Refusal)
     assert "odd size" in refusal.reason
     assert not isinstance(choose_plan(dataclasses.replace(layer, in_size=(8, 8)), 90), Refusal)
+
+
+def test_as_much_static_shared_memory_is_left_as_kernels_may_take():
+    (number,) = re.findall(r"kMaxStaticBytes = (\d+);", read_device_sources()["generated_conv.cuh"])
+    assert int(number) == plan_module._STATIC_BYTES
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_block_fits_with_the_registers_that_its_threads_may_have(dtype):
+    for plan in candidate_plans(make((128, 64, 3, 3), dtype=dtype, in_size=(56, 56)), 90):
+        warps = -(-(plan.threads + plan.staging_threads) // 32)
+        quarter = -(-warps // 4)  # warps of a quarter of a multiprocessor, which has 512 registers for each lane
+        assert plan.max_registers % 8 == 0 or plan.max_registers == 255
+        assert quarter * plan.max_registers <= 512
+        assert quarter * (plan.max_registers + 8) > 512 or plan.max_registers == 255

@@ -44,6 +44,10 @@ struct __align__(kStageAlignment) BlockState {
   unsigned notes[kNumNotes];
 };
 
+// Static shared memory of a block at most: plans leave so much.
+constexpr int kMaxStaticBytes = 256;
+static_assert(sizeof(BlockState) <= kMaxStaticBytes);
+
 // The slots that a block computes in one go.
 struct Group {
   int first_image;
