@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from onnx_sparseconv.cli import interrupts
 from onnx_sparseconv.cli.commands import bench, convert, doctor, inspect, prune, report, restore, run, tune, verify
 from onnx_sparseconv.cli.failures import close_stdout_quietly, full_disk_told
 from onnx_sparseconv.version import __version__
@@ -51,6 +52,7 @@ def _global_options(
 
 def main() -> None:
     """Entry point of the ``sparseconv`` script."""
+    interrupts.raise_on_interrupt()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Names of files need not be text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.resource_tracker
 import signal
 import sys
 import threading
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
+from onnx_sparseconv.cli import interrupts
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.failures import OUT_OF_MEMORY, exit_code_of, print_error, stdout_kept_clean
 from onnx_sparseconv.errors import SparseConvError
@@ -80,10 +82,9 @@ def _run_in_processes(
 ) -> Iterator[Outcome[Item, Result]]:
     """One process an item, so that one that dies (out of memory, say) takes nothing with it."""
     processes = _Processes()
-    with ThreadPoolExecutor(max_workers=jobs) as pool:
-        futures = [pool.submit(processes.run, task, item) for item in items]
+    with ThreadPoolExecutor(max_workers=jobs, initializer=_leave_interrupts_to_the_main_thread) as pool:
         try:
-            for future in futures:
+            for future in [pool.submit(processes.run, task, item) for item in items]:
                 yield future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -96,6 +97,9 @@ class _Processes:
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
+        if hasattr(signal, "pthread_sigmask"):
+            # multiprocessing's own helper process; the thread that starts it has its signals unblocked.
+            multiprocessing.resource_tracker.ensure_running()
         self._alive: set[multiprocessing.process.BaseProcess] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -130,22 +134,21 @@ class _Processes:
                 process.terminate()
 
 
-def _child(sender: Connection, task: Callable[[Item], Result], item: Item) -> None:
-    """Body of a child process.
+def _leave_interrupts_to_the_main_thread() -> None:
+    """Block SIGINT in this thread and, from their first instruction on, in the processes that it starts.
 
     Ctrl-C reaches the whole group of processes; the parent alone answers it, and ends its children with SIGTERM.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _interrupt)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _child(sender: Connection, task: Callable[[Item], Result], item: Item) -> None:
+    """Body of a child process; SIGTERM makes it remove its temporary files and end."""
+    interrupts.raise_on_termination()
     try:
         sender.send(attempt(task, item))
     except KeyboardInterrupt:
         pass
     finally:
         sender.close()
-
-
-def _interrupt(_signal: int, _frame: object) -> None:
-    """Raise, so that temporary files are removed on the way out."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -27,6 +28,11 @@ def misbehave(item):
         os._exit(9)
     print("noise on stdout")  # noqa: T201
     return item
+
+
+def blocks_interrupts(_item):
+    """Whether Ctrl-C would pass this process by."""
+    return signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
 
 def leave_a_mark(directory):

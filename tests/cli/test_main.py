@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,26 +15,23 @@ from onnx_sparseconv import __version__
 from onnx_sparseconv.cli import failures
 from onnx_sparseconv.errors import ModelError
 from tests.runtime import networks
-from tests.support.processes import heed_interrupts
+from tests.support.processes import environment, interrupt_when
 
 COMMANDS = ("inspect", "prune", "tune", "convert", "report", "verify", "run", "bench", "restore", "doctor")
 
 
-def _environment(**more):
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), **more}
-
-
 def _process(*arguments, **options):
     command = [sys.executable, "-W", "error", "-m", "onnx_sparseconv", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False, **options)
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), check=False, **options)
 
 
 def _on_a_terminal(columns, *arguments):
     """Run with stdout and stderr on a pseudo-terminal; gives exit code and text."""
     ours, theirs = pty.openpty()
-    environment = _environment(COLUMNS=str(columns), TERM="xterm")
     command = [sys.executable, "-m", "onnx_sparseconv", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env=environment(COLUMNS=str(columns), TERM="xterm")
+    ) as process:
         os.close(theirs)
         text = b""
         while True:
@@ -63,7 +59,7 @@ def test_help_imports_nothing_heavy(arguments):
         "    assert not heavy, heavy\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=_environment(), check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), check=False
     )
     assert done.returncode == 0, done.stderr
 
@@ -170,7 +166,7 @@ def test_a_bug_shows_its_traceback(model, monkeypatch, sparseconv):
 
 def test_a_reader_that_goes_away_is_no_error(model):
     command = f"{sys.executable} -m onnx_sparseconv inspect {' '.join([str(model)] * 20)} | head -n 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=_environment(), check=False)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment(), check=False)
     assert done.returncode == 0
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1
@@ -181,7 +177,7 @@ def test_a_full_disk_behind_stdout_is_one_line(model, arguments):
     command = [sys.executable, "-m", "onnx_sparseconv", *arguments]
     command += [str(model)] * (arguments[0] == "inspect")
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=_environment(), check=False)
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), check=False)
     assert done.stderr == "error: standard output cannot be written: No space left on device\n"
     assert done.returncode == 1
 
@@ -191,34 +187,10 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path, jobs):
     layer_weights = networks.weights(channels=512, layers=4, sparsity=0.95)
     models = [networks.save(networks.dense(layer_weights), tmp_path / f"m{i}.onnx") for i in range(4)]
     out = tmp_path / "out"
-    command = [
-        sys.executable,
-        "-m",
-        "onnx_sparseconv",
-        "convert",
-        *map(str, models),
-        "--out-dir",
-        str(out),
-        "--jobs",
-        str(jobs),
-    ]
-    process = subprocess.Popen(
-        command,
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
-    deadline = time.monotonic() + 20
-    while not out.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
-    assert stderr == "error: interrupted\n"
+    done = interrupt_when(out.exists, "-m", "onnx_sparseconv", "convert", *models, "--out-dir", out, "--jobs", jobs)
+    assert done.stderr == "error: interrupted\n"
     # Python ends itself with SIGINT, which a shell calls 130 as well, when the signal came within a nested exec().
-    assert process.returncode in (130, -signal.SIGINT)
+    assert done.returncode in (130, -signal.SIGINT)
     assert not out.exists() or all(path.suffix == ".onnx" for path in out.iterdir())
 
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import onnx
@@ -22,7 +18,7 @@ from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.runtime.verify import verify
 from onnx_sparseconv.tuner import gpu_candidates, tuning
 from tests.runtime import networks
-from tests.support.processes import heed_interrupts
+from tests.support.processes import interrupt_when
 from tests.tuner.fakes import FakeBench
 from tests.tuner.plans import FAST
 
@@ -171,25 +167,12 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
         weight[number] = 0  # no two alike
     path = networks.save(networks.dense(layer_weights, size=28), tmp_path / "m.onnx")
     database, out = tmp_path / "db.jsonl", tmp_path / "d.json"
-    command = [sys.executable, "-m", "onnx_sparseconv", "tune", path, "-o", out, "--database", database]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    process = subprocess.Popen(
-        list(map(str, command)),
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,
+    done = interrupt_when(
+        lambda: database.exists() and database.stat().st_size,
+        *("-m", "onnx_sparseconv", "tune", path, "-o", out, "--database", database),
     )
-    deadline = time.monotonic() + 60
-    while (
-        not (database.exists() and database.stat().st_size) and process.poll() is None and time.monotonic() < deadline
-    ):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
-    assert stderr == "error: interrupted\n", f"exit code {process.returncode}"
-    assert process.returncode in (130, -signal.SIGINT)
+    assert done.stderr == "error: interrupted\n", f"exit code {done.returncode}"
+    assert done.returncode in (130, -signal.SIGINT)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["db.jsonl", "m.onnx"]
     lines = [json.loads(line) for line in database.read_text().splitlines()]
     assert 0 < len(lines) < 24

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import struct
 import subprocess
@@ -16,6 +15,7 @@ from onnx_sparseconv.kernels.fatbin import NvFatbin
 from onnx_sparseconv.kernels.nvrtc import Program
 from onnx_sparseconv.kernels.targets import known_architectures
 from tests.support.gpu_images import FAT_BINARY, cubin_bytes, needs_nvfatbin
+from tests.support.processes import environment
 
 # Begins every frame of Zstandard: what `fatbin.MIN_DRIVER` is the first driver for.
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -112,6 +112,5 @@ def test_a_library_that_is_not_nvfatbin_is_an_error():
 
 def test_importing_the_module_is_cheap():
     code = "import sys, onnx_sparseconv.kernels.fatbin; print([m for m in ('numpy', 'onnx') if m in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert run.stdout.strip() == "[]"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from onnx_sparseconv.kernels.nvjitlink import NvJitLink
 from onnx_sparseconv.kernels.nvrtc import Program
 from onnx_sparseconv.kernels.targets import known_architectures
 from tests.support.gpu_images import ELF, needs_nvjitlink
+from tests.support.processes import environment
 
 PAIRS = [
     pytest.param(compiler, nvjitlink.find(compiler.version), id=f"NVRTC {compiler.version[0]}")
@@ -103,6 +103,5 @@ def test_a_library_that_is_not_nvjitlink_is_an_error():
 
 def test_importing_the_module_is_cheap():
     code = "import sys, onnx_sparseconv.kernels.nvjitlink; print([m for m in ('numpy', 'onnx') if m in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert run.stdout.strip() == "[]"

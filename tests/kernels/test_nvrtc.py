@@ -1,5 +1,4 @@
 import locale
-import os
 import pickle
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from onnx_sparseconv.errors import CompileError
 from onnx_sparseconv.kernels import nvrtc
 from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program
+from tests.support.processes import environment
 
 KERNEL = '#include "factor.h"\nextern "C" __global__ void scale(float* x) { x[threadIdx.x] *= FACTOR; }\n'
 HEADERS = {"factor.h": "#define FACTOR 2.5f\n"}
@@ -150,8 +150,7 @@ def test_a_missing_nvrtc_says_what_to_install(monkeypatch):
 
 def test_importing_the_module_is_cheap():
     code = "import sys, onnx_sparseconv.kernels.nvrtc; print([m for m in ('numpy', 'onnx') if m in sys.modules])"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert run.stdout.strip() == "[]"
 
 

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +10,7 @@ import pytest
 from onnx_sparseconv.errors import CompileError
 from onnx_sparseconv.kernels.worker import WorkerDiedError, run_in_workers
 from tests.kernels import worker_tasks
-from tests.support.processes import heed_interrupts
+from tests.support.processes import interrupt_when
 
 
 def test_results_come_as_they_are_done_and_noise_does_no_harm():
@@ -55,13 +52,8 @@ def _is_alive(process_id):
     return True
 
 
-def _wait_for_marks(directory: Path, number: int):
-    deadline = time.monotonic() + 20
-    while len(list(directory.glob("*.alive"))) < number and time.monotonic() < deadline:
-        time.sleep(0.02)
-    ids = [int(path.stem) for path in directory.glob("*.alive")]
-    assert len(ids) == number
-    return ids
+def _process_ids(directory: Path):
+    return [int(path.stem) for path in directory.glob("*.alive")]
 
 
 def test_a_script_without_guard_can_use_workers_and_ctrl_c_ends_them(tmp_path):
@@ -71,19 +63,10 @@ def test_a_script_without_guard_can_use_workers_and_ctrl_c_ends_them(tmp_path):
         "from tests.kernels import worker_tasks\n"
         f"list(run_in_workers(worker_tasks.sleep_long, [{str(tmp_path)!r}] * 3, jobs=2))\n"
     )
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=heed_interrupts,
-    )
-    ids = _wait_for_marks(tmp_path, 2)
-    os.killpg(process.pid, signal.SIGINT)
-    _, stderr = process.communicate(timeout=20)
-    assert b"KeyboardInterrupt" in stderr
-    assert not any(map(_is_alive, ids))
-    assert len(list(tmp_path.glob("*.alive"))) == 2  # the third call never began
+    done = interrupt_when(lambda: len(_process_ids(tmp_path)) == 2, script)
+    assert "KeyboardInterrupt" in done.stderr
+    assert len(_process_ids(tmp_path)) == 2  # the third call never began
+    assert not any(map(_is_alive, _process_ids(tmp_path)))
 
 
 def test_a_failure_ends_the_work_of_the_others(tmp_path):

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ from onnx_sparseconv.runtime import session as session_module
 from onnx_sparseconv.runtime.kernels import DENSE_KERNEL, kernels_of, sparse_nodes
 from onnx_sparseconv.runtime.run import run_model, run_session
 from onnx_sparseconv.runtime.session import make_session, onnxruntime_message
+from tests.support.processes import environment
 
 X = np.random.default_rng(0).standard_normal((2, 8, 12, 12)).astype(np.float32)
 
@@ -157,6 +157,5 @@ def test_a_run_whose_sparse_nodes_fell_back_to_the_cpu_is_an_error(pair):
 
 def test_quiet_on_stdout_and_stderr(pair):
     script = f"from onnx_sparseconv.runtime.session import make_session; make_session({str(pair[1])!r})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=environment())
     assert (done.stdout, done.stderr) == ("", "")

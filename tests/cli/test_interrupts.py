@@ -1,0 +1,98 @@
+"""Ctrl-C at the moments in which Python would lose it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from onnx_sparseconv.cli.batch import run_all
+from tests.cli import tasks
+from tests.support.processes import environment, interrupt_when
+
+START = """
+import os, signal, sys, time
+from onnx_sparseconv.cli import interrupts
+def wait():
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+    print("went on")
+"""
+IN_A_FINALIZER = """
+class Object:
+    def __del__(self):
+        signal.raise_signal(signal.{name})
+        sum(range(10))
+Object()
+"""
+# In the file that holds importlib's locks; `done` tells that it was not left before their release.
+IN_IMPORTLIB = """
+done = []
+code = "signal.raise_signal(signal.{name}); sum(range(10)); done.append(1)"
+exec(compile(code, "<frozen importlib._bootstrap>", "exec"))
+print(len(done))
+"""
+
+
+def _run(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.mark.parametrize("place", [IN_A_FINALIZER, IN_IMPORTLIB])
+def test_an_interrupt_is_never_lost(place):
+    code = f"""
+interrupts.raise_on_interrupt()
+try:
+    exec({place.format(name="SIGINT")!r})
+    wait()
+except KeyboardInterrupt:
+    print("ended")
+"""
+    done = _run(START + code)
+    assert done.stdout == ("1\n" if place is IN_IMPORTLIB else "") + "ended\n"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("place", [IN_A_FINALIZER, IN_IMPORTLIB])
+def test_a_process_that_is_told_to_end_does_so_without_a_word(place):
+    done = _run(START + "interrupts.raise_on_termination()\n" + place.format(name="SIGTERM") + "wait()")
+    assert done.returncode in (1, 130, -signal.SIGINT)
+    assert "went on" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_other_errors_of_finalizers_are_still_told():
+    code = "interrupts.raise_on_interrupt()\nclass Object:\n    def __del__(self):\n        1 / 0\nObject()\n"
+    assert "ZeroDivisionError" in _run(START + code).stderr
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored():
+    code = (
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\ninterrupts.raise_on_interrupt()\n"
+        "signal.raise_signal(signal.SIGINT)\nprint('went on')"
+    )
+    assert _run(START + code).stdout == "went on\n"
+
+
+def test_ctrl_c_never_reaches_the_children_of_a_batch():
+    # The first of them as well, with which multiprocessing starts a helper of its own.
+    assert [outcome.result for outcome in run_all(tasks.blocks_interrupts, [0, 1, 2], jobs=2)] == [True] * 3
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
+    script = tmp_path / "main.py"
+    script.write_text(
+        "from onnx_sparseconv.cli.batch import run_all\n"
+        "from tests.cli import tasks\n"
+        "if __name__ == '__main__':\n"
+        f"    list(run_all(tasks.leave_a_mark, [{str(tmp_path)!r}] * 3, jobs=2))\n"
+    )
+    done = interrupt_when(lambda: len(list(tmp_path.glob("*.tmp"))) == 2, script)
+    assert "KeyboardInterrupt" in done.stderr
+    assert list(tmp_path.glob("*.tmp")) == []
