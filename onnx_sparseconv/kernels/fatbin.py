@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from pathlib import Path
+from typing import ClassVar
 
-from onnx_sparseconv.errors import CompileError
-from onnx_sparseconv.kernels.nvidia_wheels import c_strings, find_library
+from onnx_sparseconv.kernels.nvidia_wheels import NvidiaLibrary, c_strings, find_library
 
 # pip wheels by CUDA's major version.
 WHEELS: Mapping[int, str] = {12: "nvidia-nvfatbin-cu12", 13: "nvidia-nvfatbin"}
@@ -26,43 +25,21 @@ MIN_DRIVER = 12040
 _LOADER_NAME = "libnvfatbin.so.{}"
 # Of the code within the fat binary; only tools that list it show it.
 _IDENTIFIER = b"sparseconv"
+_HANDLE = ctypes.POINTER(ctypes.c_void_p)
 
 
-class NvFatbin:
-    """A loaded nvFatbin library. `find` makes one.
+class NvFatbin(NvidiaLibrary):
+    """A loaded nvFatbin library. `find` makes one."""
 
-    Attributes:
-        path: the file, or the name by which the loader found it.
-        version: major and minor, for example ``(12, 9)``.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        """Load the library.
-
-        Raises:
-            CompileError: it cannot be loaded or is not nvFatbin.
-        """
-        self.path = str(path)
-        try:
-            self._library = _declare(ctypes.CDLL(self.path))
-        except (OSError, AttributeError) as error:
-            raise CompileError(f"{path} does not work as nvFatbin: {error}") from error
-        major, minor = ctypes.c_uint(), ctypes.c_uint()
-        self._check(self._library.nvFatbinVersion(ctypes.byref(major), ctypes.byref(minor)), "nvFatbinVersion")
-        self.version = (major.value, minor.value)
-
-    def __repr__(self) -> str:
-        """For messages of tests and debuggers."""
-        return f"NvFatbin({self.path!r}, version={self.version})"
-
-    def __reduce__(self) -> tuple[type[NvFatbin], tuple[str]]:
-        """Another process loads the same file."""
-        return NvFatbin, (self.path,)
-
-    @property
-    def name(self) -> str:
-        """``nvFatbin 12.9``."""
-        return "nvFatbin {}.{}".format(*self.version)
+    _NAME = "nvFatbin"
+    _PREFIX = "nvFatbin"
+    _ARGUMENTS: ClassVar = {
+        "Create": [_HANDLE, ctypes.POINTER(ctypes.c_char_p), ctypes.c_size_t],
+        "AddCubin": [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_char_p],
+        "Size": [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)],
+        "Get": [ctypes.c_void_p, ctypes.c_void_p],
+        "Destroy": [_HANDLE],
+    }
 
     def compress(self, cubin: bytes, architecture: int) -> bytes:
         """A compressed fat binary with one cubin, for drivers from `MIN_DRIVER` on.
@@ -76,25 +53,18 @@ class NvFatbin:
         """
         handle = ctypes.c_void_p()
         options = [option.encode() for option in OPTIONS]
-        status = self._library.nvFatbinCreate(ctypes.byref(handle), c_strings(options), len(options))
-        self._check(status, "nvFatbinCreate")
+        self._call("Create", ctypes.byref(handle), c_strings(options), len(options))
         try:
-            name = str(architecture).encode()
-            status = self._library.nvFatbinAddCubin(handle, cubin, len(cubin), name, _IDENTIFIER)
-            self._check(status, f"nvFatbinAddCubin for sm_{architecture}")
+            arguments = (handle, cubin, len(cubin), str(architecture).encode(), _IDENTIFIER)
+            self._call("AddCubin", *arguments, purpose=f" for sm_{architecture}")
             size = ctypes.c_size_t()
-            self._check(self._library.nvFatbinSize(handle, ctypes.byref(size)), "nvFatbinSize")
+            self._call("Size", handle, ctypes.byref(size))
             # Of the very size: a byte that nvFatbin left out would stay 0.
             buffer = ctypes.create_string_buffer(size.value)
-            self._check(self._library.nvFatbinGet(handle, buffer), "nvFatbinGet")
+            self._call("Get", handle, buffer)
             return buffer.raw
         finally:
-            self._library.nvFatbinDestroy(ctypes.byref(handle))
-
-    def _check(self, status: int, call: str) -> None:
-        if status:
-            reason = self._library.nvFatbinGetErrorString(status) or b"unknown error"
-            raise CompileError(f"{call} of {self.path} failed: {reason.decode()}")
+            self._function("Destroy")(ctypes.byref(handle))
 
 
 def find(major: int) -> NvFatbin | None:
@@ -116,27 +86,3 @@ def find(major: int) -> NvFatbin | None:
 def how_to_install(major: int) -> str:
     """The command that brings what `find` looks for."""
     return f"pip install '{WHEELS[major]}>={'.'.join(map(str, OLDEST_VERSION))}'"
-
-
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give every function that is used its argument types; ctypes would pass pointers as 32-bit numbers.
-
-    Raises:
-        AttributeError: a function is missing.
-    """
-    pointer, string, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-    handle, number = ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_uint)
-    arguments = {
-        "nvFatbinVersion": [number, number],
-        "nvFatbinCreate": [handle, ctypes.POINTER(string), size],
-        "nvFatbinAddCubin": [pointer, string, size, string, string],
-        "nvFatbinSize": [pointer, ctypes.POINTER(size)],
-        "nvFatbinGet": [pointer, pointer],
-        "nvFatbinDestroy": [handle],
-    }
-    for name, types in arguments.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, ctypes.c_int
-    library.nvFatbinGetErrorString.argtypes = [ctypes.c_int]
-    library.nvFatbinGetErrorString.restype = string
-    return library

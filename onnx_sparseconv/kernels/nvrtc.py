@@ -15,15 +15,21 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from onnx_sparseconv.errors import CompileError
-from onnx_sparseconv.kernels.nvidia_wheels import c_strings, wheel_files
+from onnx_sparseconv.kernels.nvidia_wheels import NvidiaLibrary, c_strings, wheel_files
 
 # pip wheels by CUDA's major version.
 WHEELS: Mapping[int, str] = {12: "nvidia-cuda-nvrtc-cu12", 13: "nvidia-cuda-nvrtc"}
 # What the compiler of an older version makes runs on older drivers too.
 PREFERRED = (12, 13)
 _LOADER_NAME = "libnvrtc.so.{}"
+_HANDLE = ctypes.POINTER(ctypes.c_void_p)
+_INTEGERS = ctypes.POINTER(ctypes.c_int)
+_STRINGS = ctypes.POINTER(ctypes.c_char_p)
+# What nvrtcGet.. gives of a compiled program.
+_RESULTS = ("ProgramLog", "PTX", "CUBIN")
 
 
 @dataclass(frozen=True)
@@ -58,48 +64,27 @@ class Compiled:
     log: str
 
 
-class Nvrtc:
-    """A loaded NVRTC library. `find` makes one.
+class Nvrtc(NvidiaLibrary):
+    """A loaded NVRTC library. `find` makes one."""
 
-    Attributes:
-        path: the file, or the name by which the loader found it.
-        version: major and minor, for example ``(12, 9)``.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        """Load the library.
-
-        Raises:
-            CompileError: it cannot be loaded or is not NVRTC.
-        """
-        self.path = str(path)
-        try:
-            self._library = _declare(ctypes.CDLL(self.path))
-        except (OSError, AttributeError) as error:
-            raise CompileError(f"{path} does not work as NVRTC: {error}") from error
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-        self.version = (major.value, minor.value)
-
-    def __repr__(self) -> str:
-        """For messages of tests and debuggers."""
-        return f"Nvrtc({self.path!r}, version={self.version})"
-
-    def __reduce__(self) -> tuple[type[Nvrtc], tuple[str]]:
-        """Another process loads the same file."""
-        return Nvrtc, (self.path,)
-
-    @property
-    def name(self) -> str:
-        """``NVRTC 12.9``."""
-        return "NVRTC {}.{}".format(*self.version)
+    _NAME = "NVRTC"
+    _PREFIX = "nvrtc"
+    _ARGUMENTS: ClassVar = {
+        "GetNumSupportedArchs": [_INTEGERS],
+        "GetSupportedArchs": [_INTEGERS],
+        "CreateProgram": [_HANDLE, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, _STRINGS, _STRINGS],
+        "DestroyProgram": [_HANDLE],
+        "CompileProgram": [ctypes.c_void_p, ctypes.c_int, _STRINGS],
+        **{f"Get{what}Size": [ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)] for what in _RESULTS},
+        **{f"Get{what}": [ctypes.c_void_p, ctypes.c_char_p] for what in _RESULTS},
+    }
 
     def supported_architectures(self) -> tuple[int, ...]:
         """Architectures that this version compiles for, rising: ``(50, .., 90)``; 90 is compute_90 and sm_90."""
         count = ctypes.c_int()
-        self._check(self._library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+        self._call("GetNumSupportedArchs", ctypes.byref(count))
         numbers = (ctypes.c_int * count.value)()
-        self._check(self._library.nvrtcGetSupportedArchs(numbers), "nvrtcGetSupportedArchs")
+        self._call("GetSupportedArchs", numbers)
         return tuple(sorted(numbers))
 
     def compile(self, program: Program) -> Compiled:
@@ -111,45 +96,33 @@ class Nvrtc:
         names = [name.encode() for name in program.headers]
         texts = [text.encode() for text in program.headers.values()]
         handle = ctypes.c_void_p()
-        status = self._library.nvrtcCreateProgram(
-            ctypes.byref(handle),
-            program.source.encode(),
-            program.name.encode(),
-            len(names),
-            c_strings(texts),
-            c_strings(names),
-        )
-        self._check(status, f"nvrtcCreateProgram for {program.name}")
+        source = (program.source.encode(), program.name.encode())
+        headers = (len(names), c_strings(texts), c_strings(names))
+        self._call("CreateProgram", ctypes.byref(handle), *source, *headers, purpose=f" for {program.name}")
         try:
             with _kept_locale():
                 return self._compile(handle, program)
         finally:
-            self._library.nvrtcDestroyProgram(ctypes.byref(handle))
+            self._function("DestroyProgram")(ctypes.byref(handle))
 
     def _compile(self, handle: ctypes.c_void_p, program: Program) -> Compiled:
         options = [option.encode() for option in program.options]
-        status = self._library.nvrtcCompileProgram(handle, len(options), c_strings(options))
+        status = self._function("CompileProgram")(handle, len(options), c_strings(options))
         log = self._text(handle, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
         if status:
-            reason = self._library.nvrtcGetErrorString(status).decode()
             first = next((line for line in log.splitlines() if "error" in line), log.partition("\n")[0])
-            raise CompileError(f"{self.name} cannot compile {program.name}: {first or reason}", log)
+            raise CompileError(f"{self.name} cannot compile {program.name}: {first or self._meaning(status)}", log)
         # PTX is text with a NUL behind it; NVRTC 12 says that there is one byte of it where there is none.
         return Compiled(self._text(handle, "PTX").rstrip(b"\0"), self._text(handle, "CUBIN"), log)
 
     def _text(self, handle: ctypes.c_void_p, what: str) -> bytes:
         """What ``nvrtcGet<what>`` gives."""
         size = ctypes.c_size_t()
-        get_size, get = f"nvrtcGet{what}Size", f"nvrtcGet{what}"
-        self._check(getattr(self._library, get_size)(handle, ctypes.byref(size)), get_size)
+        self._call(f"Get{what}Size", handle, ctypes.byref(size))
         buffer = ctypes.create_string_buffer(max(size.value, 1))
         if size.value:
-            self._check(getattr(self._library, get)(handle, buffer), get)
+            self._call(f"Get{what}", handle, buffer)
         return buffer.raw[: size.value]
-
-    def _check(self, status: int, call: str) -> None:
-        if status:
-            raise CompileError(f"{call} of {self.path} failed: {self._library.nvrtcGetErrorString(status).decode()}")
 
 
 def find(major: int | None = None, *, path: str | Path | None = None, preferred: Sequence[int] = PREFERRED) -> Nvrtc:
@@ -214,35 +187,3 @@ def _kept_locale() -> Iterator[None]:
         yield
     finally:
         use_locale(before)
-
-
-def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Give every function that is used its argument types; ctypes would pass pointers as 32-bit numbers.
-
-    Raises:
-        AttributeError: a function is missing.
-    """
-    pointer, integer, string = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
-    sizes = ctypes.POINTER(ctypes.c_size_t)
-    integers = ctypes.POINTER(integer)
-    strings = ctypes.POINTER(string)
-    arguments = {
-        "nvrtcVersion": [integers, integers],
-        "nvrtcGetNumSupportedArchs": [integers],
-        "nvrtcGetSupportedArchs": [integers],
-        "nvrtcCreateProgram": [ctypes.POINTER(pointer), string, string, integer, strings, strings],
-        "nvrtcDestroyProgram": [ctypes.POINTER(pointer)],
-        "nvrtcCompileProgram": [pointer, integer, strings],
-        "nvrtcGetProgramLogSize": [pointer, sizes],
-        "nvrtcGetProgramLog": [pointer, string],
-        "nvrtcGetPTXSize": [pointer, sizes],
-        "nvrtcGetPTX": [pointer, string],
-        "nvrtcGetCUBINSize": [pointer, sizes],
-        "nvrtcGetCUBIN": [pointer, string],
-    }
-    for name, types in arguments.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, integer
-    library.nvrtcGetErrorString.argtypes = [integer]
-    library.nvrtcGetErrorString.restype = string
-    return library

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pickle
 import struct
-import subprocess
-import sys
 
 import pytest
 
 from onnx_sparseconv.errors import CompileError
-from onnx_sparseconv.kernels import fatbin, nvidia_wheels, nvrtc
-from onnx_sparseconv.kernels.fatbin import NvFatbin
+from onnx_sparseconv.kernels import fatbin, nvrtc
 from onnx_sparseconv.kernels.nvrtc import Program
 from onnx_sparseconv.kernels.targets import known_architectures
 from tests.support.gpu_images import FAT_BINARY, cubin_bytes, needs_nvfatbin
-from tests.support.processes import environment
 
 # Begins every frame of Zstandard: what `fatbin.MIN_DRIVER` is the first driver for.
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
@@ -93,24 +89,3 @@ def test_where_there_is_none(monkeypatch):
     monkeypatch.setattr(fatbin, "_LOADER_NAME", "libno-such-nvfatbin.so.{}")
     assert fatbin.find(12) is None
     assert fatbin.find(11) is None
-
-
-@pytest.mark.parametrize("content", [None, b"not a library"], ids=["missing", "broken"])
-def test_a_wheel_whose_library_does_not_load_is_an_error(monkeypatch, tmp_path, content):
-    path = tmp_path / "libnvfatbin.so.12"
-    if content is not None:
-        path.write_bytes(content)
-    monkeypatch.setattr(nvidia_wheels, "wheel_files", lambda _wheel, _library: iter([path]))
-    with pytest.raises(CompileError, match=r"libnvfatbin\.so\.12 does not work as nvFatbin: "):
-        fatbin.find(12)
-
-
-def test_a_library_that_is_not_nvfatbin_is_an_error():
-    with pytest.raises(CompileError, match=r"does not work as nvFatbin: .*nvFatbin"):
-        NvFatbin("libm.so.6")
-
-
-def test_importing_the_module_is_cheap():
-    code = "import sys, onnx_sparseconv.kernels.fatbin; print([m for m in ('numpy', 'onnx') if m in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
-    assert run.stdout.strip() == "[]"
