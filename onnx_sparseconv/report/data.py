@@ -93,7 +93,7 @@ class Case:
         label: the shapes in words; empty when they are not known.
         batch: size of the first dimension of all inputs, None where they differ or are not known.
         dense_us, converted_us: measured medians of the whole model, microseconds.
-        predicted_us: the converted model as the single layers foretold it.
+        predicted_us: the converted model as its layers foretold it.
         low, high: in which range the speed-up lay in 8 of 10 rounds.
     """
 

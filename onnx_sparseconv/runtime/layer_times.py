@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +135,9 @@ class GraphIndex:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.convolutions: list[NodeProto] = [node for node in model.graph.node if is_convolution(node)]
-        self._by_name = {layer_name(node): node for node in self.convolutions}
+        names = Counter(map(layer_name, self.convolutions))
+        # Two of one name cannot be told apart.
+        self._by_name = {layer_name(node): node for node in self.convolutions if names[layer_name(node)] == 1}
         self._producer: dict[str, NodeProto] = {name: node for node in model.graph.node for name in node.output if name}
 
     def layer_of_event(self, name: str) -> NodeProto | None:

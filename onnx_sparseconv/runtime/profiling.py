@@ -7,6 +7,7 @@ launch (several microseconds), and the sum over the nodes is more than a run tak
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ from onnx_sparseconv.runtime.inputs import Array, read_npz, write_npz
 from onnx_sparseconv.runtime.layer_times import NodeTime, is_convolution, read_profile, with_names
 from onnx_sparseconv.runtime.run import run_session
 from onnx_sparseconv.runtime.session import PROVIDER_NAMES, Provider, make_session, measuring_options
+from onnx_sparseconv.runtime.timing import Clock, TimingPlan, measure
 
 PROFILED_RUNS = 20
 _WARMUP = 2
@@ -93,6 +95,35 @@ def profile(
         return _profile_in_child(job, model, directory)
 
 
+def profile_in_turn(
+    jobs: Sequence[ProfileJob],
+    structures: Sequence[onnx.ModelProto],
+    arrays: Mapping[str, Array],
+    plan: TimingPlan,
+    clock: Clock,
+) -> tuple[tuple[NodeTime, ...], ...]:
+    """Median times of every node of several models, run in turn in this process: slow minutes hit all of them alike.
+
+    Args:
+        jobs: what to profile; ``runs`` does not count.
+        structures: the jobs' models, without their external data.
+        arrays: their inputs.
+        plan: how often to run.
+        clock: nanoseconds.
+
+    Raises:
+        SparseConvError: a model cannot be loaded or run.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        opened = []
+        for number, (job, structure) in enumerate(zip(jobs, structures, strict=True)):
+            directory = Path(name) / str(number)
+            directory.mkdir()
+            opened.append(_Profiled(job, _named_model(job.model, structure, directory), directory))
+        measure([functools.partial(one.run, arrays) for one in opened], plan, clock=clock)
+        return tuple(read_profile(one.end(), one.num_runs) for one in opened)
+
+
 def nodes_elsewhere(nodes: Sequence[NodeTime], provider: Provider) -> tuple[NodePlace, ...]:
     """Nodes of a profile that did not run on ``provider``: those that ONNX Runtime gave to the CPU."""
     wanted = PROVIDER_NAMES[provider]
@@ -144,21 +175,39 @@ def _profile_in_child(job: ProfileJob, model: Path, directory: Path) -> tuple[No
 
 
 def _write_profile(job: ProfileJob, model: Path, arrays: Mapping[str, Array], directory: Path) -> Path:
-    session = make_session(
-        model,
-        provider=job.provider,
-        threads=job.threads,
-        use_library=job.use_library,
-        session_options=measuring_options(job.config),
-        provider_options=job.provider_options,
-        profile=directory / "profile",
-    )
+    profiled = _Profiled(job, model, directory)
     for _ in range(_WARMUP + job.runs):
-        run_session(session, arrays, job.model)
-    path = Path(session.end_profiling())
-    if not path.is_file():
-        raise ModelError(f"{job.model}: ONNX Runtime wrote no profile")
-    return path
+        profiled.run(arrays)
+    return profiled.end()
+
+
+class _Profiled:
+    """A session that writes down when every node began and ended."""
+
+    def __init__(self, job: ProfileJob, model: Path, directory: Path) -> None:
+        self._name = job.model
+        self._session = make_session(
+            model,
+            provider=job.provider,
+            threads=job.threads,
+            use_library=job.use_library,
+            session_options=measuring_options(job.config),
+            provider_options=job.provider_options,
+            profile=directory / "profile",
+        )
+        self.num_runs = 0
+
+    def run(self, arrays: Mapping[str, Array]) -> None:
+        """Run once."""
+        run_session(self._session, arrays, self._name)
+        self.num_runs += 1
+
+    def end(self) -> Path:
+        """The file with the profile of all runs."""
+        path = Path(self._session.end_profiling())
+        if not path.is_file():
+            raise ModelError(f"{self._name}: ONNX Runtime wrote no profile")
+        return path
 
 
 def _named_model(model: str, structure: onnx.ModelProto, directory: Path) -> Path:

@@ -16,16 +16,18 @@ from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
 from onnx_sparseconv.runtime.cuda_mode import CudaMode, modes_for
-from onnx_sparseconv.runtime.depth import numerical_depth
+from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
 from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
 from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on, sparse_nodes
+from onnx_sparseconv.runtime.layer_times import NodeTime, times_by_layer
 from onnx_sparseconv.runtime.metrics import compare_outputs, derive_tolerance
-from onnx_sparseconv.runtime.profiling import ProfileJob, profile
+from onnx_sparseconv.runtime.profiling import ProfileJob, profile, profile_in_turn
 from onnx_sparseconv.runtime.run import run_session
 from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
 from onnx_sparseconv.runtime.timing import Clock, Samples, measure
 from onnx_sparseconv.tuner.candidates import Candidate, Prepared
 from onnx_sparseconv.tuner.database import LayerTimes
+from onnx_sparseconv.tuner.in_place import ModelProfile
 from onnx_sparseconv.tuner.options import Case, Preset
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 # Of the time of a call, a layer's own is at least this share.
 _LEAST_SHARE = 0.02
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,9 @@ class Bench(Protocol):
 
     def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
         """Time whole models, in turn; the first is the dense one."""
+
+    def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile] | None:
+        """Time the layers of whole models, in turn; None where that cannot be done."""
 
 
 class OrtBench:
@@ -123,6 +129,26 @@ class OrtBench:
         runs = [self._whole_runs(*pair, modes, inputs) for pair in zip(models, plain, strict=True)]
         samples = iter(measure([run for ways in runs for run in ways], self._preset.whole, clock=self._clock))
         return tuple(min((next(samples) for _ in ways), key=lambda one: one.stats().median_us) for ways in runs)
+
+    def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile] | None:
+        """Times of the nodes of whole models on the same inputs, in turn, on the CPU.
+
+        On CUDA it is None: the profiler sees kernels only where each is waited for, which is not how a model runs.
+
+        Raises:
+            SparseConvError: a model cannot be loaded or run.
+        """
+        if self._provider != "cpu":
+            return None
+        wanted = model_inputs(self._session(dense, CudaMode()))
+        inputs = make_random_inputs(wanted, resolve_shapes(wanted, case.shapes, case.batch))
+        first, second = (load_structure(model.path) for model in (dense, sparse))
+        jobs = [
+            ProfileJob(str(model.path), self._provider, self._threads, model.use_library, {}, {})
+            for model in (dense, sparse)
+        ]
+        before, after = profile_in_turn(jobs, (first, second), inputs, self._preset.whole, self._clock)
+        return _model_profile(first, before), _model_profile(second, after)
 
     def _session(self, model: WholeModel, mode: CudaMode) -> ort.InferenceSession:
         return make_session(
@@ -272,6 +298,12 @@ class _Opened:
     runs: BoundRuns
     inputs: Mapping[str, Array]
     outputs: Mapping[str, Array]
+
+
+def _model_profile(structure: ModelProto, nodes: Sequence[NodeTime]) -> ModelProfile:
+    # The time of a node with graphs in it holds those of the nodes in them, which are told as well.
+    total_us = sum(node.time_us for node in nodes if node.op_type not in _CONTROL_FLOW)
+    return ModelProfile(times_by_layer(structure, nodes), total_us)
 
 
 def _without_floor(time_us: float, floor_us: float) -> float:

@@ -171,25 +171,47 @@ def _walk(start: gs.Tensor, owner: Mapping[int, int], *, upwards: bool) -> tuple
 class CostModel:
     """What a model's layers take together, by which of them are sparse.
 
-    Args:
+    Attributes:
         costs: of each layer, at each case; all 0 for a layer that was not timed.
         links: how they lie beside each other.
         weights: of the cases, by which their times are added.
+
+    Args:
+        costs, links, weights: the attributes.
+        profiled_us: what all nodes of the dense model took in the profiles that the costs are from, at each case;
+            empty where the layers were timed by themselves.
     """
 
-    def __init__(self, costs: Mapping[int, Sequence[LayerCost]], links: Links, weights: Sequence[float]) -> None:
-        self._costs = costs
-        self._links = links
-        self._weights = tuple(weights)
+    def __init__(
+        self,
+        costs: Mapping[int, Sequence[LayerCost]],
+        links: Links,
+        weights: Sequence[float],
+        profiled_us: Sequence[float] = (),
+    ) -> None:
+        self.costs = costs
+        self.links = links
+        self.weights = tuple(weights)
+        self._profiled_us = tuple(profiled_us)
         self._untimed = frozenset(key for key, found in costs.items() if all(cost.alone_us == 0 for cost in found))
 
     def layers_us(self, sparse: AbstractSet[int], case: int) -> float:
         """Time of all layers at one case, microseconds."""
-        return sum(self._layer_us(key, sparse, case) for key in self._costs)
+        return sum(self._layer_us(key, sparse, case) for key in self.costs)
+
+    def foretell(self, sparse: AbstractSet[int], case: int, dense_us: float) -> float:
+        """What the whole model takes, in microseconds, where it takes ``dense_us`` with all layers dense."""
+        layers_us = self.layers_us(frozenset(), case)
+        if self._profiled_us:
+            scale = dense_us / self._profiled_us[case]
+        else:
+            # Layers may take longer one by one than together, which wake threads for each: then they tell shares.
+            scale = min(1.0, dense_us / layers_us) if layers_us > 0 else 1.0
+        return dense_us - scale * (layers_us - self.layers_us(sparse, case))
 
     def total(self, sparse: AbstractSet[int]) -> float:
         """Weighted sum over the cases."""
-        return sum(weight * self.layers_us(sparse, case) for case, weight in enumerate(self._weights))
+        return sum(weight * self.layers_us(sparse, case) for case, weight in enumerate(self.weights))
 
     def choose(self, fixed: AbstractSet[int] = frozenset()) -> frozenset[int]:
         """The layers that had best run sparse.
@@ -200,7 +222,7 @@ class CostModel:
         Args:
             fixed: layers that are sparse anyhow.
         """
-        alone = frozenset(key for key in self._costs if self._wins_alone(key))
+        alone = frozenset(key for key in self.costs if self._wins_alone(key))
         return min((self._improve(start | fixed, fixed) for start in (frozenset[int](), alone)), key=self.total)
 
     def gain(self, key: int, sparse: AbstractSet[int]) -> float:
@@ -209,10 +231,10 @@ class CostModel:
 
     def _wins_alone(self, key: int) -> bool:
         return (
-            all(math.isfinite(cost.sparse_us) for cost in self._costs[key])
+            all(math.isfinite(cost.sparse_us) for cost in self.costs[key])
             and sum(
                 weight * (cost.alone_us * (1 - MARGIN) - cost.sparse_us)
-                for weight, cost in zip(self._weights, self._costs[key], strict=True)
+                for weight, cost in zip(self.weights, self.costs[key], strict=True)
             )
             > 0
         )
@@ -221,12 +243,10 @@ class CostModel:
         chosen = start
         for _ in range(_MAX_SWEEPS):
             before = chosen
-            for key in self._costs:
-                if key in fixed | self._untimed or any(math.isinf(cost.sparse_us) for cost in self._costs[key]):
+            for key in self.costs:
+                if key in fixed | self._untimed or any(math.isinf(cost.sparse_us) for cost in self.costs[key]):
                     continue
-                margin = MARGIN * sum(
-                    w * cost.dense_us for w, cost in zip(self._weights, self._costs[key], strict=True)
-                )
+                margin = MARGIN * sum(w * cost.dense_us for w, cost in zip(self.weights, self.costs[key], strict=True))
                 with_it, without = chosen | {key}, chosen - {key}
                 chosen = with_it if self._local(key, with_it) + margin < self._local(key, without) else without
             if chosen == before:
@@ -235,15 +255,13 @@ class CostModel:
 
     def _local(self, key: int, sparse: AbstractSet[int]) -> float:
         """The part of the total that depends on one layer's choice."""
-        around = {key, *self._links.before[key], *self._links.behind[key]}
+        around = {key, *self.links.before[key], *self.links.behind[key]}
         return sum(
-            weight * self._layer_us(other, sparse, case)
-            for case, weight in enumerate(self._weights)
-            for other in around
+            weight * self._layer_us(other, sparse, case) for case, weight in enumerate(self.weights) for other in around
         )
 
     def _layer_us(self, key: int, sparse: AbstractSet[int], case: int) -> float:
-        cost, links = self._costs[key][case], self._links
+        cost, links = self.costs[key][case], self.links
         if key in sparse:
             # A dense neighbour that was not timed changes the layout of the same tensor, so it takes as long.
             before = cost.reorder_in_us if links.before[key] & self._untimed - sparse else 0.0

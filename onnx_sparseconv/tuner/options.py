@@ -28,7 +28,7 @@ class Preset:
         layer: how to time a single layer.
         whole: how to time the whole model.
         profiled_runs: runs from which the time of single nodes of a layer is taken.
-        max_steps: how many times layers are left dense where the whole model contradicts the single layers.
+        max_steps: how many times layers are left dense where the whole model contradicts its layers.
         skip_hopeless: leave out layers that cannot win by the cost model.
         max_plans: how many plans of generated GPU code to time for a layer; None: all that may be fastest.
         sub_batches: time the general GPU kernel with every sub-batch.

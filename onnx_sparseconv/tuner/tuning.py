@@ -33,6 +33,7 @@ from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, can
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
 from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, find_target
+from onnx_sparseconv.tuner.in_place import refine, worth_trying
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
@@ -40,7 +41,7 @@ from onnx_sparseconv.tuner.pieces import Piece, Shape, cut, run_for_shapes
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
 from onnx_sparseconv.tuner.setting import Setting, read_setting
 from onnx_sparseconv.tuner.source import Source, open_source
-from onnx_sparseconv.tuner.whole import WholeCheck, WholeResult
+from onnx_sparseconv.tuner.whole import Convert, WholeCheck, WholeResult
 
 Progress = Callable[[int, int, str], None]
 # Verdicts that are not about speed, so that no measurement goes before them: it cannot be, or it changes what the
@@ -201,18 +202,19 @@ class _Tuner:
         dense = WholeModel(job.source.dense, any(site.is_sparse for site in plan.sites))
         weights = self._weights(dense)
         found = self._measure_all(plan, finder, layers, [tensors for _, tensors in shapes], weights)
-        costs = {key: self._costs(found.get(key)) for key in regions}
-        model = CostModel(costs, find_links(regions), weights)
+        alone = CostModel({key: self._costs(found.get(key)) for key in regions}, find_links(regions), weights)
+        kernels = {node: one.kernels for node, one in found.items()}
         # Layers that nobody timed keep what their sparsity says.
         by_rule = frozenset(id(la.site.node) for la in layers if la.verdict.rewrite and id(la.site.node) not in found)
+
+        def write(sparse: AbstractSet[int], path: Path) -> None:
+            self._convert(layers, kernels, sparse, path)
+
+        model, notes = self._in_place(alone, layers, by_rule, dense, write)
         wanted = model.choose(by_rule)
         chosen, whole = wanted, None
-        notes: tuple[str, ...] = ()
         if wanted:
-            kernels = {node: one.kernels for node, one in found.items()}
-            check = WholeCheck(
-                dense, lambda s, p: self._convert(layers, kernels, s, p), job.bench, options.cases, model
-            )
+            check = WholeCheck(dense, write, job.bench, options.cases, model)
             try:
                 chosen, whole = check.run(wanted, options.plan.max_steps)
             except _UnconvertibleError as error:
@@ -221,7 +223,7 @@ class _Tuner:
             model=job.source.name,
             setting={**job.setting, "preset": options.preset},
             input_shapes=tuple(inputs for inputs, _ in shapes),
-            layers=tuple(self._decision(layer, found, costs, wanted, chosen) for layer in layers),
+            layers=tuple(self._decision(layer, found, model.costs, wanted, chosen) for layer in layers),
             whole_model=to_plain(whole) if whole is not None else {},
             notes=(
                 *notes,
@@ -247,6 +249,36 @@ class _Tuner:
         if found is None:
             return [LayerCost(0.0, 0.0)] * len(self._job.options.cases)
         return [layer_cost(times, found.candidates, found.sparse) for times in found.times]
+
+    def _in_place(
+        self,
+        alone: CostModel,
+        layers: Sequence[_Layer],
+        by_rule: AbstractSet[int],
+        dense: WholeModel,
+        write: Convert,
+    ) -> tuple[CostModel, tuple[str, ...]]:
+        """The cost model by the layers' times where they stand; where they cannot be had, the one given, and why."""
+        bench, cases = self._job.bench, self._job.options.cases
+        names = {id(layer.site.node): layer.site.name for layer in layers}
+        sparse = worth_trying(alone)
+        profiles = []
+        if not sparse:
+            return alone, ()
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "sparse.onnx"
+            try:
+                write(sparse | by_rule, path)
+                for case in cases:
+                    found = bench.in_place(dense, WholeModel(path, True), case)
+                    if found is None:
+                        return alone, ()
+                    profiles.append(found)
+            except ProviderError:
+                raise
+            except SparseConvError as error:
+                return alone, (f"layers were timed alone, not in their places: {error}",)
+        return refine(alone, names, sparse, profiles), ()
 
     def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[_Layer]:
         rows = zip(node_keys(plan.sites), plan.sites, plan.report.layers, strict=True)

@@ -39,7 +39,7 @@ class CaseResult:
 
     Attributes:
         dense_us: the dense model, measured.
-        predicted_us: the converted model, by the single layers.
+        predicted_us: the converted model, by its layers.
         measured_us: the converted model, measured; as `dense_us` where all stays dense.
         speedup: of the converted model; None where all stays dense.
     """
@@ -71,7 +71,7 @@ class WholeResult:
     Attributes:
         gain: whether the converted model is faster at every case.
         cases: times of what was chosen.
-        trials: all that was tried; more than one where the first contradicted the single layers.
+        trials: all that was tried; more than one where the first contradicted the layers.
         text: the outcome in words.
     """
 
@@ -114,7 +114,7 @@ class WholeCheck:
         convert: makes the others.
         bench: the stopwatch.
         cases: shapes.
-        model: what single layers take.
+        model: what layers take.
     """
 
     dense: WholeModel
@@ -158,11 +158,8 @@ class WholeCheck:
         for index, case in enumerate(self.cases):
             reference, *others = self.bench.whole(models, case)
             dense_us = reference.stats().median_us
-            layers_us = self.model.layers_us(frozenset(), index)
-            # Layers may take longer one by one than together, which wake threads for each: then they tell shares.
-            scale = min(1.0, dense_us / layers_us) if layers_us > 0 else 1.0
             for sparse, samples, found in zip(choices, others, results, strict=True):
-                predicted = dense_us - scale * (layers_us - self.model.layers_us(sparse, index))
+                predicted = self.model.foretell(sparse, index, dense_us)
                 found.append(CaseResult(dense_us, predicted, samples.stats().median_us, speedup(reference, samples)))
         return [_Timed(sparse, tuple(found)) for sparse, found in zip(choices, results, strict=True)]
 
@@ -193,7 +190,7 @@ def _text(timed: Sequence[_Timed], best: _Timed) -> str:
         for case in best.cases
     )
     if best is not timed[0]:
-        text += f", with {len(best.sparse)} instead of {len(timed[0].sparse)} sparse layers: single layers misled"
+        text += f", with {len(best.sparse)} instead of {len(timed[0].sparse)} sparse layers: times of layers misled"
     return text
 
 
@@ -202,5 +199,5 @@ def _no_gain(timed: Sequence[_Timed], best: _Timed) -> str:
     tried = f"the best of {len(timed)} choices" if len(timed) > 1 else "the converted model"
     return (
         f"no gain as a whole: {tried} takes {worst.measured_us:.0f} us, the dense model {worst.dense_us:.0f} us, "
-        f"though the single layers foretold {worst.predicted_us:.0f} us; all layers stay dense"
+        f"though its layers foretold {worst.predicted_us:.0f} us; all layers stay dense"
     )

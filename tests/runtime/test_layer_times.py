@@ -51,6 +51,12 @@ def test_what_cannot_be_told_is_left_out():
     assert times_by_layer(model, _profile(("conv0", 1), ("r0_nchwc", 2))) == {}
 
 
+def test_layers_of_one_name_cannot_be_told_apart():
+    model = networks.dense(networks.weights(layers=3))
+    model.graph.node[4].name = "conv0"
+    assert times_by_layer(model, _profile(("conv0", 1), ("conv1", 2))) == {"conv1": 2}
+
+
 def test_a_sum_of_two_convolutions_is_neither():
     model = networks.dense(networks.weights(layers=1))
     model.graph.node.append(helper.make_node("Conv", ["x", "w0"], ["other"], name="other"))

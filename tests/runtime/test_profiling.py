@@ -7,7 +7,8 @@ from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.runtime import profiling
 from onnx_sparseconv.runtime.depth import load_structure
 from onnx_sparseconv.runtime.layer_times import NodeTime
-from onnx_sparseconv.runtime.profiling import NodePlace, ProfileJob, nodes_elsewhere, profile
+from onnx_sparseconv.runtime.profiling import NodePlace, ProfileJob, nodes_elsewhere, profile, profile_in_turn
+from onnx_sparseconv.runtime.timing import TimingPlan
 from tests.runtime import networks
 
 X = np.zeros((1, 8, 12, 12), np.float32)
@@ -29,6 +30,21 @@ def test_every_node_has_a_time_and_a_place(tmp_path, in_child, names):
     assert sorted(times) == (["conv0", "conv1"] if names else ["c0", "c1"])
     assert all(node.time_us > 0 and node.provider == "CPUExecutionProvider" for node in times.values())
     assert [file.name for file in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_models_are_profiled_in_turn(pair, monkeypatch):
+    order = []
+    run_session = profiling.run_session
+    monkeypatch.setattr(
+        profiling, "run_session", lambda session, arrays, name: order.append(name) or run_session(session, arrays, name)
+    )
+    jobs = [_job(path, use_library=bool(number)) for number, path in enumerate(pair)]
+    plan = TimingPlan(warmup=1, min_rounds=2, max_rounds=2, runs_per_round=1)
+    dense, sparse = profile_in_turn(jobs, [load_structure(path) for path in pair], {"x": X}, plan, lambda: 0)
+    first, second = map(str, pair)
+    assert order == [first, second, *[first] * 2, *[second] * 2, *[second] * 2, *[first] * 2]
+    assert sum(node.op_type == "Conv" for node in dense) == sum(node.op_type == "SparseConv" for node in sparse) == 2
+    assert all(node.time_us > 0 for node in (*dense, *sparse))
 
 
 def test_the_child_lets_the_driver_wait_and_reads_the_options(pair, monkeypatch):

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto, numpy_helper
+from onnx import ModelProto, NodeProto, numpy_helper
 
 from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.tuner.database import Database, LayerTimes
+from onnx_sparseconv.tuner.in_place import ModelProfile
 
 SETTING = {
     "processor": "an abacus",
@@ -49,12 +50,14 @@ class FakeBench:
         whole_us: time of a whole model, from the names of its sparse layers; None: 50 us and its layers.
         on_layer: called before each layer.
         reorder_us: what a dense layer pays alone on either side.
+        profiles: of a dense and a sparse model, from their nodes; None: they cannot be had.
     """
 
     whole_us: Callable[[frozenset[str]], float] | None = None
     on_layer: Callable[[], object] = lambda: None
     reorder_us: float = 0.0
     dense_us: float = 100.0
+    profiles: Callable[[Sequence[NodeProto], Sequence[NodeProto]], tuple[ModelProfile, ModelProfile]] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
     pieces: list[ModelProto] = field(default_factory=list)
     wholes: list[frozenset[str]] = field(default_factory=list)
@@ -71,6 +74,11 @@ class FakeBench:
 
     def whole(self, models: Sequence[object], _case: object) -> tuple[Samples, ...]:
         return tuple(Samples(((self._whole(model.path),) * 3,)) for model in models)
+
+    def in_place(self, dense: object, sparse: object, _case: object) -> tuple[ModelProfile, ModelProfile] | None:
+        if self.profiles is None:
+            return None
+        return self.profiles(*(onnx.load(str(model.path)).graph.node for model in (dense, sparse)))
 
     def _whole(self, path: object) -> float:
         nodes = onnx.load(str(path)).graph.node

@@ -11,11 +11,12 @@ from onnx import numpy_helper
 
 from onnx_sparseconv.converter.decisions import Choice
 from onnx_sparseconv.errors import ModelError, ProviderError, UsageError
+from onnx_sparseconv.runtime.layer_times import NodeTime
 from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.runtime.verify import verify
 from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, measure, tune
 from onnx_sparseconv.tuner.candidates import DenseCandidate, Prepared, SparseCandidate, candidates_for
-from onnx_sparseconv.tuner.measure import OrtBench, WholeModel, _without_floor
+from onnx_sparseconv.tuner.measure import OrtBench, WholeModel, _model_profile, _without_floor
 from onnx_sparseconv.tuner.setting import read_setting
 from tests.runtime import networks
 from tests.support.odd_models import conv, model, pruned, tensor, value
@@ -165,6 +166,26 @@ def test_whole_models_run_on_the_same_inputs(bench, tmp_path):
     sparse = networks.save(networks.sparse(weights), tmp_path / "s.onnx")
     samples = bench.whole([WholeModel(dense, False), WholeModel(sparse, True)], Case(batch=3))
     assert [len(found.all_us) for found in samples] == [1, 1]
+
+
+def test_layers_are_timed_in_their_places(bench, tmp_path):
+    weights = networks.weights()
+    dense = WholeModel(networks.save(networks.dense(weights), tmp_path / "d.onnx"), False)
+    sparse = WholeModel(networks.save(networks.sparse(weights), tmp_path / "s.onnx"), True)
+    for found in bench.in_place(dense, sparse, Case(batch=3)):
+        assert set(found.layers_us) == {"conv0", "conv1"}
+        assert found.total_us >= sum(found.layers_us.values()) > 0
+
+
+def test_nodes_with_graphs_in_them_count_once():
+    nodes = [NodeTime("if", "If", "", 100.0), NodeTime("conv0", "Conv", "", 60.0), NodeTime("relu", "Relu", "", 30.0)]
+    found = _model_profile(networks.dense(networks.weights()), nodes)
+    assert (found.layers_us, found.total_us) == ({"conv0": 60.0}, 90.0)
+
+
+def test_layers_have_no_times_in_place_on_cuda(tmp_path):
+    model = WholeModel(tmp_path / "m.onnx", False)
+    assert OrtBench("cuda", 1, FAST["default"]).in_place(model, model, Case()) is None
 
 
 def test_cuda_has_its_candidates():

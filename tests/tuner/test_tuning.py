@@ -10,9 +10,10 @@ from onnx import helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, prune
 from onnx_sparseconv.converter.decisions import Cause, Choice, decisions_text, read_decisions, write_decisions
-from onnx_sparseconv.errors import DecisionsError, ModelError, UsageError
+from onnx_sparseconv.errors import DecisionsError, ModelError, ProviderError, UsageError
 from onnx_sparseconv.tuner import Case, TuneOptions, tune
 from onnx_sparseconv.tuner.cost_model import speedup_bound
+from onnx_sparseconv.tuner.in_place import ModelProfile
 from tests.runtime import networks
 from tests.support import architectures
 from tests.support.odd_models import FEEDS, call, conv, function, model, pruned, tensor, value
@@ -76,6 +77,41 @@ def test_layers_that_take_longer_one_by_one_foretell_shares(tuned):
     left = 1 - sum(zeros(network(0.9, 0.9, 0.9)).values()) / 3
     assert case.predicted_us == pytest.approx(150 * 2 * left)
     assert case.measured_us == 30
+
+
+def test_layers_in_their_places_overrule_layers_alone(tuned):
+    """By itself the second layer gains; in the model it loses, which the check of the whole need not find out."""
+
+    def profiles(dense, sparse):
+        layers = {"conv0": (100, 20), "conv1": (100, 110)}
+        is_sparse = {node.name for node in sparse if node.op_type == "SparseConv"}
+        assert is_sparse == set(layers)
+        assert not any(node.op_type == "SparseConv" for node in dense)
+        before, after = ({name: times[i] for name, times in layers.items()} for i in (0, 1))
+        return ModelProfile(before, 250), ModelProfile(after, 180)
+
+    bench = FakeBench(whole_us=lambda sparse: 250 - 80 * len(sparse), profiles=profiles)
+    report = tuned(network(0.9, 0.6), bench)
+    assert choices(report) == {"conv0": "sparse", "conv1": "dense"}
+    assert causes(report)["conv1"] is Cause.MEASURED
+    assert report.decisions.layers[1].text.startswith("sparse is 1.10x slower (100.0 us dense, 110.0 us sparse)")
+    assert report.whole.cases[0].predicted_us == pytest.approx(170)
+    assert bench.wholes == [frozenset(), frozenset({"conv0"})]
+
+
+def test_a_model_whose_layers_cannot_be_timed_in_place_is_tuned_by_layers_alone(tuned):
+    def fail(_dense, _sparse):
+        raise ModelError("no profile")
+
+    report = tuned(network(0.9, 0.4), FakeBench(profiles=fail))
+    assert choices(report) == {"conv0": "sparse", "conv1": "dense"}
+    assert "layers were timed alone, not in their places: no profile" in report.decisions.notes
+
+    def refuse(_dense, _sparse):
+        raise ProviderError("gone")
+
+    with pytest.raises(ProviderError, match="gone"):
+        tuned(network(0.9, 0.4), FakeBench(profiles=refuse))
 
 
 def test_how_often_the_rule_errs_is_told(tuned):
