@@ -97,10 +97,14 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
         Bytes written, external data included.
 
     Raises:
-        ModelError: the model breaks a rule of ONNX or cannot be written. Nothing is left behind.
+        ModelError: the model breaks a rule of ONNX or cannot be written, or the file for its external data is there
+            and no part of the model that is replaced. Nothing is left behind.
     """
     given, path = path, Path(path).resolve()  # a link keeps being one: its target is replaced
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
+    data = path.with_name(data_name(path))
+    if external and data.exists() and data not in data_files(path):
+        raise ModelError(f"{data} is there and may be another model's: remove it, or give {given} another name")
     try:
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name[:200]}.", dir=path.parent, ignore_cleanup_errors=True
