@@ -15,6 +15,8 @@ from onnx_sparseconv.tuner.network import CostModel, LayerCost
 
 # Layers that are slower than dense by more than this, by themselves, are not tried in place.
 _MAX_SLOWDOWN = 1.25
+# ONNX Runtime's profiler counts whole microseconds: shorter times than this say too little.
+_MIN_US = 5.0
 # Of its time in place, a sparse layer's own is at least this share, whatever is gained around it.
 _LEAST_SHARE = 0.1
 
@@ -57,8 +59,10 @@ def refine(
 
     Returns:
         By it, the layers differ between the two profiles by as much as all nodes do: what no layer accounts for is
-        shared among the sparse ones, by their dense times.
+        shared among the sparse ones, by their dense times. The one given, where a model is too small to be profiled.
     """
+    if any(before.total_us < _MIN_US for before, _ in profiles):
+        return alone
     costs: dict[int, list[LayerCost]] = {key: [] for key in alone.costs}
     for case, (before, after) in enumerate(profiles):
         found = {
@@ -76,10 +80,10 @@ def refine(
 
 
 def _in_place(cost: LayerCost, name: str, before: ModelProfile, after: ModelProfile | None) -> LayerCost:
-    dense_us = before.layers_us.get(name)
-    if dense_us is None or cost.alone_us == 0:
+    dense_us = before.layers_us.get(name, 0.0)
+    if cost.alone_us == 0 or dense_us < _MIN_US:
         return cost
-    sparse_us = after.layers_us.get(name) if after is not None else None
-    if sparse_us is None:
-        sparse_us = cost.sparse_us * dense_us / cost.dense_us
-    return replace(cost, dense_us=dense_us, sparse_us=sparse_us)
+    if after is None:
+        return replace(cost, dense_us=dense_us, sparse_us=cost.sparse_us * dense_us / cost.dense_us)
+    sparse_us = after.layers_us.get(name, 0.0)
+    return replace(cost, dense_us=dense_us, sparse_us=sparse_us) if sparse_us >= _MIN_US else cost

@@ -69,6 +69,16 @@ def test_layers_that_were_not_found_or_timed_stay_as_they_are():
     assert [costs[0] for costs in model.costs.values()] == list(costs)
 
 
+def test_times_that_the_profiler_cannot_tell_do_not_count():
+    costs = (LayerCost(9, 4), LayerCost(100, 50))
+    model = refine(
+        alone(*costs), NAMES, {0}, [(ModelProfile({"a": 8, "b": 90}, 98), ModelProfile({"a": 1, "b": 90}, 93))]
+    )
+    assert model.costs == {0: [costs[0]], 1: [LayerCost(90, 45)]}
+    tiny = alone(LayerCost(1.2, 0.7))
+    assert refine(tiny, NAMES, {0}, [(ModelProfile({"a": 0.0}, 0.0), ModelProfile({"a": 0.0}, 0.0))]) is tiny
+
+
 def test_a_gain_around_layers_never_makes_them_cost_nothing():
     before, after = ModelProfile({"a": 100}, 1000), ModelProfile({"a": 50}, 10)
     model = refine(alone(LayerCost(100, 50)), NAMES, {0}, [(before, after)])
