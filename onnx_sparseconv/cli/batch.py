@@ -145,6 +145,7 @@ def _leave_interrupts_to_the_main_thread() -> None:
 
 def _child(sender: Connection, task: Callable[[Item], Result], item: Item) -> None:
     """Body of a child process; SIGTERM makes it remove its temporary files and end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where there are no masks of signals
     interrupts.raise_on_termination()
     try:
         sender.send(attempt(task, item))

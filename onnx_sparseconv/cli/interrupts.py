@@ -1,4 +1,4 @@
-"""Ctrl-C that always ends a command.
+"""Ctrl-C that does not get lost.
 
 Python raises KeyboardInterrupt wherever the program happens to be. Two of those places lose it:
 
@@ -8,6 +8,7 @@ Python raises KeyboardInterrupt wherever the program happens to be. Two of those
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -34,6 +35,8 @@ def _raise_again_where_dropped() -> None:
     if hasattr(signal, "setitimer"):
         signal.signal(signal.SIGALRM, _interrupt)
         sys.unraisablehook = _not_dropped
+        # At the very end nobody would answer the alarm.
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
 
 
 def _interrupt(_signum: int, frame: FrameType | None) -> None:

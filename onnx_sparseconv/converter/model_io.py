@@ -102,14 +102,14 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     """
     given, path = path, Path(path).resolve()  # a link keeps being one: its target is replaced
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
-    data = path.with_name(data_name(path))
-    if external and data.exists() and data not in data_files(path):
-        raise ModelError(f"{data} is there and may be another model's: remove it, or give {given} another name")
     try:
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name[:200]}.", dir=path.parent, ignore_cleanup_errors=True
         ) as temporary:
             written = _write_into(proto, Path(temporary), path.name, external)
+            data = path.with_name(data_name(path))
+            if any(f.name == data.name for f in written) and data.exists() and data not in data_files(path):
+                raise ModelError(f"{data} is there and may be another model's: remove it, or give {given} another name")
             size = sum(f.stat().st_size for f in written)
             # Data first: a model file never points at data that is not there.
             _move_all(sorted(written, key=lambda f: f.name == path.name), path.parent, Path(temporary) / "old")

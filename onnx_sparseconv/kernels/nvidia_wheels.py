@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self
 from onnx_sparseconv.errors import CompileError
 
 
-class TooOldError(CompileError):
-    """A library lacks functions, as its first versions do."""
+class MissingFunctionError(CompileError):
+    """A library lacks functions: it is one of its first versions, or another library."""
 
 
 class NvidiaLibrary:
@@ -33,7 +33,7 @@ class NvidiaLibrary:
         """Load the library.
 
         Raises:
-            TooOldError: it lacks a function, or is another library.
+            MissingFunctionError: it lacks a function.
             CompileError: it cannot be loaded.
         """
         self.path = str(path)
@@ -46,7 +46,7 @@ class NvidiaLibrary:
         except OSError as error:
             raise CompileError(f"{path} does not work as {self._NAME}: {error}") from error
         except AttributeError as error:
-            raise TooOldError(f"{path} does not work as {self._NAME}: {error}") from error
+            raise MissingFunctionError(f"{path} does not work as {self._NAME}: {error}") from error
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("Version", ctypes.byref(major), ctypes.byref(minor))
         self.version = (major.value, minor.value)

@@ -13,7 +13,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from onnx_sparseconv.kernels.nvidia_wheels import NvidiaLibrary, TooOldError, c_strings, find_library
+from onnx_sparseconv.kernels.nvidia_wheels import MissingFunctionError, NvidiaLibrary, c_strings, find_library
 
 # pip wheels by CUDA's major version.
 WHEELS: Mapping[int, str] = {12: "nvidia-nvjitlink-cu12", 13: "nvidia-nvjitlink"}
@@ -98,7 +98,7 @@ def find(compiler: tuple[int, int]) -> NvJitLink | None:
         return None
     try:
         linker = NvJitLink(found)
-    except TooOldError:
+    except MissingFunctionError:
         return None
     return linker if linker.version >= compiler else None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import onnx
 from onnx import NodeProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
+from onnx_sparseconv.errors import ModelError
 
 _NCHWC = "_nchwc"
 _FUSED = "fused "
@@ -83,8 +84,15 @@ class LayerTime:
 
 
 def read_profile(path: str | Path, runs: int) -> tuple[NodeTime, ...]:
-    """Times of the nodes in a profile of ``runs`` equal runs, in the order in which they first ran."""
-    events = json.loads(Path(path).read_text(encoding="utf-8"))
+    """Times of the nodes in a profile of ``runs`` equal runs, in the order in which they first ran.
+
+    Raises:
+        ModelError: it is no JSON: ONNX Runtime does not escape what names may have in them.
+    """
+    try:
+        events = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"ONNX Runtime's profile cannot be read (quotes in names of nodes?): {error}") from error
     return summarise_events(events, runs)
 
 
@@ -113,6 +121,16 @@ def layer_name(node: NodeProto) -> str:
     return node.name or next((name for name in node.output if name), "")
 
 
+def _names(graph: onnx.GraphProto) -> Iterator[str]:
+    """What the convolutions of a graph and of its subgraphs are called."""
+    for node in graph.node:
+        if is_convolution(node):
+            yield layer_name(node)
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _names(attribute.g)
+
+
 def is_convolution(node: NodeProto) -> bool:
     """Whether a node is a Conv or one of this package's operators."""
     return (node.op_type == "Conv" and node.domain in ("", "ai.onnx")) or (
@@ -135,9 +153,7 @@ class GraphIndex:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.convolutions: list[NodeProto] = [node for node in model.graph.node if is_convolution(node)]
-        names = Counter(map(layer_name, self.convolutions))
-        # Two of one name cannot be told apart.
-        self._by_name = {layer_name(node): node for node in self.convolutions if names[layer_name(node)] == 1}
+        self._by_name = {layer_name(node): node for node in self.convolutions}
         self._producer: dict[str, NodeProto] = {name: node for node in model.graph.node for name in node.output if name}
 
     def layer_of_event(self, name: str) -> NodeProto | None:
@@ -163,13 +179,15 @@ class GraphIndex:
 def times_by_layer(model: onnx.ModelProto, profile: Sequence[NodeTime]) -> dict[str, float]:
     """Time of every convolution that was found in the profile, in microseconds by `layer_name`.
 
-    Two nodes of the profile that lead to one convolution leave it out: which is the right one cannot be told.
+    What cannot be told apart is left out: nodes of the profile that lead to one convolution, and convolutions of one
+    name, be it in another graph of the model.
     """
     index = GraphIndex(model)
+    names = Counter(_names(model.graph))
     found: dict[str, list[float]] = defaultdict(list)
     for node_time in profile:
         node = index.layer_of_event(node_time.name)
-        if node is not None and "Conv" in node_time.op_type:
+        if node is not None and "Conv" in node_time.op_type and names[layer_name(node)] == 1:
             found[layer_name(node)].append(node_time.time_us)
     return {name: times[0] for name, times in found.items() if len(times) == 1}
 

@@ -7,15 +7,16 @@ sparse ones, which no layer's own time shows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from onnx_sparseconv.tuner.network import CostModel, LayerCost
 
 # Layers that are slower than dense by more than this, by themselves, are not tried in place.
 _MAX_SLOWDOWN = 1.25
-# ONNX Runtime's profiler counts whole microseconds: shorter times than this say too little.
+# ONNX Runtime's profiler counts whole microseconds; what takes less than a few of them dense stays as it is alone.
+_RESOLUTION_US = 1.0
 _MIN_US = 5.0
 # Of its time in place, a sparse layer's own is at least this share, whatever is gained around it.
 _LEAST_SHARE = 0.1
@@ -34,56 +35,79 @@ class ModelProfile:
     total_us: float
 
 
+@dataclass(frozen=True)
+class LayerNames:
+    """What a layer is called in profiles: a conversion names a node that has no name."""
+
+    dense: str
+    sparse: str
+
+
 def worth_trying(alone: CostModel) -> frozenset[int]:
     """Layers that are to be sparse in the second profile: all that may gain there, by their times alone."""
+
+    def total(times_us: Iterable[float]) -> float:
+        return sum(weight * time_us for weight, time_us in zip(alone.weights, times_us, strict=True))
+
+    timed = {key: costs for key, costs in alone.costs.items() if all(cost.alone_us > 0 for cost in costs)}
     return frozenset(
         key
-        for key, costs in alone.costs.items()
-        if all(cost.alone_us > 0 and cost.sparse_us <= _MAX_SLOWDOWN * cost.alone_us for cost in costs)
+        for key, costs in timed.items()
+        if total(cost.sparse_us for cost in costs) <= _MAX_SLOWDOWN * total(cost.alone_us for cost in costs)
     )
 
 
 def refine(
     alone: CostModel,
-    names: Mapping[int, str],
-    sparse: AbstractSet[int],
+    names: Mapping[int, LayerNames],
+    tried: AbstractSet[int],
+    fixed: AbstractSet[int],
     profiles: Sequence[tuple[ModelProfile, ModelProfile]],
-) -> CostModel:
+) -> CostModel | None:
     """The cost model by profiles of the whole model.
 
     Args:
         alone: by the layers' times alone.
-        names: of the layers in the profiles.
-        sparse: layers that are sparse in the second profile of each pair; others keep the ratio of their times alone.
+        names: of all layers.
+        tried: layers that were timed alone and are sparse in the second profile of each pair; others that were timed
+            keep the ratio of their times alone.
+        fixed: layers that are sparse there, too, and always will be; they were not timed alone.
         profiles: of the dense model and of one with sparse layers, at each case.
 
     Returns:
         By it, the layers differ between the two profiles by as much as all nodes do: what no layer accounts for is
-        shared among the sparse ones, by their dense times. The one given, where a model is too small to be profiled.
+        shared among those that were tried, by their dense times, but leaves each of them a share of its own time.
+        None where the profiles do not show any of them.
     """
-    if any(before.total_us < _MIN_US for before, _ in profiles):
-        return alone
+    sparse = tried | fixed
     costs: dict[int, list[LayerCost]] = {key: [] for key in alone.costs}
     for case, (before, after) in enumerate(profiles):
-        found = {
+        shown = {
             key: _in_place(at_case[case], names[key], before, after if key in sparse else None)
             for key, at_case in alone.costs.items()
         }
+        if all(shown[key] is None for key in tried):
+            return None
+        found = {key: cost or alone.costs[key][case] for key, cost in shown.items()}
         model = CostModel({key: [cost] for key, cost in found.items()}, alone.links, [1.0])
-        told_us = model.layers_us(sparse, 0) - model.layers_us(frozenset(), 0)
+        told_us = model.layers_us(sparse & found.keys(), 0) - model.layers_us(frozenset(), 0)
         untold_us = after.total_us - before.total_us - told_us
-        shared_us = sum(found[key].dense_us for key in sparse)
+        shared_us = sum(found[key].dense_us for key in tried)
         for key, cost in found.items():
-            more_us = untold_us * cost.dense_us / shared_us if key in sparse else 0.0
+            more_us = untold_us * cost.dense_us / shared_us if key in tried else 0.0
             costs[key].append(replace(cost, sparse_us=max(cost.sparse_us + more_us, _LEAST_SHARE * cost.sparse_us)))
     return CostModel(costs, alone.links, alone.weights, [before.total_us for before, _ in profiles])
 
 
-def _in_place(cost: LayerCost, name: str, before: ModelProfile, after: ModelProfile | None) -> LayerCost:
-    dense_us = before.layers_us.get(name, 0.0)
-    if cost.alone_us == 0 or dense_us < _MIN_US:
-        return cost
+def _in_place(
+    alone: LayerCost, names: LayerNames, before: ModelProfile, after: ModelProfile | None
+) -> LayerCost | None:
+    """Costs of a layer at one case, None where it is not shown; ``after`` is None where it is dense in both models."""
+    dense_us = before.layers_us.get(names.dense, 0.0)
+    if dense_us < _MIN_US:
+        return None
     if after is None:
-        return replace(cost, dense_us=dense_us, sparse_us=cost.sparse_us * dense_us / cost.dense_us)
-    sparse_us = after.layers_us.get(name, 0.0)
-    return replace(cost, dense_us=dense_us, sparse_us=sparse_us) if sparse_us >= _MIN_US else cost
+        scale = dense_us / alone.dense_us if alone.alone_us > 0 else 0.0
+        return LayerCost(*(scale * time_us for time_us in astuple(alone)))
+    sparse_us = after.layers_us.get(names.sparse)
+    return None if sparse_us is None else replace(alone, dense_us=dense_us, sparse_us=max(sparse_us, _RESOLUTION_US))

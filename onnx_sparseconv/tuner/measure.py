@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 # Of the time of a call, a layer's own is at least this share.
 _LEAST_SHARE = 0.02
+_PROFILED_ROUNDS = 20
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
@@ -49,14 +50,18 @@ class WholeModel:
 class Bench(Protocol):
     """What tuning asks of a stopwatch; tests have one that needs no time."""
 
+    @property
+    def sees_places(self) -> bool:
+        """Whether it can time layers within a whole model."""
+
     def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
         """Time one layer in every way, in turn."""
 
     def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
         """Time whole models, in turn; the first is the dense one."""
 
-    def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile] | None:
-        """Time the layers of whole models, in turn; None where that cannot be done."""
+    def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile]:
+        """Time the layers of whole models, in turn."""
 
 
 class OrtBench:
@@ -130,16 +135,17 @@ class OrtBench:
         samples = iter(measure([run for ways in runs for run in ways], self._preset.whole, clock=self._clock))
         return tuple(min((next(samples) for _ in ways), key=lambda one: one.stats().median_us) for ways in runs)
 
-    def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile] | None:
-        """Times of the nodes of whole models on the same inputs, in turn, on the CPU.
+    @property
+    def sees_places(self) -> bool:
+        """Not on CUDA: the profiler sees kernels only where each is waited for, which is not how a model runs."""
+        return self._provider == "cpu"
 
-        On CUDA it is None: the profiler sees kernels only where each is waited for, which is not how a model runs.
+    def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile]:
+        """Times of the nodes of whole models on the same inputs, in turn.
 
         Raises:
-            SparseConvError: a model cannot be loaded or run.
+            SparseConvError: a model cannot be loaded or run, or its profile cannot be read.
         """
-        if self._provider != "cpu":
-            return None
         wanted = model_inputs(self._session(dense, CudaMode()))
         inputs = make_random_inputs(wanted, resolve_shapes(wanted, case.shapes, case.batch))
         first, second = (load_structure(model.path) for model in (dense, sparse))
@@ -147,7 +153,9 @@ class OrtBench:
             ProfileJob(str(model.path), self._provider, self._threads, model.use_library, {}, {})
             for model in (dense, sparse)
         ]
-        before, after = profile_in_turn(jobs, (first, second), inputs, self._preset.whole, self._clock)
+        # Profiles grow by every run, and ONNX Runtime ends them at a million events.
+        plan = replace(self._preset.whole, max_rounds=_PROFILED_ROUNDS)
+        before, after = profile_in_turn(jobs, (first, second), inputs, plan, self._clock)
         return _model_profile(first, before), _model_profile(second, after)
 
     def _session(self, model: WholeModel, mode: CudaMode) -> ort.InferenceSession:

@@ -27,13 +27,14 @@ from onnx_sparseconv.kernels.compile import CompileOptions
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.kernels.targets import NATIVE, Target
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
+from onnx_sparseconv.runtime.layer_times import layer_name
 from onnx_sparseconv.runtime.plain import to_plain
 from onnx_sparseconv.runtime.timing import Clock
 from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, candidates_for
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
 from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, find_target
-from onnx_sparseconv.tuner.in_place import refine, worth_trying
+from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
@@ -260,25 +261,23 @@ class _Tuner:
     ) -> tuple[CostModel, tuple[str, ...]]:
         """The cost model by the layers' times where they stand; where they cannot be had, the one given, and why."""
         bench, cases = self._job.bench, self._job.options.cases
-        names = {id(layer.site.node): layer.site.name for layer in layers}
-        sparse = worth_trying(alone)
-        profiles = []
-        if not sparse:
+        tried = worth_trying(alone)
+        if not (tried and bench.sees_places):
             return alone, ()
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "sparse.onnx"
-            try:
-                write(sparse | by_rule, path)
-                for case in cases:
-                    found = bench.in_place(dense, WholeModel(path, True), case)
-                    if found is None:
-                        return alone, ()
-                    profiles.append(found)
-            except ProviderError:
-                raise
-            except SparseConvError as error:
-                return alone, (f"layers were timed alone, not in their places: {error}",)
-        return refine(alone, names, sparse, profiles), ()
+        names = {id(la.site.node): LayerNames(layer_name(la.site.proto), la.site.name) for la in layers}
+        try:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "sparse.onnx"
+                write(tried | by_rule, path)
+                profiles = [bench.in_place(dense, WholeModel(path, True), case) for case in cases]
+        except ProviderError:
+            raise
+        except SparseConvError as error:
+            return alone, (f"layers were timed alone, not in their places: {error}",)
+        model = refine(alone, names, tried, by_rule, profiles)
+        if model is None:
+            return alone, ("layers were timed alone, not in their places: ONNX Runtime's profile does not show them",)
+        return model, ()
 
     def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[_Layer]:
         rows = zip(node_keys(plan.sites), plan.sites, plan.report.layers, strict=True)
@@ -500,7 +499,7 @@ def _measured_text(found: _Found, costs: Sequence[LayerCost], choice: Choice) ->
         parts.append(f"sparse is {verb} ({_us(dense)} dense, {_us(sparse)} sparse)")
     text = "; ".join(parts)
     if found.measured_as:
-        text += f", timed on {found.measured_as!r}, which is alike"
+        text += f", timed alone on {found.measured_as!r}, which is alike"
     reorders = max((cost.reorder_in_us + cost.reorder_out_us for cost in costs), default=0.0)
     is_faster = all(cost.sparse_us < cost.alone_us for cost in costs)
     if choice is Choice.DENSE and is_faster and reorders:

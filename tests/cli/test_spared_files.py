@@ -47,24 +47,21 @@ def test_external_data_of_an_input_are_not_written_over(sparseconv, models, monk
     assert {path.name: path.read_bytes() for path in models.iterdir()} == before
 
 
-@pytest.mark.parametrize("command", ["convert", "prune"])
-def test_external_data_of_a_third_model_are_not_written_over(sparseconv, models, tmp_path, command):
+def test_external_data_of_a_third_model_are_not_written_over(sparseconv, models, tmp_path):
     """Only a model that is replaced gives its data away."""
     (models / "model.onnx").unlink()
     shutil.copytree(models, tmp_path / "source")
-    source, target = tmp_path / "source" / "backup.onnx", models / "model.onnx"
-    more = ["--sparsity", "0.99"] if command == "prune" else []
-    before = (models / "model.onnx.data").read_bytes()
-    result = sparseconv(command, source, "-o", target, *more)
+    target, data = models / "model.onnx", models / "model.onnx.data"
+    arguments = ("prune", tmp_path / "source" / "backup.onnx", "-o", target, "--sparsity", "0.99")
+    before = data.read_bytes()
+    result = sparseconv(*arguments)
     assert result.exit_code == 1
-    assert (
-        f"{target}.data is there and may be another model's: remove it, or give {target} another name" in result.stderr
-    )
-    assert (models / "model.onnx.data").read_bytes() == before
+    assert f"{data} is there and may be another model's: remove it, or give {target} another name" in result.stderr
+    assert data.read_bytes() == before
     assert not target.exists()
-    (models / "model.onnx.data").unlink()
+    data.unlink()
     for _ in range(2):  # the second replaces the first, with its data
-        assert sparseconv(command, source, "-o", target, *more).exit_code == 0
+        assert sparseconv(*arguments).exit_code == 0
 
 
 def test_decisions_are_not_written_over(sparseconv, models, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from onnx_sparseconv.errors import CompileError
 from onnx_sparseconv.kernels import fatbin, nvidia_wheels, nvjitlink, nvrtc
 from onnx_sparseconv.kernels.fatbin import NvFatbin
-from onnx_sparseconv.kernels.nvidia_wheels import TooOldError
+from onnx_sparseconv.kernels.nvidia_wheels import MissingFunctionError
 from onnx_sparseconv.kernels.nvjitlink import NvJitLink
 from onnx_sparseconv.kernels.nvrtc import Nvrtc
 from tests.support.processes import environment
@@ -24,7 +24,7 @@ LIBRARIES = [
 
 @pytest.mark.parametrize(("library", "name", "function"), LIBRARIES)
 def test_another_library_is_an_error(library, name, function):
-    with pytest.raises(TooOldError, match=rf"^libm\.so\.6 does not work as {name}: .*{function}"):
+    with pytest.raises(MissingFunctionError, match=rf"^libm\.so\.6 does not work as {name}: .*{function}"):
         library("libm.so.6")
 
 
@@ -46,7 +46,7 @@ def test_a_wheel_whose_library_does_not_load_is_an_error(monkeypatch, tmp_path, 
         monkeypatch.setattr(module, "wheel_files", lambda _wheel, _library: iter([path]))
     with pytest.raises(CompileError, match=rf"/lib\.so\.12 does not work as {name}: ") as caught:
         find()
-    assert not isinstance(caught.value, TooOldError)
+    assert not isinstance(caught.value, MissingFunctionError)
 
 
 @pytest.mark.parametrize("content", [None, b"not a library"], ids=["missing", "broken"])

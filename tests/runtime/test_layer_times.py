@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 from onnx import helper
 
-from onnx_sparseconv.runtime.layer_times import GraphIndex, match_layers, summarise_events, times_by_layer, with_names
+from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.runtime.layer_times import (
+    GraphIndex,
+    match_layers,
+    read_profile,
+    summarise_events,
+    times_by_layer,
+    with_names,
+)
 from tests.runtime import networks
 
 
@@ -54,7 +62,21 @@ def test_what_cannot_be_told_is_left_out():
 def test_layers_of_one_name_cannot_be_told_apart():
     model = networks.dense(networks.weights(layers=3))
     model.graph.node[4].name = "conv0"
-    assert times_by_layer(model, _profile(("conv0", 1), ("conv1", 2))) == {"conv1": 2}
+    assert times_by_layer(model, _profile(("conv0", 1), ("conv1", 2), ("y_nchwc", 3))) == {"conv1": 2}
+
+
+def test_nor_can_a_layer_and_one_in_a_subgraph():
+    model = networks.dense(networks.weights(layers=2))
+    inner = helper.make_graph([helper.make_node("Conv", ["a", "b"], ["c"], name="conv1")], "inner", [], [])
+    model.graph.node.append(helper.make_node("If", ["condition"], ["d"], then_branch=inner, else_branch=inner))
+    assert times_by_layer(model, _profile(("conv0", 1), ("conv1", 2))) == {"conv0": 1}
+
+
+def test_a_profile_that_is_no_json_is_an_error(tmp_path):
+    path = tmp_path / "profile.json"
+    path.write_text('[{"name": "a "quoted" name"}]')
+    with pytest.raises(ModelError, match="profile cannot be read"):
+        read_profile(path, 1)
 
 
 def test_a_sum_of_two_convolutions_is_neither():

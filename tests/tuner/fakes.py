@@ -75,9 +75,12 @@ class FakeBench:
     def whole(self, models: Sequence[object], _case: object) -> tuple[Samples, ...]:
         return tuple(Samples(((self._whole(model.path),) * 3,)) for model in models)
 
-    def in_place(self, dense: object, sparse: object, _case: object) -> tuple[ModelProfile, ModelProfile] | None:
-        if self.profiles is None:
-            return None
+    @property
+    def sees_places(self) -> bool:
+        return self.profiles is not None
+
+    def in_place(self, dense: object, sparse: object, _case: object) -> tuple[ModelProfile, ModelProfile]:
+        assert self.profiles is not None
         return self.profiles(*(onnx.load(str(model.path)).graph.node for model in (dense, sparse)))
 
     def _whole(self, path: object) -> float:

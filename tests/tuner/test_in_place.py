@@ -6,10 +6,11 @@ import math
 
 import pytest
 
-from onnx_sparseconv.tuner.in_place import ModelProfile, refine, worth_trying
+from onnx_sparseconv.tuner.in_place import LayerNames, ModelProfile, refine, worth_trying
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, Links
 
-NAMES = {0: "a", 1: "b", 2: "c"}
+NAMES = {key: LayerNames(name, f"new {name}") for key, name in enumerate("abc")}
+NOTHING = frozenset[int]()
 
 
 def alone(*costs, weights=(1.0,)):
@@ -20,86 +21,103 @@ def alone(*costs, weights=(1.0,)):
     return CostModel(by_case, Links(nothing, nothing, frozenset(), frozenset()), weights)
 
 
+def profiles(before, before_us, after, after_us):
+    """Of the dense and of the sparse model; layers are named as in the dense one."""
+    return ModelProfile(before, before_us), ModelProfile({f"new {name}": us for name, us in after.items()}, after_us)
+
+
+def refined(model, tried, *pairs, fixed=NOTHING):
+    return refine(model, NAMES, tried, fixed, pairs)
+
+
 def test_a_layer_costs_what_it_takes_in_place():
-    model = refine(
-        alone(LayerCost(100, 50), LayerCost(100, 90)),
-        NAMES,
-        {0, 1},
-        [(ModelProfile({"a": 120, "b": 80}, 250), ModelProfile({"a": 40, "b": 100}, 190))],
-    )
-    assert [costs[0] for costs in model.costs.values()] == [LayerCost(120, 40), LayerCost(80, 100)]
+    pair = profiles({"a": 120, "b": 80}, 250, {"a": 40, "b": 100}, 190)
+    model = refined(alone(LayerCost(100, 50), LayerCost(100, 90)), {0, 1}, pair)
+    assert model.costs == {0: [LayerCost(120, 40)], 1: [LayerCost(80, 100)]}
     assert model.choose() == {0}
     # All nodes of the dense model take 250 us, of which the first layer saves 80.
     assert model.foretell({0}, 0, 500) == pytest.approx(500 * (250 - 80) / 250)
 
 
 def test_what_no_layer_accounts_for_is_shared_by_dense_times():
-    before, after = ModelProfile({"a": 150, "b": 50}, 250), ModelProfile({"a": 40, "b": 20}, 130)  # 20 us more between
-    model = refine(alone(LayerCost(100, 50), LayerCost(100, 50)), NAMES, {0, 1}, [(before, after)])
-    assert [costs[0].sparse_us for costs in model.costs.values()] == pytest.approx([55, 25])
+    pair = profiles({"a": 150, "b": 50}, 250, {"a": 40, "b": 20}, 130)  # 20 us more between them
+    model = refined(alone(LayerCost(100, 50), LayerCost(100, 50)), {0, 1}, pair)
+    assert [cost.sparse_us for (cost,) in model.costs.values()] == pytest.approx([55, 25])
     assert model.foretell({0, 1}, 0, 1000) == pytest.approx(1000 * 130 / 250)
 
 
 def test_changes_of_layout_are_told_apart_from_the_rest():
-    """Alone a layer pays 20 us on either side, and between layers that are no neighbours' it always does."""
-    ends = Links({0: frozenset()}, {0: frozenset()}, frozenset({0}), frozenset({0}))
-    model = refine(
-        CostModel({0: [LayerCost(60, 50, 20, 20)]}, ends, [1.0]),
-        NAMES,
-        {0},
-        [(ModelProfile({"a": 60}, 120), ModelProfile({"a": 50}, 70))],
+    """A layer alone in a model pays 20 us on either side, and in the profile, too."""
+    ends = Links({0: NOTHING}, {0: NOTHING}, frozenset({0}), frozenset({0}))
+    model = refined(
+        CostModel({0: [LayerCost(60, 50, 20, 20)]}, ends, [1.0]), {0}, profiles({"a": 60}, 120, {"a": 50}, 70)
     )
-    assert model.costs[0] == [LayerCost(60, 50, 20, 20)]
+    assert model.costs == {0: [LayerCost(60, 50, 20, 20)]}
     assert model.foretell({0}, 0, 120) == pytest.approx(70)
 
 
 def test_layers_that_were_not_tried_keep_the_ratio_of_their_own_times():
-    model = refine(
-        alone(LayerCost(100, 50), LayerCost(100, 200), LayerCost(100, math.inf)),
-        NAMES,
-        {0},
-        [(ModelProfile({"a": 100, "b": 50, "c": 10}, 200), ModelProfile({"a": 40, "b": 50, "c": 10}, 140))],
-    )
-    assert [costs[0].sparse_us for costs in model.costs.values()] == [40, 100, math.inf]
+    costs = (LayerCost(100, 50), LayerCost(100, 230, 40, 40), LayerCost(100, math.inf))
+    pair = profiles({"a": 100, "b": 50, "c": 10}, 200, {"a": 40, "b": 50, "c": 10}, 140)
+    model = refined(alone(*costs), {0}, pair)
+    assert model.costs == {0: [LayerCost(100, 40)], 1: [LayerCost(50, 115, 20, 20)], 2: [LayerCost(10, math.inf)]}
 
 
 def test_layers_that_were_not_found_or_timed_stay_as_they_are():
-    costs = (LayerCost(100, 50), LayerCost(0.0, 0.0))
-    model = refine(alone(*costs), NAMES, {0}, [(ModelProfile({"b": 7}, 200), ModelProfile({}, 150))])
-    assert [costs[0] for costs in model.costs.values()] == list(costs)
+    costs = (LayerCost(100, 50), LayerCost(100, 50), LayerCost(0.0, 0.0))
+    model = refined(alone(*costs), {0, 1}, profiles({"b": 80, "c": 7}, 200, {"b": 40}, 110))
+    assert model.costs == {0: [costs[0]], 1: [LayerCost(80, 40)], 2: [costs[2]]}
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        profiles({"x": 90}, 98, {"a": 50}, 93),
+        profiles({"a": 90}, 98, {"x": 50}, 93),
+        profiles({"a": 0}, 0, {"a": 0}, 0),
+        profiles({"a": 4}, 50, {"a": 3}, 49),
+    ],
+)
+def test_what_a_profile_does_not_show_cannot_be_refined(pair):
+    assert refined(alone(LayerCost(100, 50)), {0}, pair) is None
 
 
 def test_times_that_the_profiler_cannot_tell_do_not_count():
-    costs = (LayerCost(9, 4), LayerCost(100, 50))
-    model = refine(
-        alone(*costs), NAMES, {0}, [(ModelProfile({"a": 8, "b": 90}, 98), ModelProfile({"a": 1, "b": 90}, 93))]
+    """Of a dense layer. A sparse one that is over at once has gained what the dense one took."""
+    model = refined(
+        alone(LayerCost(9, 4), LayerCost(40, 6)), {0, 1}, profiles({"a": 4, "b": 80}, 90, {"a": 1, "b": 0}, 8)
     )
-    assert model.costs == {0: [costs[0]], 1: [LayerCost(90, 45)]}
-    tiny = alone(LayerCost(1.2, 0.7))
-    assert refine(tiny, NAMES, {0}, [(ModelProfile({"a": 0.0}, 0.0), ModelProfile({"a": 0.0}, 0.0))]) is tiny
+    assert [cost.dense_us for (cost,) in model.costs.values()] == [9, 80]
+    assert model.foretell({0, 1}, 0, 90) == pytest.approx(8)
+
+
+def test_layers_that_are_sparse_anyhow_keep_their_gain_to_themselves():
+    """The second was not timed alone: the budget was spent, say."""
+    pair = profiles({"a": 100, "b": 100}, 200, {"a": 50, "b": 20}, 70)
+    model = refined(alone(LayerCost(100, 50), LayerCost(0.0, 0.0)), {0}, pair, fixed={1})
+    assert model.costs == {0: [LayerCost(100, 50)], 1: [LayerCost(100, 20)]}
+    assert model.choose({1}) == {0, 1}
+    assert model.foretell({0, 1}, 0, 200) == pytest.approx(70)
+    assert model.foretell({1}, 0, 200) == pytest.approx(120)
 
 
 def test_a_gain_around_layers_never_makes_them_cost_nothing():
-    before, after = ModelProfile({"a": 100}, 1000), ModelProfile({"a": 50}, 10)
-    model = refine(alone(LayerCost(100, 50)), NAMES, {0}, [(before, after)])
-    assert model.costs[0] == [LayerCost(100, 5)]
+    model = refined(alone(LayerCost(100, 50)), {0}, profiles({"a": 100}, 1000, {"a": 50}, 10))
+    assert model.costs == {0: [LayerCost(100, 5)]}
 
 
 def test_every_case_has_its_own_profiles():
     costs = [LayerCost(100, 50), LayerCost(200, 100)]
-    pairs = [
-        (ModelProfile({"a": 100}, 100), ModelProfile({"a": 60}, 60)),
-        (ModelProfile({"a": 300}, 400), ModelProfile({"a": 100}, 200)),
-    ]
-    model = refine(alone(costs, weights=(1.0, 0.5)), NAMES, {0}, pairs)
-    assert model.costs[0] == [LayerCost(100, 60), LayerCost(300, 100)]
+    pairs = (profiles({"a": 100}, 100, {"a": 60}, 60), profiles({"a": 300}, 400, {"a": 100}, 200))
+    model = refined(alone(costs, weights=(1.0, 0.5)), {0}, *pairs)
+    assert model.costs == {0: [LayerCost(100, 60), LayerCost(300, 100)]}
     assert [model.foretell({0}, case, 100) for case in (0, 1)] == pytest.approx([60, 50])
 
 
 def test_what_cannot_gain_is_not_tried():
     costs = alone(
-        [LayerCost(100, 120), LayerCost(100, 10)],
-        [LayerCost(100, 10), LayerCost(100, 130)],
+        [LayerCost(100, 200), LayerCost(100, 10)],
+        [LayerCost(100, 200), LayerCost(100, 60)],
         [LayerCost(100, math.inf), LayerCost(100, 10)],
         weights=(1.0, 1.0),
     )

@@ -94,8 +94,51 @@ def test_layers_in_their_places_overrule_layers_alone(tuned):
     report = tuned(network(0.9, 0.6), bench)
     assert choices(report) == {"conv0": "sparse", "conv1": "dense"}
     assert causes(report)["conv1"] is Cause.MEASURED
-    assert report.decisions.layers[1].text.startswith("sparse is 1.10x slower (100.0 us dense, 110.0 us sparse)")
+    assert report.decisions.layers[1].text == "sparse is 1.10x slower (100.0 us dense, 110.0 us sparse)"
     assert report.whole.cases[0].predicted_us == pytest.approx(170)
+    assert bench.wholes == [frozenset(), frozenset({"conv0"})]
+
+
+def test_layers_without_names_and_alike_have_times_in_place(tuned):
+    """The profile of the dense model has them by their outputs, that of the sparse one by the names they were given."""
+
+    def profiles(dense, sparse):
+        assert {node.name for node in dense if node.op_type == "Conv"} == {""}
+        before = {node.output[0]: 100 for node in dense if node.op_type == "Conv"}
+        after = {node.name: 30 + 10 * i for i, node in enumerate(n for n in sparse if n.op_type == "SparseConv")}
+        return ModelProfile(before, 250), ModelProfile(after, 120)
+
+    weights = networks.weights(channels=8, layers=1, sparsity=0.9) * 2
+    bench = FakeBench(whole_us=lambda sparse: 250 - 65 * len(sparse), profiles=profiles)
+    report = tuned(networks.dense(weights, names=False), bench)
+    first, second = report.decisions.layers
+    assert report.num_alike == 1
+    assert first.text == "sparse is 3.33x faster (100.0 us dense, 30.0 us sparse)"
+    assert second.text.startswith("sparse is 2.50x faster (100.0 us dense, 40.0 us sparse), timed alone on")
+
+
+def test_layers_by_rule_are_sparse_in_the_profile_and_keep_their_gain(tuned):
+    """The budget ends after the first layer; the other is sparse by its zeros."""
+    clock = FakeClock()
+
+    def profiles(_dense, sparse):
+        assert sum(node.op_type == "SparseConv" for node in sparse) == 2
+        return ModelProfile({"conv0": 100, "conv1": 100}, 250), ModelProfile({"conv0": 40, "conv1": 20}, 110)
+
+    def tick():
+        clock.now += 10**9
+
+    bench = FakeBench(on_layer=tick, whole_us=lambda sparse: 250 - 70 * len(sparse), profiles=profiles)
+    report = tuned(network(0.9, 0.85, channels=32), bench, clock=clock, budget_s=0.5)
+    assert sorted(causes(report).values()) == [Cause.BUDGET, Cause.MEASURED]
+    assert choices(report) == {"conv0": "sparse", "conv1": "sparse"}
+    assert report.whole.cases[0].predicted_us == pytest.approx(110)
+
+
+def test_where_places_cannot_be_seen_nothing_is_made_for_them(tuned, monkeypatch):
+    monkeypatch.setattr(FakeBench, "in_place", lambda *_: pytest.fail("asked for all the same"))
+    bench = FakeBench()
+    assert tuned(network(0.9, 0.4), bench).decisions.notes == ()
     assert bench.wholes == [frozenset(), frozenset({"conv0"})]
 
 
@@ -172,7 +215,7 @@ def test_layers_that_are_alike_are_timed_once(tuned):
     report = tuned(proto, bench)
     assert (len(bench.pieces), report.num_measured, report.num_alike) == (1, 1, 2)
     assert [layer.measured_as for layer in report.decisions.layers] == ["", "conv0", "conv0"]
-    assert "timed on 'conv0', which is alike" in report.decisions.layers[1].text
+    assert "timed alone on 'conv0', which is alike" in report.decisions.layers[1].text
     assert any("timed once" in note for note in report.decisions.notes)
 
 
