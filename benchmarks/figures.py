@@ -125,6 +125,20 @@ def break_even_table() -> str:
     return table(["layer", "threads", *(f"{s:.0%}" for s in sparsities), "breaks even"], rows)
 
 
+def break_even_points_table(results: str) -> str:
+    """Where each layer of the suite classes breaks even, by threads."""
+    layers = by_setting(load(results)["layers"])
+    threads = sorted({t for found in layers.values() for _, _, t in found})
+    lowest = min(s for found in layers.values() for s, _, _ in found)
+    rows = []
+    for name, found in layers.items():
+        crossings = (
+            break_even({s: r["speedup"] for (s, _, t), r in found.items() if t == wanted}) for wanted in threads
+        )
+        rows.append([name, *(f"below {lowest:.0%}" if c is None else f"{c:.0%}" for c in crossings)])
+    return table(["breaks even", *(f"{t} thread{'s'[: t - 1]}" for t in threads)], rows)
+
+
 def history_table(machine: str) -> str:
     """What each idea gave: geometric means over the 3x3 and the 1x1 layers of the suite cpu, one thread."""
     rows = []
@@ -257,6 +271,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-architectures": lambda: models_table("cpu-architectures"),
     "cpu-beside-depthwise": lambda: models_table("cpu-beside-depthwise"),
     "cpu-break-even": break_even_table,
+    "cpu-break-even-avx2": lambda: break_even_points_table("cpu-break-even-avx2"),
+    "cpu-layers-avx2": lambda: layers_table("cpu-layers-avx2"),
+    "cpu-models-avx2": lambda: models_table("cpu-models-avx2"),
     "cpu-tuning": lambda: tuning_table("cpu-tuning"),
     "cpu-history-xeon": lambda: history_table("xeon"),
     "cpu-history-epyc": lambda: history_table("epyc"),
