@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from onnx_sparseconv.cli import app
+from onnx_sparseconv.cli.app import app
 from tests.runtime import networks
 from tests.support.cuda_on_cpu import cuda_on_cpu, sparse_kernels_say_cuda
 

@@ -104,3 +104,17 @@ def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
     done = interrupt_when(lambda: len(list(tmp_path.glob("*.tmp"))) == 2, script)
     assert "KeyboardInterrupt" in done.stderr
     assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_while_the_commands_are_imported_an_interrupt_is_one_line():
+    code = """
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from onnx_sparseconv.cli import main
+main()
+"""
+    done = _run(START + code)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")

@@ -64,7 +64,7 @@ def test_a_benchmark_times_every_mode(pair, graph):
 def test_the_command_line_uses_the_gpu(pair, capfd):
     from typer.testing import CliRunner
 
-    from onnx_sparseconv.cli import app
+    from onnx_sparseconv.cli.app import app
 
     for command in ("verify", "bench"):
         options = ["--seconds", "0"] if command == "bench" else []
