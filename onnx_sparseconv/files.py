@@ -45,6 +45,22 @@ def write_text(path: str | Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def is_directory(path: str | Path) -> bool:
+    """Whether it is a directory. A name that no file can have, too long say, is none."""
+    try:
+        return Path(path).is_dir()
+    except OSError:
+        return False
+
+
+def is_there(path: str | Path) -> bool:
+    """Whether there is something of this name. There is nothing of a name that no file can have."""
+    try:
+        return Path(path).exists()
+    except OSError:
+        return False
+
+
 def identities(path: str | Path) -> frozenset[str | tuple[int, int]]:
     """By what a file can be recognised: two paths name one file exactly where these have something in common.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 from onnx_sparseconv.cli import interrupts
 from onnx_sparseconv.cli.exit_codes import INTERRUPTED
 
@@ -14,7 +12,15 @@ def main() -> None:
     try:
         # Here, because it takes a while, in which Ctrl-C shall not show a traceback either.
         from onnx_sparseconv.cli.app import run_command_line  # noqa: PLC0415
+
+        run_command_line()
     except KeyboardInterrupt:
-        sys.stderr.write("error: interrupted\n")
-        raise SystemExit(INTERRUPTED) from None
-    run_command_line()
+        pass
+    except SystemExit as end:
+        # Typer ends without a word where it is itself interrupted.
+        if end.code != INTERRUPTED or interrupts.was_told():
+            raise
+    else:
+        return
+    interrupts.tell()
+    raise SystemExit(INTERRUPTED)

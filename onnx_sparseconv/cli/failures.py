@@ -12,6 +12,7 @@ from typing import ParamSpec
 
 import typer
 
+from onnx_sparseconv.cli import interrupts
 from onnx_sparseconv.cli.exit_codes import INTERRUPTED, ExitCode
 from onnx_sparseconv.errors import ProviderError, SparseConvError, UsageError
 from onnx_sparseconv.text import without_controls
@@ -46,15 +47,16 @@ def command(function: Callable[P, ExitCode]) -> Callable[P, None]:
         try:
             code: int = function(*args, **kwargs)
         except SparseConvError as error:
-            interrupted = _was_interrupted(error)
-            print_error("interrupted" if interrupted else str(error))
-            code = INTERRUPTED if interrupted else exit_code_of(error)
+            code = INTERRUPTED if _was_interrupted(error) else exit_code_of(error)
+            if code != INTERRUPTED:
+                print_error(str(error))
         except MemoryError:
             print_error(OUT_OF_MEMORY)
             code = ExitCode.ERROR
         except KeyboardInterrupt:
-            print_error("interrupted")
             code = INTERRUPTED
+        if code == INTERRUPTED:
+            interrupts.tell()
         raise typer.Exit(code)
 
     return run

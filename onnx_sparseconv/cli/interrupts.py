@@ -4,6 +4,7 @@ Python raises KeyboardInterrupt wherever the program happens to be. Two of those
 
 * a weak reference's callback or a ``__del__``: the exception is printed and dropped, and the program goes on;
 * importlib, between the taking of an import lock and its release: every other thread then waits for ever to import.
+  And extension modules that are being imported may not expect any exception.
 """
 
 from __future__ import annotations
@@ -14,8 +15,21 @@ import signal
 import sys
 from types import FrameType
 
+_told = False
 # Long enough to leave the place where the interrupt would be lost, too short to be felt.
 _AGAIN_S = 0.01
+
+
+def tell() -> None:
+    """Say on stderr that the command was interrupted."""
+    global _told  # noqa: PLW0603 - of the process, as stderr is
+    _told = True
+    sys.stderr.write("error: interrupted\n")
+
+
+def was_told() -> bool:
+    """Whether `tell` was called in this process."""
+    return _told
 
 
 def raise_on_interrupt() -> None:
@@ -40,11 +54,18 @@ def _raise_again_where_dropped() -> None:
 
 
 def _interrupt(_signum: int, frame: FrameType | None) -> None:
-    in_importlib = frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
-    if in_importlib and hasattr(signal, "setitimer"):
+    if _is_importing(frame) and hasattr(signal, "setitimer"):
         _again()
     else:
         raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

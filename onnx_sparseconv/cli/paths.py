@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from onnx_sparseconv.errors import ModelError, UsageError
-from onnx_sparseconv.files import identities, same_file
+from onnx_sparseconv.files import identities, is_directory, is_there, same_file
 
 
 def require_not_an_input(output: Path, inputs: Iterable[Path]) -> None:
@@ -16,7 +16,7 @@ def require_not_an_input(output: Path, inputs: Iterable[Path]) -> None:
     Raises:
         UsageError: ``output`` is one of ``inputs``, by whatever path, or a directory.
     """
-    if output.is_dir():
+    if is_directory(output):
         raise UsageError(f"{output} is a directory: give the name of a file")
     for path in inputs:
         if same_file(output, path):
@@ -51,7 +51,7 @@ def require_models_spared(outputs: Sequence[Path], models: Sequence[Path], other
     require_no_inputs(outputs, models)
     written = [*others, *outputs, *(output.with_name(data_name(output)) for output in outputs)]
     # Nothing can be lost where nothing is; reading models takes its time.
-    if any(path.exists() for path in written):
+    if any(is_there(path) for path in written):
         require_no_inputs(written, [path for model in models for path in (model, *data_files(model))])
 
 
@@ -84,7 +84,7 @@ def directories(wanted: Iterable[Path]) -> Iterator[None]:
     made: list[Path] = []
     try:
         for directory in sorted(set(wanted)):
-            missing = [path for path in (directory, *directory.parents) if not path.exists()]
+            missing = [path for path in (directory, *directory.parents) if not is_there(path)]
             try:
                 directory.mkdir(parents=True, exist_ok=True)
             except OSError as error:

@@ -147,6 +147,8 @@ def _obstacle_in_gain(site: ConvSite, min_sparsity: float | None) -> tuple[Reaso
         )
     if weight.quantised:
         return Reason.QUANTISED, "its weight is quantised (DequantizeLinear); ONNX Runtime has integer kernels for it"
+    if not np.isfinite(weight.values).all():
+        return Reason.NOT_FINITE, "some of its weights are infinite or NaN, so its outputs may well be"
     if is_depthwise(site):
         return Reason.DEPTHWISE, "it is depthwise: each output channel has too few weights to gain"
     if weight.values.size < MIN_WEIGHTS:

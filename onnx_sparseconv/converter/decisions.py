@@ -329,7 +329,7 @@ def _parse(document: Mapping[str, Any], source: str) -> Decisions:
         setting=reader.take("setting", dict),
         input_shapes=tuple(_parse_shapes(item, source) for item in shapes),
         layers=tuple(layers),
-        whole_model=reader.take("whole_model", dict, {}),
+        whole_model=_parse_whole(reader.take("whole_model", dict, {}), source),
         notes=tuple(str(note) for note in reader.take("notes", list, [])),
         targets=tuple(_target(name, source) for name in reader.take("targets", list, [])),
     )
@@ -369,6 +369,20 @@ def _parse_layer(content: Any, index: int, source: str) -> LayerDecision:  # noq
     )
 
 
+def _parse_whole(content: dict[str, Any], source: str) -> dict[str, Any]:
+    cases = content.get("cases", [])
+    names = ("dense_us", "predicted_us", "measured_us")
+    if not isinstance(cases, list) or not all(
+        isinstance(case, dict) and all(_is_time(case.get(name)) for name in names) for case in cases
+    ):
+        raise DecisionsError(f"{source}: the 'cases' of 'whole_model' must have times: {', '.join(names)}")
+    return content
+
+
+def _is_time(value: Any) -> bool:  # noqa: ANN401
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def _target(name: Any, where: str) -> str:  # noqa: ANN401
     if not isinstance(name, str) or not _TARGET_PATTERN.fullmatch(name):
         raise DecisionsError(f"{where}: {name!r} is no architecture such as sm_90")
@@ -395,8 +409,8 @@ def _parse_kernel(content: Any, where: str) -> KernelChoice:  # noqa: ANN401
 def _parse_candidate(content: Any, where: str) -> CandidateTime:  # noqa: ANN401
     reader = _Reader(content, f"{where}: a candidate")
     times = reader.take("times_us", list)
-    if not all(time is None or (isinstance(time, (int, float)) and not isinstance(time, bool)) for time in times):
-        raise DecisionsError(f"{where}: 'times_us' must hold numbers, or null where a candidate cannot run")
+    if not all(time is None or _is_time(time) for time in times):
+        raise DecisionsError(f"{where}: 'times_us' must hold times, or null where a candidate cannot run")
     return CandidateTime(
         name=reader.take("name", str),
         choice=reader.take_word("choice", Choice),

@@ -16,15 +16,19 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto
-from onnx.external_data_helper import load_external_data_for_model, uses_external_data
+from onnx.external_data_helper import load_external_data_for_model, set_external_data, uses_external_data
 
-from onnx_sparseconv.converter.model_view import iterate_nodes
+from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.files import is_there
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
 # Smaller tensors stay in the model file when the rest goes into an external one.
 MIN_EXTERNAL_BYTES = 1024
+
+# Of a file, on every usual file system.
+_MAX_NAME_BYTES = 255
 
 # Bits of an element in raw data, by TensorProto.DataType; onnx 1.17 does not know all of them.
 _BITS = {1: 32, 2: 8, 3: 8, 4: 16, 5: 16, 6: 32, 7: 64, 9: 8, 10: 16, 11: 64, 12: 32, 13: 64, 14: 64, 15: 128, 16: 16}
@@ -102,13 +106,15 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     """
     given, path = path, Path(path).resolve()  # a link keeps being one: its target is replaced
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
+    if external and len(os.fsencode(data_name(path))) > _MAX_NAME_BYTES:
+        raise ModelError(f"{given}: cannot be written: the name of {data_name(path)} beside it would be too long")
     try:
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name[:200]}.", dir=path.parent, ignore_cleanup_errors=True
         ) as temporary:
             written = _write_into(proto, Path(temporary), path.name, external)
             data = path.with_name(data_name(path))
-            if any(f.name == data.name for f in written) and data.exists() and data not in data_files(path):
+            if any(f.name == data.name for f in written) and is_there(data) and data not in data_files(path):
                 raise ModelError(f"{data} is there and may be another model's: remove it, or give {given} another name")
             size = sum(f.stat().st_size for f in written)
             # Data first: a model file never points at data that is not there.
@@ -252,20 +258,24 @@ def _check_data(tensor: TensorProto, location: str, path: Path) -> None:
         tensor.raw_data = tensor.raw_data[:wanted]  # an entry without a length stands for the rest of the file
 
 
+def _initializers(graph: onnx.GraphProto) -> Iterator[TensorProto]:
+    """Those of a graph and of its subgraphs."""
+    yield from graph.initializer
+    for node in iterate_nodes(graph.node):
+        for inner in subgraphs(node):
+            yield from inner.initializer
+
+
 def _write_into(proto: ModelProto, directory: Path, name: str, external: bool) -> list[Path]:
     """Write the model's file, and its data file if there is one, into ``directory``; check them; return them."""
     target = directory / name
     try:
         if external:
-            onnx.save_model(
-                proto,
-                str(target),
-                save_as_external_data=True,
-                all_tensors_to_one_file=True,
-                location=f"{name}.data",
-                size_threshold=MIN_EXTERNAL_BYTES,
-                convert_attribute=False,
-            )
+            # Not by onnx's own function, which looks for a file of that name in the current directory, and refuses.
+            for tensor in _initializers(proto.graph):
+                if tensor.HasField("raw_data") and len(tensor.raw_data) >= MIN_EXTERNAL_BYTES:
+                    set_external_data(tensor, f"{name}.data")
+            onnx.save_model(proto, str(target))
             load_external_data_for_model(proto, str(directory))
             _forget_external_location(proto)
         else:

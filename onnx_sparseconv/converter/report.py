@@ -28,6 +28,7 @@ class Reason(enum.StrEnum):
     RUNTIME_WEIGHT = "runtime-weight"
     OVERRIDABLE_WEIGHT = "overridable-weight"
     QUANTISED = "quantised"
+    NOT_FINITE = "not-finite"
     UNSUPPORTED_TYPE = "unsupported-type"
     UNSUPPORTED_FORM = "unsupported-form"
     UNSUPPORTED_OPSET = "unsupported-opset"

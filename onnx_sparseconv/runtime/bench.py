@@ -25,7 +25,13 @@ from onnx_sparseconv.runtime.inputs import (
     require_elements,
     resolve_shapes,
 )
-from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, require_sparse_kernels_on, sparse_nodes
+from onnx_sparseconv.runtime.kernels import (
+    NO_SPARSE_NODE,
+    KernelUse,
+    kernels_of,
+    require_sparse_kernels_on,
+    sparse_nodes,
+)
 from onnx_sparseconv.runtime.layer_times import LayerTime, NodeTime, match_layers
 from onnx_sparseconv.runtime.profiling import NodePlace, ProfileJob, nodes_elsewhere, profile
 from onnx_sparseconv.runtime.run import run_session
@@ -247,7 +253,7 @@ def bench(
     samples = measure([candidate.run for candidate in ready], plan, clock=clock, on_round=on_round)
     kernels = kernels_of(nodes, use_library=True)
     fastest = [_fastest(role, ready, samples) for role in ("original", "converted")]
-    notes = list(_notes(provider, cuda))
+    notes = list(_notes(provider, cuda, has_sparse_nodes=bool(nodes)))
     profiles = [_profile(candidate.loaded, arrays, notes) for candidate, _ in fastest]
     layers = match_layers(sides[0].structure, profiles[0], sides[1].structure, profiles[1])
     return BenchReport(
@@ -381,11 +387,13 @@ def _memory(provider: Provider, copies: int) -> str:
     return BOUND.format(copies=f", {copies} copies of them in turn" if copies > 1 else "")
 
 
-def _notes(provider: Provider, cuda: CudaBench) -> tuple[str, ...]:
+def _notes(provider: Provider, cuda: CudaBench, *, has_sparse_nodes: bool) -> tuple[str, ...]:
+    ordinary = () if has_sparse_nodes else (NO_SPARSE_NODE,)
     if provider != "cuda":
-        return ()
+        return ordinary
     graph = "both models run as a CUDA graph" if cuda.cuda_graph else "neither model runs as a CUDA graph"
     return (
+        *ordinary,
         f"{graph}; of the modes that were tried the fastest counts, for each model",
         "ONNX Runtime's own float operators may round their inputs to TF32; SparseConv does not",
         "a layer's time is measured with the GPU waited for after every kernel, so it holds one launch or more",

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.files import is_there
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -114,7 +115,7 @@ def read_npz(path: str | Path) -> dict[str, Array]:
     Raises:
         ModelError: it is not such a file.
     """
-    if not Path(path).is_file():
+    if not is_there(path):
         raise ModelError(f"{path}: no such file")
     try:
         # numpy leaves a file open that it opened itself and then cannot read.

@@ -11,6 +11,7 @@ from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 from onnx_sparseconv.errors import ProviderError
 
 DENSE_KERNEL = "dense Conv (no library)"
+NO_SPARSE_NODE = "the second model has no SparseConv node: this compares two ordinary models"
 _MAX_NAMES = 4
 UNKNOWN_KERNEL = "not known (ONNX Runtime removed or renamed the node)"
 

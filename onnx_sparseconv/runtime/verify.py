@@ -24,7 +24,13 @@ from onnx_sparseconv.runtime.inputs import (
     model_inputs,
     resolve_shapes,
 )
-from onnx_sparseconv.runtime.kernels import KernelUse, kernels_of, require_sparse_kernels_on, sparse_nodes
+from onnx_sparseconv.runtime.kernels import (
+    NO_SPARSE_NODE,
+    KernelUse,
+    kernels_of,
+    require_sparse_kernels_on,
+    sparse_nodes,
+)
 from onnx_sparseconv.runtime.layer_times import read_profile
 from onnx_sparseconv.runtime.metrics import OutputComparison, Tolerance, compare_outputs, derive_tolerance
 from onnx_sparseconv.runtime.profiling import NodePlace, nodes_elsewhere
@@ -235,7 +241,7 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if not has_sparse_nodes:
-        notes.append("the second model has no SparseConv node: this compares two ordinary models")
+        notes.append(NO_SPARSE_NODE)
     if provider == "cuda":
         notes.append("the original ran on the CPU; TF32 is switched off in the converted model")
     for output in outputs:

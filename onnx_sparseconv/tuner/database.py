@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from onnx_sparseconv.files import is_there
 from onnx_sparseconv.kernels.image_cache import CACHE_VARIABLE, cache_folder
 from onnx_sparseconv.tuner.options import PRESET_NAMES, PresetName
 from onnx_sparseconv.tuner.setting import Setting, differences
@@ -117,7 +118,7 @@ class Database:
 
     def _append(self, line: str) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        torn = self._path.exists() and not _ends_with_newline(self._path)
+        torn = is_there(self._path) and not _ends_with_newline(self._path)
         # One write at the end of the file: other processes write before it or behind it.
         handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:

@@ -15,11 +15,12 @@ from onnx_sparseconv.tuner.network import CostModel, LayerCost
 
 # Layers that are slower than dense by more than this, by themselves, are not tried in place.
 _MAX_SLOWDOWN = 1.25
-# ONNX Runtime's profiler counts whole microseconds; what takes less than a few of them dense stays as it is alone.
+# ONNX Runtime's profiler counts whole microseconds, and takes about one for every node: shorter layers stay as they are
+# alone.
 _RESOLUTION_US = 1.0
-_MIN_US = 5.0
+_MIN_US = 50.0
 # Of its time in place, a sparse layer's own is at least this share, whatever is gained around it.
-_LEAST_SHARE = 0.1
+_LEAST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def refine(
     Returns:
         By it, the layers differ between the two profiles by as much as all nodes do: what no layer accounts for is
         shared among those that were tried, by their dense times, but leaves each of them a share of its own time.
-        None where the profiles do not show any of them.
+        None where the profiles show none of those that were tried, or not all that are fixed.
     """
     sparse = tried | fixed
     costs: dict[int, list[LayerCost]] = {key: [] for key in alone.costs}
@@ -86,11 +87,12 @@ def refine(
             key: _in_place(at_case[case], names[key], before, after if key in sparse else None)
             for key, at_case in alone.costs.items()
         }
-        if all(shown[key] is None for key in tried):
+        # Where some layer that is sparse anyhow is not shown, in a subgraph say, its gain would seem to be the others'.
+        if all(shown[key] is None for key in tried) or any(shown.get(key) is None for key in fixed):
             return None
         found = {key: cost or alone.costs[key][case] for key, cost in shown.items()}
         model = CostModel({key: [cost] for key, cost in found.items()}, alone.links, [1.0])
-        told_us = model.layers_us(sparse & found.keys(), 0) - model.layers_us(frozenset(), 0)
+        told_us = model.layers_us(sparse, 0) - model.layers_us(frozenset(), 0)
         untold_us = after.total_us - before.total_us - told_us
         shared_us = sum(found[key].dense_us for key in tried)
         for key, cost in found.items():

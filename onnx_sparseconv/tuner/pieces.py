@@ -45,13 +45,16 @@ class Piece:
     likeness: str
 
 
-def run_for_shapes(proto: ModelProto, tensors: Sequence[str], case: Case) -> tuple[dict[str, Shape], dict[str, Shape]]:
+def run_for_shapes(
+    proto: ModelProto, tensors: Sequence[str], case: Case, name: str = "the model"
+) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Run a model once and note the shapes of its inputs and of some tensors of its main graph.
 
     Args:
         proto: the model; it is not changed.
         tensors: names.
         case: the shapes of its inputs.
+        name: of the model, for messages.
 
     Returns:
         Shapes of the inputs, and of the tensors.
@@ -62,21 +65,25 @@ def run_for_shapes(proto: ModelProto, tensors: Sequence[str], case: Case) -> tup
     """
     probe = ModelProto()
     probe.CopyFrom(proto)
-    for name in tensors:
-        node = helper.make_node("Shape", [name], [_SHAPE_PREFIX + name], name=_SHAPE_PREFIX + name)
-        probe.graph.node.append(node)
-        probe.graph.output.append(helper.make_tensor_value_info(_SHAPE_PREFIX + name, TensorProto.INT64, [None]))
+    for tensor in tensors:
+        shape_name = _SHAPE_PREFIX + tensor
+        probe.graph.node.append(helper.make_node("Shape", [tensor], [shape_name], name=shape_name))
+        probe.graph.output.append(helper.make_tensor_value_info(shape_name, TensorProto.INT64, [None]))
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "probe.onnx"
         save(probe, path)
-        session = make_session(path)
+        try:
+            session = make_session(path)
+        except ModelError as error:
+            raise ModelError(str(error).replace(str(path), name)) from error
         wanted = model_inputs(session)
         shapes = resolve_shapes(wanted, case.shapes, case.batch)
         require_elements(shapes)
         feed = make_random_inputs(wanted, shapes)
-        with translated_errors("the model cannot be run at these shapes"):
-            found = session.run([_SHAPE_PREFIX + name for name in tensors], feed) if tensors else []
-    return shapes, {name: tuple(map(int, shape)) for name, shape in zip(tensors, found, strict=True)}
+        given = ", ".join(f"{entry} {'x'.join(map(str, shape))}" for entry, shape in shapes.items())
+        with translated_errors(f"{name} cannot be run on {given}"):
+            found = session.run([_SHAPE_PREFIX + tensor for tensor in tensors], feed) if tensors else []
+    return shapes, {tensor: tuple(map(int, shape)) for tensor, shape in zip(tensors, found, strict=True)}
 
 
 def cut(view: ModelView, finder: RegionFinder, region: Region, shapes: Mapping[str, Shape]) -> Piece:

@@ -47,7 +47,7 @@ from onnx_sparseconv.tuner.whole import Convert, WholeCheck, WholeResult
 Progress = Callable[[int, int, str], None]
 # Verdicts that are not about speed, so that no measurement goes before them: it cannot be, or it changes what the
 # model computes with.
-_NOT_ABOUT_SPEED = NOT_FORCIBLE | {Reason.OVERRIDABLE_WEIGHT, Reason.QUANTISED}
+_NOT_ABOUT_SPEED = NOT_FORCIBLE | {Reason.OVERRIDABLE_WEIGHT, Reason.QUANTISED, Reason.NOT_FINITE}
 
 
 class _UnconvertibleError(ModelError):
@@ -198,7 +198,7 @@ class _Tuner:
         regions = finder.find(plan.sites)
         layers = self._layers(plan, regions)
         names = list(dict.fromkeys(tensor.name for region in regions.values() for tensor in region.inputs))
-        shapes = [run_for_shapes(plan.view.proto, names, case) for case in options.cases]
+        shapes = [run_for_shapes(plan.view.proto, names, case, job.source.name) for case in options.cases]
         # Layers that are sparse already stay so.
         dense = WholeModel(job.source.dense, any(site.is_sparse for site in plan.sites))
         weights = self._weights(dense)

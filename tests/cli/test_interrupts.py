@@ -106,6 +106,22 @@ def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
     assert list(tmp_path.glob("*.tmp")) == []
 
 
+def test_an_interrupt_that_typer_answers_itself_is_told():
+    """It ends without a word where Ctrl-C comes before the command has begun, or behind it."""
+    code = """
+from onnx_sparseconv.cli import app, main
+def interrupted(*_arguments, **_options):
+    raise {}
+app.app = interrupted
+main()
+"""
+    for error in ("KeyboardInterrupt", "SystemExit(130)"):
+        done = _run(START + code.format(error))
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+    done = _run(START + code.format("SystemExit(5)"))
+    assert (done.returncode, done.stderr) == (5, "")
+
+
 def test_while_the_commands_are_imported_an_interrupt_is_one_line():
     code = """
 class Finder:

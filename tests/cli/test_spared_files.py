@@ -64,6 +64,46 @@ def test_external_data_of_a_third_model_are_not_written_over(sparseconv, models,
         assert sparseconv(*arguments).exit_code == 0
 
 
+def test_a_model_with_external_data_is_written_again_in_the_current_directory(sparseconv, models, monkeypatch):
+    """There onnx's own function finds the file that is to be replaced, and refuses."""
+    monkeypatch.chdir(models)
+    for sparsity in ("0.96", "0.98"):
+        assert sparseconv("prune", "backup.onnx", "-o", "out.onnx", "--sparsity", sparsity).exit_code == 0
+    assert sorted(path.name for path in models.glob("out*")) == ["out.onnx", "out.onnx.data"]
+    (weight,) = [t for t in onnx.load("out.onnx").graph.initializer if len(t.dims) == 4]
+    assert (onnx.numpy_helper.to_array(weight) == 0).mean() >= 0.98
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        f"convert backup.onnx -o {LONG}.onnx",
+        f"convert backup.onnx -o new.onnx --report {LONG}.html",
+        f"convert backup.onnx --out-dir {LONG}",
+        f"prune backup.onnx -o {'x' * 248}.onnx --sparsity 0.9",
+        f"tune backup.onnx -o {LONG}.json --preset quick",
+        f"verify backup.onnx backup.onnx --inputs {LONG}.npz",
+        f"report backup.onnx -o {LONG}.html",
+        f"inspect {LONG}.onnx",
+    ],
+)
+def test_names_that_no_file_can_have_are_one_line(sparseconv, models, monkeypatch, tmp_path, arguments):
+    monkeypatch.chdir(models)
+    monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path))
+    result = sparseconv(*arguments.split())
+    assert result.exit_code in (1, 2)
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in models.iterdir() if path.name != "new.onnx") == [
+        "backup.onnx",
+        "model.onnx",
+        "model.onnx.data",
+    ]
+
+
 def test_decisions_are_not_written_over(sparseconv, models, tmp_path, monkeypatch):
     monkeypatch.chdir(models)
     decisions = tmp_path / "decisions.json"

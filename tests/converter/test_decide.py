@@ -118,6 +118,7 @@ REASONS = {
     Reason.TOO_SMALL: lambda: one_conv(pruned((2, 2, 3, 3))),
     Reason.RUNTIME_WEIGHT: FEEDS["runtime-input"].build,
     Reason.OVERRIDABLE_WEIGHT: FEEDS["input-ir8"].build,
+    Reason.NOT_FINITE: lambda: one_conv(np.where(pruned() > 0, np.inf, pruned()).astype(np.float32)),
     Reason.QUANTISED: FEEDS["dequantised"].build,
     Reason.UNSUPPORTED_TYPE: FEEDS["double"].build,
     Reason.UNSUPPORTED_FORM: fused,

@@ -159,6 +159,10 @@ def test_what_cannot_be_sparse_is_an_error():
     assert reasons(proto, decisions(layer(name, "dense"))) == [Reason.DECIDED_DENSE]
 
 
+CASE = {"dense_us": 2.0, "predicted_us": 1.0, "measured_us": 1.0}
+TIMED = {"name": "sparse", "choice": "sparse", "times_us": [-1.0]}
+
+
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
@@ -172,6 +176,10 @@ def test_what_cannot_be_sparse_is_an_error():
         (lambda d: d | {"layers": [{"node": "a", "choice": "fast"}]}, "'fast'; it must be one of dense, sparse"),
         (lambda d: d | {"layers": [{"node": "a", "choice": "dense", "number": True}]}, "'number' is missing or has"),
         (lambda d: d | {"input_shapes": [{"x": "1x2"}]}, "'input_shapes' must hold"),
+        (lambda d: d | {"whole_model": {"cases": 3}}, "'cases' of 'whole_model' must have times"),
+        (lambda d: d | {"whole_model": {"cases": [CASE | {"predicted_us": -5e300}]}}, "must have times: dense_us, "),
+        (lambda d: d | {"whole_model": {"cases": [CASE | {"measured_us": math.nan}]}}, "'whole_model' must have times"),
+        (lambda d: d | {"layers": [d["layers"][0] | {"candidates": [TIMED]}]}, "'times_us' must hold times, or null"),
     ],
 )
 def test_a_broken_file_says_where(tmp_path, edit, message):

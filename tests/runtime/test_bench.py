@@ -131,6 +131,11 @@ def test_sparse_nodes_that_fell_back_to_the_cpu_are_an_error(pair):
         bench(*pair, provider="cuda", plan=QUICK)
 
 
+def test_a_second_model_without_sparse_layers_is_told(pair):
+    assert any("no SparseConv node" in note for note in bench(*reversed(pair), plan=QUICK).notes)
+    assert bench(*pair, plan=QUICK).notes == ()
+
+
 @pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
 def test_a_failing_profile_leaves_the_times_of_whole_runs(pair, monkeypatch):
     def fail(*_):
@@ -140,6 +145,14 @@ def test_a_failing_profile_leaves_the_times_of_whole_runs(pair, monkeypatch):
     report = bench(*pair, provider="cuda", plan=QUICK)
     assert report.layers[0].speedup is None
     assert any("no profiler" in note for note in report.notes)
+
+
+def test_so_does_one_on_the_cpu(pair, monkeypatch):
+    def fail(*_):
+        raise ModelError("no profiler")
+
+    monkeypatch.setattr(bench_module, "profile", fail)
+    assert bench(*pair, plan=QUICK).notes == ("no times of single layers: no profiler",)
 
 
 def test_what_is_only_for_cuda_is_refused_elsewhere(pair):

@@ -360,6 +360,16 @@ def test_what_cannot_be_run_cannot_be_tuned(tuned, name):
         tuned(FEEDS[name].build())
 
 
+def test_what_cannot_be_loaded_or_run_is_told_with_the_models_name(tmp_path):
+    twice = networks.dense(networks.weights())
+    for node in twice.graph.node:
+        node.name = "twice"
+    path = networks.save(twice, tmp_path / "twice.onnx")
+    with pytest.raises(ModelError, match=r"^[^/]* cannot load (/.*/)?twice\.onnx: ") as caught:
+        tune(path, TuneOptions(database=tmp_path / "db.jsonl"))
+    assert "probe" not in str(caught.value)
+
+
 def test_layers_that_are_sparse_already_stay_so(tuned):
     proto = network(0.9, 0.6)
     converted, _ = convert(proto, options=ConvertOptions(min_sparsity=0.8))

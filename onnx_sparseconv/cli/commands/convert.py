@@ -34,6 +34,7 @@ from onnx_sparseconv.cli.tuning import (
     TuneArguments,
 )
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.files import is_directory
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.report import ConversionReport
@@ -204,7 +205,7 @@ def command(
     reports = tuple(report or ())
     for path in reports:
         check_report_name(path)
-    is_folder = any(model.is_dir() for model in models)
+    is_folder = any(is_directory(model) for model in models)
     if redo and not is_folder:
         raise UsageError("--redo is for folders: single models are always converted")
     # What else runs on a machine disturbs measurements on it.

@@ -16,7 +16,7 @@ from onnx_sparseconv.cli.conversion.work import with_peaks
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.options import JsonOption, ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
+from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input, suggested_output
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -80,7 +80,8 @@ def command(
     options = asked.options(targets=target or (), precision=precision.value)
     require_not_an_input(output, [model])
     if database is not None:
-        require_not_an_input(database, [model, output])
+        require_not_an_input(database, [model])
+        require_distinct([output, database])
     if not output.resolve().parent.is_dir():
         raise UsageError(f"-o {output}: there is no directory {output.resolve().parent}")
     with failures.stdout_kept_clean(), progress_bar("timing") as advance:

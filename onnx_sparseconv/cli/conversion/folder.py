@@ -30,7 +30,7 @@ from onnx_sparseconv.cli.conversion.work import convert_model, report_document
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import emit
 from onnx_sparseconv.cli.paths import directories
-from onnx_sparseconv.files import write_text
+from onnx_sparseconv.files import is_directory, write_text
 
 
 def convert_folders(models: Sequence[Path], settings: Job, options: FolderOptions) -> ExitCode:
@@ -45,7 +45,7 @@ def convert_folders(models: Sequence[Path], settings: Job, options: FolderOption
         SparseConvError: nothing could be begun, or the summary cannot be written.
     """
     tasks = plan_tasks(models, settings, options)
-    title = ", ".join(dict.fromkeys(model.resolve().name or str(model) for model in models if model.is_dir()))
+    title = ", ".join(dict.fromkeys(model.resolve().name or str(model) for model in models if is_directory(model)))
     outcomes: list[FolderOutcome] = []
     wanted = [path.parent for task in tasks if task.record for path in (task.job.output, task.record) if path]
     # Before processes write to them, which would else make and remove them under each other's hands.

@@ -10,7 +10,7 @@ from pathlib import Path
 from onnx_sparseconv.cli.conversion.job import Job, check_out_dir, check_reports, check_settings, place
 from onnx_sparseconv.cli.paths import require_distinct, require_no_inputs
 from onnx_sparseconv.errors import ModelError, UsageError
-from onnx_sparseconv.files import identities
+from onnx_sparseconv.files import identities, is_directory
 
 SUFFIX = ".onnx"
 SUMMARY_PAGE, SUMMARY_DATA, REPORTS = "index.html", "index.json", "reports"
@@ -109,7 +109,7 @@ def plan_tasks(models: Sequence[Path], settings: Job, options: FolderOptions) ->
             raise UsageError(f"--out-dir {out_dir} is the folder of the models: give another one")
     found: list[tuple[Path, Path]] = []
     for model in models:
-        if model.is_dir():
+        if is_directory(model):
             found += [(path, path.relative_to(model)) for path in find_models(model, out_dir)]
         else:
             found.append((model, Path(model.name)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli.paths import require_distinct, require_models_spared, require_no_inputs
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.files import is_directory, is_there
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.conversion import Precision
@@ -93,7 +94,7 @@ def check_out_dir(out_dir: Path | None) -> None:
     Raises:
         UsageError: it is one.
     """
-    if out_dir is not None and out_dir.exists() and not out_dir.is_dir():
+    if out_dir is not None and is_there(out_dir) and not is_directory(out_dir):
         raise UsageError(f"--out-dir {out_dir} is not a directory")
 
 
@@ -105,7 +106,7 @@ def check_reports(reports: Sequence[Path], jobs: Sequence[Job], out_dir: Path | 
     """
     for report in reports:
         parent = report.resolve().parent
-        if not parent.is_dir() and (out_dir is None or parent != out_dir.resolve()):
+        if not is_directory(parent) and (out_dir is None or parent != out_dir.resolve()):
             raise UsageError(f"--report {report}: there is no directory {parent}")
     require_no_inputs(reports, [job.decisions for job in jobs if job.decisions is not None])
     require_models_spared([], [job.model for job in jobs], reports)
