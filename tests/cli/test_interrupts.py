@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.support.processes import environment, interrupt_when
+from tests.support.processes import environment, heed_interrupts, interrupt_when
 
 START = """
 import os, signal, sys, time
@@ -36,7 +36,13 @@ exec(compile(code, "<frozen importlib._bootstrap>", "exec"))
 
 def _run(code):
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", code],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        preexec_fn=heed_interrupts,
     )
 
 

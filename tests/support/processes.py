@@ -13,6 +13,11 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
+def heed_interrupts():
+    """For ``preexec_fn``: a shell lets its background jobs ignore Ctrl-C, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def interrupt_when(ready, *arguments, timeout_s=60):
     """Run Python, send Ctrl-C to its group of processes once ``ready()`` holds, and wait for its end.
 
@@ -25,8 +30,7 @@ def interrupt_when(ready, *arguments, timeout_s=60):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A shell lets its background jobs ignore Ctrl-C, and their children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=heed_interrupts,
     ) as process:
         try:
             deadline = time.monotonic() + timeout_s
