@@ -111,6 +111,13 @@ def tuning_table(results: str) -> str:
     )
 
 
+def _break_even_text(found: dict[tuple[float, int, int], Record], threads: int) -> str:
+    """From which share of zeros on a layer gains."""
+    speedups = {s: record["speedup"] for (s, _, t), record in found.items() if t == threads}
+    crossing = break_even(speedups)
+    return f"below {min(speedups):.0%}" if crossing is None else f"{crossing:.0%}"
+
+
 def break_even_table() -> str:
     """Speed-up by sparsity of every layer of the suite classes, and where each breaks even."""
     layers = by_setting(load("cpu-break-even")["layers"])
@@ -119,9 +126,8 @@ def break_even_table() -> str:
     for name, found in layers.items():
         for threads in sorted({t for _, _, t in found}):
             speedups = {s: r["speedup"] for (s, _, t), r in found.items() if t == threads}
-            crossing = break_even(speedups)
-            text = f"below {min(sparsities):.0%}" if crossing is None else f"{crossing:.0%}"
-            rows.append([name, str(threads), *(f"{speedups[s]:.2f}x" for s in sparsities), text])
+            gains = (f"{speedups[s]:.2f}x" for s in sparsities)
+            rows.append([name, str(threads), *gains, _break_even_text(found, threads)])
     return table(["layer", "threads", *(f"{s:.0%}" for s in sparsities), "breaks even"], rows)
 
 
@@ -129,13 +135,7 @@ def break_even_points_table(results: str) -> str:
     """Where each layer of the suite classes breaks even, by threads."""
     layers = by_setting(load(results)["layers"])
     threads = sorted({t for found in layers.values() for _, _, t in found})
-    lowest = min(s for found in layers.values() for s, _, _ in found)
-    rows = []
-    for name, found in layers.items():
-        crossings = (
-            break_even({s: r["speedup"] for (s, _, t), r in found.items() if t == wanted}) for wanted in threads
-        )
-        rows.append([name, *(f"below {lowest:.0%}" if c is None else f"{c:.0%}" for c in crossings)])
+    rows = [[name, *(_break_even_text(found, t) for t in threads)] for name, found in layers.items()]
     return table(["breaks even", *(f"{t} thread{'s'[: t - 1]}" for t in threads)], rows)
 
 

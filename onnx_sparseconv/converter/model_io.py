@@ -106,14 +106,14 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     """
     given, path = path, Path(path).resolve()  # a link keeps being one: its target is replaced
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
-    if external and len(os.fsencode(data_name(path))) > _MAX_NAME_BYTES:
-        raise ModelError(f"{given}: cannot be written: the name of {data_name(path)} beside it would be too long")
+    data = path.with_name(data_name(path))
+    if external and len(os.fsencode(data.name)) > _MAX_NAME_BYTES:
+        raise ModelError(f"{given}: cannot be written: the name of {data.name} beside it would be too long")
     try:
         with tempfile.TemporaryDirectory(
             prefix=f".{path.name[:200]}.", dir=path.parent, ignore_cleanup_errors=True
         ) as temporary:
             written = _write_into(proto, Path(temporary), path.name, external)
-            data = path.with_name(data_name(path))
             if any(f.name == data.name for f in written) and is_there(data) and data not in data_files(path):
                 raise ModelError(f"{data} is there and may be another model's: remove it, or give {given} another name")
             size = sum(f.stat().st_size for f in written)
@@ -274,7 +274,7 @@ def _write_into(proto: ModelProto, directory: Path, name: str, external: bool) -
             # Not by onnx's own function, which looks for a file of that name in the current directory, and refuses.
             for tensor in _initializers(proto.graph):
                 if tensor.HasField("raw_data") and len(tensor.raw_data) >= MIN_EXTERNAL_BYTES:
-                    set_external_data(tensor, f"{name}.data")
+                    set_external_data(tensor, data_name(target))
             onnx.save_model(proto, str(target))
             load_external_data_for_model(proto, str(directory))
             _forget_external_location(proto)

@@ -201,7 +201,7 @@ def _storage_types(model: onnx.ModelProto) -> Iterator[str]:
     """Types in which a model keeps its values between layers, as far as its tensors and casts show them."""
     typed = [*model.graph.input, *model.graph.output]
     data_types = {value.type.tensor_type.elem_type for value in typed} | {t.data_type for t in model.graph.initializer}
-    for node in _all_nodes(model.graph):
+    for node in all_nodes(model.graph):
         if node.op_type in _QUANTISING:
             yield "int8"
         if node.op_type == "Cast":
@@ -214,8 +214,9 @@ def _storage_types(model: onnx.ModelProto) -> Iterator[str]:
     yield from (name for code, name in _STORAGE.items() if code in data_types)
 
 
-def _all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
+    """Nodes of a graph and of its subgraphs, outer before inner."""
     for node in graph.node:
         yield node
         for body in _bodies(node):
-            yield from _all_nodes(body)
+            yield from all_nodes(body)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onnx import AttributeProto, GraphProto, ModelProto
+from onnx import ModelProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 from onnx_sparseconv.errors import ProviderError
+from onnx_sparseconv.runtime.depth import all_nodes
 
 DENSE_KERNEL = "dense Conv (no library)"
 NO_SPARSE_NODE = "the second model has no SparseConv node: this compares two ordinary models"
@@ -37,18 +38,11 @@ def sparse_nodes(model: ModelProto) -> tuple[tuple[str, str], ...]:
     """Name and operator of every SparseConv node of a model, subgraphs included; a node without a name has its
     output's.
     """
-    return tuple(_sparse_nodes(model.graph))
-
-
-def _sparse_nodes(graph: GraphProto) -> Iterator[tuple[str, str]]:
-    for node in graph.node:
-        if node.domain == DOMAIN and node.op_type in OP_TYPES:
-            yield node.name or node.output[0], node.op_type
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.GRAPH:
-                yield from _sparse_nodes(attribute.g)
-            for graph_ in attribute.graphs:
-                yield from _sparse_nodes(graph_)
+    return tuple(
+        (node.name or node.output[0], node.op_type)
+        for node in all_nodes(model.graph)
+        if node.domain == DOMAIN and node.op_type in OP_TYPES
+    )
 
 
 def kernels_of(nodes: Sequence[tuple[str, str]], *, use_library: bool) -> tuple[KernelUse, ...]:

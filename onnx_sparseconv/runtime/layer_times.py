@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from onnx import NodeProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.runtime.depth import all_nodes
 
 _NCHWC = "_nchwc"
 _FUSED = "fused "
@@ -121,16 +122,6 @@ def layer_name(node: NodeProto) -> str:
     return node.name or next((name for name in node.output if name), "")
 
 
-def _names(graph: onnx.GraphProto) -> Iterator[str]:
-    """What the convolutions of a graph and of its subgraphs are called."""
-    for node in graph.node:
-        if is_convolution(node):
-            yield layer_name(node)
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _names(attribute.g)
-
-
 def is_convolution(node: NodeProto) -> bool:
     """Whether a node is a Conv or one of this package's operators."""
     return (node.op_type == "Conv" and node.domain in ("", "ai.onnx")) or (
@@ -183,7 +174,7 @@ def times_by_layer(model: onnx.ModelProto, profile: Sequence[NodeTime]) -> dict[
     name, be it in another graph of the model.
     """
     index = GraphIndex(model)
-    names = Counter(_names(model.graph))
+    names = Counter(layer_name(node) for node in all_nodes(model.graph) if is_convolution(node))
     found: dict[str, list[float]] = defaultdict(list)
     for node_time in profile:
         node = index.layer_of_event(node_time.name)
