@@ -21,6 +21,7 @@ class KernelChoice(enum.StrEnum):
 
     AUTO = "auto"
     CSR = "csr"
+    TENSOR = "tensor"
     GENERATED = "generated"
 
 

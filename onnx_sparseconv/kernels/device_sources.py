@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 LIBRARY_KERNELS = "library_kernels.cu"
+TENSOR_KERNELS = "tensor_kernels.cu"
 # What every source is compiled with, whatever the architecture.
 LANGUAGE_OPTIONS = ("--std=c++17",)
 

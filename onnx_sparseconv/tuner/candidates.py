@@ -175,16 +175,18 @@ def candidates_for(provider: Provider, target: str = "", *, sub_batches: bool = 
 
     Args:
         provider: where.
-        target: on CUDA, the architecture that images are made for; the general kernel is then chosen by having none.
-        sub_batches: whether the general kernel is timed with every sub-batch, too. A session has one for all its
+        target: on CUDA, the architecture that images are made for; the general kernels are then chosen by having none.
+        sub_batches: whether the CSR kernel is timed with every sub-batch, too. A session has one for all its
             nodes, so these do not count.
     """
     if provider == "cpu":
         return (DenseCandidate(), SparseCandidate())
     dense = [DenseCandidate(f"dense, {mode.name}", mode.provider_options()) for mode in modes_for("best")]
-    csr = SparseCandidate("sparse, csr", {"sparseconv.cuda_kernel": "csr"}, kernels={target: CSR} if target else {})
+    # Which of the library's own kernels runs a node without an image, the library decides, as it will later.
+    general = SparseCandidate("sparse, general", kernels={target: CSR} if target else {})
+    csr = {"sparseconv.cuda_kernel": "csr"}
     others = [
-        replace(csr, name=f"{csr.name}, sub-batch {n}", config={**csr.config, "sparseconv.cuda_sub_batch": str(n)})
+        replace(general, name=f"sparse, csr, sub-batch {n}", config={**csr, "sparseconv.cuda_sub_batch": str(n)})
         for n in (SUB_BATCHES if sub_batches else ())
     ]
-    return (*dense, csr, *(replace(other, counts=False) for other in others))
+    return (*dense, general, *(replace(other, counts=False) for other in others))

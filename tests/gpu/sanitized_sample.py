@@ -33,6 +33,8 @@ def main(place, target):
         for dtype in types:
             case, x_shape = case_of(name, dtype)
             kernels = [check(place, case, x_shape, model=make_model(case), cuda_kernel="csr")]
+            if dtype == np.float16:
+                kernels.append(check(place, case, x_shape, model=make_model(case), cuda_kernel="tensor"))
             if target:
                 model = with_images(static_model(case, x_shape), target)
                 kernels += [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import GENERATED, TYPES, case_of
+from tests.gpu.layers import GENERATED, TYPES, case_of, skip_floats_on_tensor_cores
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
@@ -28,13 +30,22 @@ def test_any_convolution_in_csr(gpu, drawn, sub_batch):
     assert check(gpu, case, x_shape, cuda_kernel="csr", cuda_sub_batch=sub_batch).startswith("cuda.csr")
 
 
+@settings(max_examples=200, **PROPERTY)
+@given(drawn=cases(ranks=(1, 2)), batch=st.sampled_from([1, 4, 8, 11]))
+def test_any_convolution_on_tensor_cores(gpu, drawn, batch):
+    case, x_shape = drawn
+    half = np.dtype(np.float16)
+    case = dataclasses.replace(case, weight=case.weight.astype(half), dtype=half)
+    assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="tensor") == "cuda.tensor"
+
+
 @settings(max_examples=150, **PROPERTY)
 @given(drawn=cases())
 def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     case, x_shape = drawn
     model = with_images(static_model(case, x_shape), target)
     kernel = check(gpu, case, x_shape, model=model)
-    assert kernel.startswith("cuda.generated" if image_bytes(model) else "cuda.csr")
+    assert kernel.startswith("cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor"))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -46,6 +57,7 @@ def test_generated_code_covers(gpu, target, name, dtype):
         # Its planes are of an odd size: slower to stage than the CSR kernel computes.
         assert not image_bytes(model)
         assert check(gpu, case, x_shape, model=model) == "cuda.csr"
+        assert check(gpu, case, (8, *x_shape[1:]), model=model) == "cuda.tensor"
         return
     assert image_bytes(model), "no image was made"
     for batch in (x_shape[0], 1, 7):
@@ -89,12 +101,19 @@ def test_other_sizes_than_the_images_were_made_for(gpu, target, dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
 @pytest.mark.parametrize("activation", list(Activation))
 def test_every_activation_with_bias_and_residual(gpu, target, kernel, activation, dtype):
+    skip_floats_on_tensor_cores(kernel, dtype)
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
     case = SparseConvCase(
-        random_weight((12, 10, 3, 3), 0.4), geometry_2d(), activation, alpha, beta, np.dtype(dtype), has_residual=True
+        random_weight((12, 10, 3, 3), 0.4, dtype=dtype),
+        geometry_2d(),
+        activation,
+        alpha,
+        beta,
+        np.dtype(dtype),
+        has_residual=True,
     )
     x_shape = (3, 10, 12, 16)
     model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
@@ -120,11 +139,14 @@ REAL_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", REAL_LAYERS)
 def test_real_layers(gpu, target, kernel, dtype, name):
+    skip_floats_on_tensor_cores(kernel, dtype)
     weight_shape, x_shape, geometry = REAL_LAYERS[name]
-    case = SparseConvCase(random_weight(weight_shape, 0.1), geometry, Activation.RELU, dtype=np.dtype(dtype))
+    case = SparseConvCase(
+        random_weight(weight_shape, 0.1, dtype=dtype), geometry, Activation.RELU, dtype=np.dtype(dtype)
+    )
     model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
     check(gpu, case, x_shape, model=model, cuda_kernel=kernel)

@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from tests.gpu.layers import TYPES, case_of
+from tests.gpu.layers import TYPES, case_of, skip_floats_on_tensor_cores
 from tests.support.gpu_checks import Place, check, check_graph, check_threads, static_model, with_images
 from tests.support.sparse_models import make_model, random_inputs
 
 
 def _model(kernel, case, x_shape, request):
-    if kernel == "csr":
+    if kernel != "generated":
         return make_model(case)
     return with_images(static_model(case, x_shape), request.getfixturevalue("target"))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
 @pytest.mark.parametrize("name", ["3x3", "3x3, 7 wide", "1x1", "1-D"])
 def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name):
+    skip_floats_on_tensor_cores(kernel, dtype)
     case, x_shape = case_of(name, dtype)
     model = _model(kernel, case, x_shape, request)
     assert check_graph(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
@@ -36,13 +37,14 @@ def test_a_cuda_graph_of_a_plan_with_partial_sums(gpu, request, splits):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
 def test_concurrent_runs_with_changing_shapes(gpu, request, kernel, dtype):
+    skip_floats_on_tensor_cores(kernel, dtype)
     case, x_shape = case_of("3x3", dtype)
-    model = _model("generated" if kernel == "generated" else "csr", case, x_shape, request)
+    model = _model(kernel, case, x_shape, request)
     session = gpu.session(model, cuda_kernel=kernel)
     shapes = [(1 + i % 5, *x_shape[1:]) for i in range(20)]
-    if kernel == "csr":
+    if kernel != "generated":
         shapes = [(1 + i % 3, x_shape[1], 5 + i, 30 - i) for i in range(20)]
     check_threads(session, case, shapes)
 
@@ -65,9 +67,9 @@ def gpus():
     return [Place("cuda", device) for device in range(count)]
 
 
-@pytest.mark.parametrize("kernel", ["csr", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
 def test_every_gpu_computes_the_same(gpus, request, kernel):
-    case, x_shape = case_of("3x3", np.float32)
+    case, x_shape = case_of("3x3", np.float16 if kernel == "tensor" else np.float32)
     model = _model(kernel, case, x_shape, request)
     sessions = [place.session(model, cuda_kernel=kernel) for place in gpus]
     inputs = random_inputs(case, x_shape)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, read_device_sources
+from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, TENSOR_KERNELS, read_device_sources
 from tests.support.native_build import ROOT, find_tool
 from tests.support.ptx_on_host import translate_inline_ptx
 
@@ -68,8 +68,14 @@ def build_host_image(source: str, headers: Mapping[str, str] | None = None) -> P
 
 @functools.cache
 def library_image() -> Path:
-    """The kernels that the native library carries."""
+    """The kernels that the native library carries for every GPU."""
     return build_host_image(read_device_sources()[LIBRARY_KERNELS])
+
+
+@functools.cache
+def tensor_image() -> Path:
+    """Those for sparse tensor cores."""
+    return build_host_image(read_device_sources()[TENSOR_KERNELS])
 
 
 def launch(
@@ -192,7 +198,8 @@ def _compile(compiler: str, files: Mapping[str, str], image: Path) -> None:
 @functools.cache
 def _runtime(compiler: str) -> Path:
     """The part of the emulation that is the same in all images, as an object file."""
-    texts = [(SHIM / name).read_text(encoding="utf-8") for name in ("cuda_on_host.cc", "cuda_on_host.h")]
+    names = ("cuda_on_host.cc", "cuda_on_host.h", "tensor_core.h")
+    texts = [(SHIM / name).read_text(encoding="utf-8") for name in names]
     key = hashlib.sha256(repr((texts, _OPTIONS, _compiler_version(compiler))).encode()).hexdigest()
     file = CACHE / f"{key[:32]}.o"
     if not file.is_file():

@@ -101,7 +101,7 @@ def images(model):
 
 def test_dense_the_general_kernel_and_the_best_plans_are_tried():
     found = search(max_plans=3).candidates([piece()])
-    assert [c.name for c in found[:3]] == ["dense, default", "dense, nhwc", "sparse, csr"]
+    assert [c.name for c in found[:3]] == ["dense, default", "dense, nhwc", "sparse, general"]
     assert found[2].kernels == {"sm_90": CSR}
     generated = found[3:]
     assert len(generated) == 3
@@ -120,7 +120,7 @@ def test_plans_that_are_foretold_to_be_far_slower_are_left_out(monkeypatch):
 
 def test_a_layer_without_a_plan_still_has_the_general_kernel():
     found = search().candidates([piece(sparsity=1.0)])
-    assert [c.name for c in found] == ["dense, default", "dense, nhwc", "sparse, csr"]
+    assert [c.name for c in found] == ["dense, default", "dense, nhwc", "sparse, general"]
 
 
 def test_plans_are_made_for_a_size_where_there_is_one():
@@ -231,7 +231,7 @@ class GpuBench(FakeBench):
         self.pieces.append(piece)
         self.asked.append(tuple(c.name for c in candidates))
         generated = [c for c in candidates if isinstance(c, GeneratedCandidate)]
-        times = {c.name: 90.0 if c.name == "sparse, csr" else 100.0 for c in candidates}
+        times = {c.name: 90.0 if c.name == "sparse, general" else 100.0 for c in candidates}
         times |= {c.name: 10.0 + rank for rank, c in enumerate(generated)}
         times |= {name: 1000.0 for name in times if any(part in name for part in self.slow)}
         broken = {c.name: c.problem for c in generated if c.problem}
@@ -302,11 +302,11 @@ def test_the_general_kernel_can_win_and_gets_no_image(tuned):
 
 @pytest.mark.usefixtures("compiled")
 def test_a_candidate_that_cannot_run_is_written_down_and_not_chosen(tuned):
-    bench = GpuBench(whole_us=fast_whole, failing=("sparse, csr", "dense, nhwc"))
+    bench = GpuBench(whole_us=fast_whole, failing=("sparse, general", "dense, nhwc"))
     report = tuned(network(0.9), bench)
     by_name = {c.name: c for c in report.decisions.layers[0].candidates}
-    assert by_name["sparse, csr"].problem == "it failed"
-    assert by_name["sparse, csr"].times_us == (math.inf,)
+    assert by_name["sparse, general"].problem == "it failed"
+    assert by_name["sparse, general"].times_us == (math.inf,)
     assert report.decisions.layers[0].choice is Choice.SPARSE
 
 
@@ -417,7 +417,7 @@ def test_targets_have_their_names_in_the_decisions(tuned, names):
 def test_without_a_target_only_the_general_kernel_is_tried(tuned):
     bench = GpuBench(whole_us=fast_whole)
     report = tuned(network(0.9), bench, targets=())
-    assert bench.asked == [("dense, default", "dense, nhwc", "sparse, csr")]
+    assert bench.asked == [("dense, default", "dense, nhwc", "sparse, general")]
     assert report.decisions.targets == ()
     assert kernels(report) == {"conv0": ""}
     assert any("only the general kernel was tried" in note for note in report.decisions.notes)

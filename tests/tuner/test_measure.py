@@ -192,7 +192,7 @@ def test_cuda_has_its_candidates():
     found = candidates_for("cuda")
     assert [c.choice for c in found] == [Choice.DENSE, Choice.DENSE, Choice.SPARSE]
     assert len({c.name for c in found}) == 3
-    assert found[2].config == {"sparseconv.cuda_kernel": "csr"}
+    assert found[2].config == {}
 
 
 def test_a_provider_that_is_not_there_is_an_error(tmp_path):
@@ -252,7 +252,11 @@ def test_another_provider_goes_the_same_way(tmp_path, monkeypatch, cuda_on_cpu):
     monkeypatch.setattr("onnx_sparseconv.tuner.options.PRESETS", FAST)
     path = networks.save(networks.dense(networks.weights(channels=32, sparsity=0.95)), tmp_path / "m.onnx")
     report = tune(path, TuneOptions(provider="cuda", database=tmp_path / "db.jsonl"))
-    assert [c.name for c in report.decisions.layers[0].candidates] == ["dense, default", "dense, nhwc", "sparse, csr"]
+    assert [c.name for c in report.decisions.layers[0].candidates] == [
+        "dense, default",
+        "dense, nhwc",
+        "sparse, general",
+    ]
     assert all(0 < time < math.inf for c in report.decisions.layers[0].candidates for time in c.times_us)
     assert {"prefer_nhwc": "1"} in cuda_on_cpu
 

@@ -77,6 +77,7 @@ __device__ __forceinline__ Half2 AtLeastZero(Half2 pair) {
 }
 
 __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_float(bits); }
+__device__ __forceinline__ unsigned FloatToBits(float value) { return __float_as_uint(value); }
 
 // Loads what no kernel writes while this one runs. No assembler: that, the compiler may move to before the test that
 // guards it.
@@ -114,6 +115,74 @@ __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
+__device__ __forceinline__ void StoreSharedVector(Shared address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+__device__ __forceinline__ void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %0, 0;\n"
+      "@stores st.shared.v4.u32 [%1], {%2, %3, %4, %5};\n"
+      "}" ::"r"(condition),
+      "r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+      : "memory");
+}
+
+// A barrier of its own number, at which `threads` of the block arrive, whole warps; those that wait, and others.
+__device__ __forceinline__ void WaitAtBarrier(int number, unsigned threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void ArriveAtBarrier(int number, unsigned threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void LoadSharedPair(Shared address, unsigned& a, unsigned& b) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ uint4 LoadSharedVector(Shared address) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "r"(address)
+               : "memory");
+  return value;
+}
+
+// Four of the eight bytes of a and b. Selectors: the lower halves of both, the upper ones.
+constexpr unsigned kLowerHalves = 0x5410, kUpperHalves = 0x7632;
+__device__ __forceinline__ unsigned SelectBytes(unsigned a, unsigned b, unsigned selector) {
+  return __byte_perm(a, b, selector);
+}
+
+__device__ __forceinline__ Half2 LoadReadOnly(const Half2* address) { return __ldg(address); }
+
+#if __CUDA_ARCH__ >= 800
+// Four 8x8 matrices of halves, transposed: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes, and gets
+// rows 2 * (l % 4) and the next of column l / 4 of each.
+__device__ __forceinline__ void LoadMatrices(Shared row, unsigned (&parts)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(parts[0]), "=r"(parts[1]), "=r"(parts[2]), "=r"(parts[3])
+               : "r"(row)
+               : "memory");
+}
+
+// sums [16][8] += a [16][32, two of four non-zero] * b [32][8]. The metadata is that of lanes 0 and 1 of each four
+// (kSelector 0) or of lanes 2 and 3.
+template <int kSelector>
+__device__ __forceinline__ void MultiplySparse(float (&sums)[4], const uint4& a, const unsigned (&b)[4],
+                                               unsigned meta) {
+  asm volatile(
+      "mma.sp.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9, %10, %11}, "
+      "{%0, %1, %2, %3}, %12, %13;"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(meta), "n"(kSelector));
+}
+#endif
+
 // Copies from global to shared memory; those of 16 bytes and more, of what is not read again soon. `CopyAsync*` are
 // complete after WaitForCopies (of the same thread) and then seen by a block that has passed a barrier; before sm_80
 // they are complete at once.
@@ -132,6 +201,11 @@ __device__ __forceinline__ void CopyAsync4(Shared to, const void* from) {
 __device__ __forceinline__ void CopyAsync16(Shared to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(OncePolicy())
                : "memory");
+}
+
+// The same of what is read again soon.
+__device__ __forceinline__ void CopyAsync16Cached(Shared to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

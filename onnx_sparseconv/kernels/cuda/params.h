@@ -169,4 +169,53 @@ struct GeneratedParams {
   Divisor by_plane_slots;
 };
 
+// Images that the sparse tensor cores compute together: the columns of one product.
+constexpr int kTensorImages = 8;
+constexpr int kMaxTensorThreads = 384;
+// Units that a thread of the staging warps loads at a time.
+constexpr int kTensorUnits = 4;
+
+// The tensor-core kernel, float16: `sparseconv_tensor_r<row tiles>_p<positions>`. tensor_conv.cuh says how it works.
+//
+// Blocks, fastest first: `row_blocks` of warps_m row tiles, tiles_x, tiles_y, and 8 images. A stage holds
+// [chunk_channels][channel_pitch] pixels of 16 bytes, 8 images each, and the chunk's steps of all row tiles. 1-D
+// convolutions have in_h = out_h = 1.
+struct TensorParams {
+  const void* x;  // [N, C, H, W]
+  void* y;        // [N, K, OH, OW]
+  Epilogue epilogue;
+  const void* steps;            // of all row tiles; see tensor_weight.h
+  const unsigned* step_begins;  // [groups * row_tiles_per_group][num_chunks + 1]
+  int batch;
+  int in_channels;
+  int out_channels;
+  int group_in_channels;
+  int group_out_channels;
+  int in_h, in_w, out_h, out_w;
+  int strides[2];
+  int pads_begin[2];
+  int row_tiles_per_group;
+  int row_blocks_per_group;
+  int row_blocks;
+  int tiles_x, tiles_y;
+  int tile_h, tile_w;  // outputs of a block, of each channel and image; tile_w is a multiple of a warp's positions
+  int product_warps;   // of a block; the others stage
+  int warps_m;         // of those that compute other channels; the others, other positions
+  int num_chunks;
+  int chunk_channels;
+  int in_rows, in_columns;  // that a tile reads
+  int line_pitch;           // pixels, 1 more than a multiple of 8. A row is strides[1] lines: its column x lies in line
+                            // x % strides[1], at x / strides[1]
+  int pair_step;            // pixels, from a column at an even x of the input to the next one
+  int channel_pitch;        // pixels, 1 more than a multiple of 8
+  int input_bytes;          // of a stage, a multiple of 16; behind them, steps
+  int stage_bytes;          // a multiple of 16
+  int max_steps;            // of a row tile in a chunk
+  int row_units, units;     // that a row, a chunk are staged in: one or two columns of all images
+  int chunk_batches;        // that a thread stages a chunk in, of kTensorUnits units
+  int is_x_paired;          // in_w is even, and X begins at a multiple of 4 bytes
+  int is_y_paired;          // tile_w and out_w are even, and Y and the residual begin at multiples of 4 bytes
+  int sum_pitch;            // words from one row of outputs to the next, in shared memory
+};
+
 }  // namespace sparseconv::cuda

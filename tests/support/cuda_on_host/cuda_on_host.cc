@@ -17,11 +17,14 @@
 #include <cstdio>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "tensor_core.h"
 
 #if !defined(__x86_64__) || !defined(__linux__)
 #error "the fibers are written for x86-64 Linux"
@@ -67,8 +70,9 @@ constexpr uint64_t kStackMark = 0x57AC4E4D57AC4E4Dull;  // at its end: a thread 
 constexpr unsigned char kUnset = 0xFF;                  // NaN in both types, and a bad index
 constexpr unsigned char kGuardByte = 0xFD;              // the same, but another one
 constexpr uint64_t kBarrierMark = 0xBA441E4BA441E4BAull;
+constexpr int kNumberedBarriers = 16;  // of a block; number 0 is that of __syncthreads
 
-enum class Wait { kNothing, kBlock, kWarp, kBarrier, kDone };
+enum class Wait { kNothing, kBlock, kWarp, kBarrier, kNumberedBarrier, kDone };
 
 struct Copy {
   unsigned char* to;
@@ -83,7 +87,7 @@ struct Fiber {
   unsigned number = 0;
   Wait wait = Wait::kDone;
   const char* site = nullptr;  // of the __syncthreads
-  unsigned barrier = 0;        // of WaitForBarrier
+  unsigned barrier = 0;        // of WaitForBarrier or WaitAtBarrier
   unsigned parity = 0;
   unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
@@ -93,8 +97,23 @@ struct Fiber {
 struct Warp {
   unsigned size = 0;
   unsigned arrived = 0;
+  const char* instruction = nullptr;  // that they have come to, and a number that they have to agree on
+  unsigned operand = 0;
   unsigned round = 0;
   uint64_t values[2][warpSize] = {};
+  const unsigned char* rows[warpSize] = {};  // of LoadMatrices
+  uint16_t matrices[warpSize][8] = {};
+  SparseOperands operands[warpSize] = {};  // of MultiplySparse
+  float products[16][8] = {};
+  unsigned phase = 0;  // of the numbered barrier that they have come to
+};
+
+struct NumberedBarrier {
+  unsigned threads = 0;  // that this phase waits for
+  uint32_t warps = 0;    // that have come, a bit each
+  unsigned phase = 0;
+
+  unsigned arrived() const { return static_cast<unsigned>(__builtin_popcount(warps)) * warpSize; }
 };
 
 struct Barrier {
@@ -117,6 +136,7 @@ struct State {
   void* scheduler = nullptr;
   std::vector<Warp> warps;
   std::map<unsigned, Barrier> barriers;
+  NumberedBarrier numbered[kNumberedBarriers];
   unsigned epoch = 0;
   pthread_t thread = {};  // that launched
   void (*kernel)(void**) = nullptr;
@@ -169,23 +189,40 @@ void SyncThreads(const char* site) {
   SwitchToScheduler();
 }
 
-// Hands `value` to the other threads of the warp; returns the values of all.
-const uint64_t* ExchangeInWarp(unsigned mask, uint64_t value) {
-  if (mask != 0xFFFFFFFFu) Fail("only full warps are supported, got the mask %08x", mask);
-  const unsigned number = state.current->number;
-  Warp& warp = state.warps[number / warpSize];
-  const uint64_t* values = warp.values[warp.round % 2];
-  warp.values[warp.round % 2][number % warpSize] = value;
+Warp& CurrentWarp() { return state.warps[state.current->number / warpSize]; }
+
+// Waits for the other threads of the warp, which have to come to the same instruction. The last one calls `run` before
+// any of them goes on, so that an instruction reads what there was when all had come.
+template <class Function>
+void MeetInWarp(const char* instruction, unsigned operand, Function run) {
+  Warp& warp = CurrentWarp();
+  if (warp.arrived != 0 && std::strcmp(warp.instruction, instruction) != 0) {
+    Fail("%s, but others of the warp are at %s", instruction, warp.instruction);
+  }
+  if (warp.arrived != 0 && warp.operand != operand) Fail("threads of a warp are at %s of different kinds", instruction);
+  warp.instruction = instruction;
+  warp.operand = operand;
   if (++warp.arrived < warp.size) {
     state.current->wait = Wait::kWarp;
     SwitchToScheduler();
-    return values;
+    return;
   }
+  run(warp);
   warp.arrived = 0;
-  ++warp.round;
-  for (unsigned i = number / warpSize * warpSize; i < number / warpSize * warpSize + warp.size; ++i) {
+  const unsigned first = state.current->number / warpSize * warpSize;
+  for (unsigned i = first; i < first + warp.size; ++i) {
     if (state.fibers[i].wait == Wait::kWarp) state.fibers[i].wait = Wait::kNothing;
   }
+}
+
+// Hands `value` to the other threads of the warp; returns the values of all.
+const uint64_t* ExchangeInWarp(unsigned mask, uint64_t value) {
+  if (mask != 0xFFFFFFFFu) Fail("only full warps are supported, got the mask %08x", mask);
+  Warp& warp = CurrentWarp();
+  // Two places: some may hand in their next value before others have read this one.
+  uint64_t* values = warp.values[warp.round % 2];
+  values[state.current->number % warpSize] = value;
+  MeetInWarp("an exchange", 0, [](Warp& all) { ++all.round; });
   return values;
 }
 
@@ -218,19 +255,13 @@ unsigned char* SharedPointer(unsigned number, unsigned bytes, unsigned alignment
   return pointer;
 }
 
-void CheckSource(const void* from, unsigned alignment) {
-  if (reinterpret_cast<uintptr_t>(from) % alignment != 0) {
-    Fail("global address %p is not a multiple of %u", from, alignment);
-  }
-}
-
 void Deliver(std::vector<Copy>& copies) {
   for (const Copy& copy : copies) std::memcpy(copy.to, copy.from, copy.bytes);
   copies.clear();
 }
 
 void CopyAsync(unsigned to, const void* from, unsigned bytes) {
-  CheckSource(from, bytes);
+  CheckGlobal(from, bytes);
   const Copy copy = {SharedPointer(to, bytes, bytes), from, bytes};
   // Every second one, also among the threads, arrives at once.
   if ((state.current->number + state.current->num_copies++) % 2 != 0) {
@@ -299,7 +330,7 @@ void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
   Barrier& barrier = FindBarrier(number);
   if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);
   if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
-  CheckSource(from, 16);
+  CheckGlobal(from, 16);
   unsigned char* pointer = SharedPointer(to, bytes, 16);
   std::memcpy(pointer, from, bytes / 2);  // the rest arrives when it is waited for
   barrier.copies.push_back({pointer, from, bytes});
@@ -313,6 +344,84 @@ void WaitForBarrier(unsigned number, unsigned parity) {
   state.current->parity = parity;
   SwitchToScheduler();
 }
+
+Warp& CurrentFullWarp(const char* instruction) {
+  Warp& warp = CurrentWarp();
+  if (warp.size != warpSize) Fail("%s in a warp of %u threads", instruction, warp.size);
+  return warp;
+}
+
+void LoadMatrices(unsigned row, unsigned (&parts)[4]) {
+  constexpr auto kName = "ldmatrix";
+  Warp& warp = CurrentFullWarp(kName);
+  const unsigned lane = state.current->number % warpSize;
+  warp.rows[lane] = SharedPointer(row, sizeof(warp.matrices[0]), sizeof(warp.matrices[0]));
+  MeetInWarp(kName, 0, [](Warp& all) {
+    for (int i = 0; i < warpSize; ++i) std::memcpy(all.matrices[i], all.rows[i], sizeof(all.matrices[i]));
+  });
+  for (unsigned i = 0; i < 4; ++i) {
+    const auto* rows = &warp.matrices[8 * i + lane % 4 * 2];
+    parts[i] = rows[0][lane / 4] | static_cast<unsigned>(rows[1][lane / 4]) << 16;
+  }
+}
+
+void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[4],
+                    unsigned metadata) {
+  constexpr auto kName = "mma.sp";
+  Warp& warp = CurrentFullWarp(kName);
+  const unsigned lane = state.current->number % warpSize;
+  for (unsigned i = 0; i < 8 && lane % 4 / 2 == selector; ++i) {
+    const unsigned places = PlacesOf(metadata, i);
+    if ((places & 3u) >= places >> 2) Fail("mma.sp: metadata %08x, digit %u of which is not in order", metadata, i);
+  }
+  SparseOperands& operands = warp.operands[lane];
+  std::memcpy(operands.a, a, sizeof(a));
+  std::memcpy(operands.b, b, sizeof(b));
+  std::memcpy(operands.sums, sums, sizeof(sums));
+  operands.metadata = metadata;
+  MeetInWarp(kName, selector, [=](Warp& all) { MultiplySparse(all.operands, selector, all.products); });
+  for (unsigned i = 0; i < 4; ++i) sums[i] = warp.products[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
+}
+
+// Counts the warp at a numbered barrier. Returns the phase that it belongs to.
+unsigned ComeToBarrier(const char* instruction, int number, unsigned threads) {
+  if (number == 0) Fail("barrier 0 is that of __syncthreads");
+  if (number < 0 || number >= kNumberedBarriers) Fail("there is no barrier %d", number);
+  if (threads == 0 || threads % warpSize != 0 || threads > state.num_threads) {
+    Fail("barrier %d of %u threads, in a block of %u", number, threads, state.num_threads);
+  }
+  const Warp& warp = CurrentFullWarp(instruction);
+  MeetInWarp(instruction, threads * kNumberedBarriers + static_cast<unsigned>(number), [=](Warp& all) {
+    NumberedBarrier& barrier = state.numbered[number];
+    const uint32_t bit = uint32_t{1} << state.current->number / warpSize;
+    if ((barrier.warps & bit) != 0) Fail("the warp comes to barrier %d twice in one phase", number);
+    if (barrier.warps != 0 && barrier.threads != threads) {
+      Fail("barrier %d of %u threads, of %u where others have come to it", number, threads, barrier.threads);
+    }
+    all.phase = barrier.phase;
+    barrier.threads = threads;
+    barrier.warps |= bit;
+    if (barrier.arrived() < threads) return;
+    barrier.warps = 0;
+    ++barrier.phase;
+    for (unsigned i = 0; i < state.num_threads; ++i) {
+      Fiber& fiber = state.fibers[i];
+      if (fiber.wait != Wait::kNumberedBarrier || fiber.barrier != static_cast<unsigned>(number)) continue;
+      fiber.wait = Wait::kNothing;
+    }
+  });
+  return warp.phase;
+}
+
+void WaitAtBarrier(int number, unsigned threads) {
+  const unsigned phase = ComeToBarrier("barrier.sync", number, threads);
+  if (state.numbered[number].phase != phase) return;
+  state.current->wait = Wait::kNumberedBarrier;
+  state.current->barrier = static_cast<unsigned>(number);
+  SwitchToScheduler();
+}
+
+void ArriveAtBarrier(int number, unsigned threads) { ComeToBarrier("barrier.arrive", number, threads); }
 
 // --- running a block -----------------------------------------------------------------------------------------------
 
@@ -369,6 +478,18 @@ bool CompleteBarriers() {
   return any;
 }
 
+// Who has come to numbered barriers that wait for more: ", 32 of 64 at barrier 1".
+std::string PendingBarriers() {
+  std::string text;
+  for (int i = 0; i < kNumberedBarriers; ++i) {
+    const NumberedBarrier& barrier = state.numbered[i];
+    if (barrier.warps == 0) continue;
+    text += ", " + std::to_string(barrier.arrived()) + " of " + std::to_string(barrier.threads) + " at barrier " +
+            std::to_string(i);
+  }
+  return text;
+}
+
 // Lets all threads pass __syncthreads once all have reached the same one.
 void CompleteBlockBarrier() {
   unsigned waiting = 0, done = 0;
@@ -383,7 +504,10 @@ void CompleteBlockBarrier() {
     }
     site = fiber.site;
   }
-  if (waiting == 0) return SetError("deadlock: %u threads wait for copies or for their warp", state.num_threads - done);
+  if (waiting == 0) {
+    return SetError("deadlock: %u threads wait for copies, for their warp or at numbered barriers%s",
+                    state.num_threads - done, PendingBarriers().c_str());
+  }
   if (waiting < state.num_threads) {
     return SetError("%u of %u threads wait at the barrier %s; %u have ended, the others wait elsewhere", waiting,
                     state.num_threads, site, done);
@@ -430,6 +554,7 @@ void RunBlock(bool is_falling) {
   unsigned char* behind = state.dynamic + kMaxShared + kGuard;
   std::memset(behind, kUnset, static_cast<size_t>(state.shared + state.shared_size - behind));
   state.barriers.clear();
+  std::fill(std::begin(state.numbered), std::end(state.numbered), NumberedBarrier());
   state.epoch = 0;
   state.warps.assign((state.num_threads + warpSize - 1) / warpSize, Warp());
   for (unsigned i = 0; i < state.num_threads; ++i) {
@@ -441,6 +566,8 @@ void RunBlock(bool is_falling) {
   for (const auto& [number, barrier] : state.barriers) {
     if (!barrier.copies.empty()) return SetError("bulk copies are under way when the block ends");
   }
+  const std::string pending = PendingBarriers();
+  if (!pending.empty()) return SetError("threads have arrived for nothing when the block ends%s", pending.c_str());
   CheckStacks();
   CheckGuard();
 }

@@ -21,8 +21,10 @@
 // What is wrong on a GPU goes wrong here. Shared memory holds NaNs (all bits set) when a block begins. Half of every
 // asynchronous copy arrives at once, the other half when it is waited for and no thread can go on otherwise: so neither
 // a missing wait nor a copy over data that others still read goes unseen. Errors are: barriers that not all threads
-// reach, misaligned copies, shared memory behind its end, waits that never end, and global addresses that the process
-// may not read or write. Races are only found where the order of the threads shows them.
+// reach, numbered ones whose threads disagree on how many they are or that nobody waits at, instructions of a warp that
+// not all its threads come to, metadata of sparse operands out of order, misaligned copies and vectors, shared memory
+// behind its end, waits that never end, and global addresses that the process may not read or write. Races are only
+// found where the order of the threads shows them.
 #pragma once
 
 #include <cstddef>
@@ -31,6 +33,9 @@
 
 struct uint3 {
   unsigned x, y, z;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
 };
 extern uint3 threadIdx, blockIdx, blockDim, gridDim;
 constexpr int warpSize = 32;
@@ -52,6 +57,11 @@ unsigned BallotInWarp(unsigned mask, bool vote);
 unsigned SharedNumber(const void* pointer);
 unsigned char* SharedPointer(unsigned number, unsigned bytes, unsigned alignment);
 
+inline void CheckGlobal(const void* address, unsigned alignment) {
+  if (reinterpret_cast<uintptr_t>(address) % alignment == 0) return;
+  Fail("global address %p is not a multiple of %u", address, alignment);
+}
+
 void CopyAsync(unsigned to, const void* from, unsigned bytes);
 void CommitCopies();
 void WaitForCopies(unsigned pending);
@@ -61,6 +71,13 @@ void Arrive(unsigned number);
 void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
+
+// What the threads of a warp do together; see the kernels' intrinsics.cuh.
+void LoadMatrices(unsigned row, unsigned (&parts)[4]);
+void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[4],
+                    unsigned metadata);
+void WaitAtBarrier(int number, unsigned threads);
+void ArriveAtBarrier(int number, unsigned threads);
 
 template <class T>
 T ShuffleInWarp(unsigned mask, T value, unsigned lane) {

@@ -18,7 +18,9 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../../onnx_sparseconv/kernels/cuda/params.h"
@@ -35,6 +37,7 @@ enum Result : int {
   kInvalidDevice = 101,
   kInvalidImage = 200,
   kInvalidContext = 201,
+  kNoBinaryForGpu = 209,
   kInvalidHandle = 400,
   kNotFound = 500,
   kLaunchFailed = 719,
@@ -141,21 +144,8 @@ void Close(Library* library) {
   if (library->file >= 0) close(library->file);
 }
 
-// Loads PTX as the kernels that the test names, and an image as what it is.
-void Open(const unsigned char* code, Library* library) {
-  constexpr unsigned char kFatBinary[] = {0x50, 0xED, 0x55, 0xBA};
-  if (std::memcmp(code, kFatBinary, sizeof(kFatBinary)) == 0) return;
-  if (std::memcmp(code, ELFMAG, SELFMAG) != 0) {
-    const char* path = std::getenv("CUDA_ON_HOST_LIBRARY_KERNELS");
-    if (path != nullptr) library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-  } else {
-    library->file = memfd_create("gpu_image", 0);
-    const size_t size = ElfBytes(code);
-    const std::string path = "/proc/self/fd/" + std::to_string(library->file);
-    if (library->file >= 0 && write(library->file, code, size) == static_cast<ssize_t>(size)) {
-      library->handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-    }
-  }
+void OpenPath(const char* path, Library* library) {
+  library->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library->handle == nullptr) {
     std::fprintf(stderr, "fake CUDA driver: %s\n", dlerror());
     return;
@@ -163,6 +153,49 @@ void Open(const unsigned char* code, Library* library) {
   library->launch = reinterpret_cast<LaunchOnHost>(dlsym(library->handle, "cuda_on_host_launch"));
   library->has_kernel = reinterpret_cast<HasKernel>(dlsym(library->handle, "cuda_on_host_has_kernel"));
   library->error = reinterpret_cast<GetErrorText>(dlsym(library->handle, "cuda_on_host_error"));
+}
+
+// What follows `begin` in PTX, as far as it is a word.
+std::string WordBehind(const char* begin, const char* ptx) {
+  const char* found = std::strstr(ptx, begin);
+  if (found == nullptr) return "";
+  found += std::strlen(begin);
+  return std::string(found, std::strspn(found, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"));
+}
+
+// PTX is what was compiled for the host from the same source: that of the files which the test names, separated by
+// colons, that has the text's first kernel.
+int OpenPtx(const char* ptx, Library* library) {
+  const std::string target = WordBehind(".target sm_", ptx), kernel = WordBehind(".entry ", ptx);
+  if (kernel.empty()) return kInvalidImage;
+  if (std::atoi(target.c_str()) > state().architecture) return kNoBinaryForGpu;
+  const char* paths = std::getenv("CUDA_ON_HOST_LIBRARY_KERNELS");
+  std::istringstream split(paths == nullptr ? "" : paths);
+  for (std::string path; std::getline(split, path, ':');) {
+    Library candidate;
+    OpenPath(path.c_str(), &candidate);
+    if (candidate.has_kernel != nullptr && candidate.has_kernel(kernel.c_str()) != 0) {
+      *library = std::move(candidate);
+      return kSuccess;
+    }
+    Close(&candidate);
+  }
+  std::fprintf(stderr, "fake CUDA driver: no file of CUDA_ON_HOST_LIBRARY_KERNELS has %s\n", kernel.c_str());
+  return kInvalidImage;
+}
+
+// Loads PTX as kernels that the test names, and an image as what it is.
+int Open(const unsigned char* code, Library* library) {
+  constexpr unsigned char kFatBinary[] = {0x50, 0xED, 0x55, 0xBA};
+  if (std::memcmp(code, kFatBinary, sizeof(kFatBinary)) == 0) return kInvalidImage;
+  if (std::memcmp(code, ELFMAG, SELFMAG) != 0) return OpenPtx(reinterpret_cast<const char*>(code), library);
+  library->file = memfd_create("gpu_image", 0);
+  const size_t size = ElfBytes(code);
+  const std::string path = "/proc/self/fd/" + std::to_string(library->file);
+  if (library->file >= 0 && write(library->file, code, size) == static_cast<ssize_t>(size)) {
+    OpenPath(path.c_str(), library);
+  }
+  return library->launch == nullptr || library->has_kernel == nullptr ? kInvalidImage : kSuccess;
 }
 
 const char* ErrorName(int code) {
@@ -181,7 +214,7 @@ const char* ErrorName(int code) {
       return "CUDA_ERROR_INVALID_IMAGE";
     case kInvalidContext:
       return "CUDA_ERROR_INVALID_CONTEXT";
-    case 209:
+    case kNoBinaryForGpu:
       return "CUDA_ERROR_NO_BINARY_FOR_GPU";
     case kInvalidHandle:
       return "CUDA_ERROR_INVALID_HANDLE";
@@ -424,13 +457,13 @@ EXPORT int cuStreamGetCtx(void* stream, Context** context) {
 }
 
 EXPORT int cuLibraryLoadData(Library** library, const void* code, int*, void**, unsigned, int*, void**, unsigned) {
-  const int result = Enter("cuLibraryLoadData");
+  int result = Enter("cuLibraryLoadData");
   if (result != kSuccess) return result;
   auto made = std::make_unique<Library>();
-  Open(static_cast<const unsigned char*>(code), made.get());
-  if (made->launch == nullptr || made->has_kernel == nullptr) {
+  result = Open(static_cast<const unsigned char*>(code), made.get());
+  if (result != kSuccess) {
     Close(made.get());
-    return kInvalidImage;
+    return result;
   }
   State& s = state();
   const std::lock_guard<std::mutex> lock(s.mutex);

@@ -3,6 +3,7 @@
 
 #include "cuda_on_host.h"
 #include "half.h"
+#include "ptx.h"
 
 namespace sparseconv::cuda {
 
@@ -35,15 +36,27 @@ inline float BitsToFloat(unsigned bits) {
   return value;
 }
 
+inline unsigned FloatToBits(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
 inline float LoadReadOnly(const float* address) { return *address; }
 inline Half LoadReadOnly(const Half* address) { return *address; }
+inline Half2 LoadReadOnly(const Half2* address) {
+  cuda_on_host::CheckGlobal(address, sizeof(Half2));
+  return *address;
+}
 
 template <class Value>
 Value LoadOnce(const Value* address) {
+  cuda_on_host::CheckGlobal(address, sizeof(Value));
   return *address;
 }
 template <class Value>
 void StoreOnce(Value* address, Value value) {
+  cuda_on_host::CheckGlobal(address, sizeof(Value));
   *address = value;
 }
 
@@ -51,9 +64,37 @@ inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNu
 inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
+inline void StoreSharedVector(Shared address, unsigned a, unsigned b, unsigned c, unsigned d) {
+  cuda_on_host::StoreShared(address, uint4{a, b, c, d});
+}
+inline void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
+  if (condition != 0) StoreSharedVector(address, words[0], words[1], words[2], words[3]);
+}
+inline void LoadSharedPair(Shared address, unsigned& a, unsigned& b) {
+  const auto pair = cuda_on_host::LoadShared<uint64_t>(address);
+  a = static_cast<unsigned>(pair);
+  b = static_cast<unsigned>(pair >> 32);
+}
+inline uint4 LoadSharedVector(Shared address) { return cuda_on_host::LoadShared<uint4>(address); }
+
+constexpr unsigned kLowerHalves = 0x5410, kUpperHalves = 0x7632;
+inline unsigned SelectBytes(unsigned a, unsigned b, unsigned selector) {
+  return cuda_on_host::prmt_b32(a, b, selector & 0x7777u);
+}
+
+inline void LoadMatrices(Shared row, unsigned (&parts)[4]) { cuda_on_host::LoadMatrices(row, parts); }
+template <int kSelector>
+void MultiplySparse(float (&sums)[4], const uint4& a, const unsigned (&b)[4], unsigned meta) {
+  static_assert(kSelector == 0 || kSelector == 1);
+  cuda_on_host::MultiplySparse(kSelector, sums, {a.x, a.y, a.z, a.w}, b, meta);
+}
+
+inline void WaitAtBarrier(int number, unsigned threads) { cuda_on_host::WaitAtBarrier(number, threads); }
+inline void ArriveAtBarrier(int number, unsigned threads) { cuda_on_host::ArriveAtBarrier(number, threads); }
 
 inline void CopyAsync4(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 4); }
 inline void CopyAsync16(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 16); }
+inline void CopyAsync16Cached(Shared to, const void* from) { CopyAsync16(to, from); }
 inline void CommitCopies() { cuda_on_host::CommitCopies(); }
 template <int kPending>
 void WaitForCopies() {

@@ -15,6 +15,8 @@
 #include "images.h"
 #include "library_kernels.h"
 #include "provider.h"
+#include "tensor_plan.h"
+#include "tensor_weight.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -25,6 +27,8 @@ constexpr int kClusterArchitecture = 90;
 constexpr int64_t kMaxReduceBlocks = 1 << 16;
 constexpr uintptr_t kVectorBytes = 16;
 constexpr uintptr_t kPairBytes = 4;  // of halves
+// With fewer images, most of a tensor-core product is thrown away.
+constexpr int64_t kMinTensorBatch = 4;
 // More than on the CPU: the batch is part of the key, and a plan is small.
 constexpr size_t kMaxPlans = 32;
 
@@ -50,18 +54,46 @@ DeviceFacts ReadFacts(Device device) {
 struct PlanKey {
   int64_t batch;
   Axes in_dims;
-  bool is_x_aligned;
+  bool is_x_aligned, is_x_paired;
 
   bool operator==(const PlanKey& other) const {
-    return batch == other.batch && in_dims == other.in_dims && is_x_aligned == other.is_x_aligned;
+    return batch == other.batch && in_dims == other.in_dims && is_x_aligned == other.is_x_aligned &&
+           is_x_paired == other.is_x_paired;
   }
 };
+
+enum class RunningKernel { kCsr, kTensor, kGenerated };
 
 struct Plan {
   ResolvedGeometry sizes;
   CsrLaunch csr;
+  std::optional<TensorLaunch> tensor;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image does not run
+
+  RunningKernel kernel() const {
+    return generated ? RunningKernel::kGenerated : tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
+  }
+};
+
+// The weight as the tensor-core kernel reads it, in device memory, and that kernel.
+struct TensorProduct {
+  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight)
+      : begins_offset((weight.steps.size() + kVectorBytes - 1) / kVectorBytes * kVectorBytes),
+        memory(context, begins_offset + weight.step_begins.size() * sizeof(uint32_t)),
+        kernels(weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
+    facts.form = weight.form;
+    facts.num_steps = weight.step_begins.empty() ? 0 : weight.step_begins.back();
+    facts.max_steps = weight.max_steps;
+    memory.Upload(0, weight.steps.data(), weight.steps.size());
+    memory.Upload(begins_offset, weight.step_begins.data(), weight.step_begins.size() * sizeof(uint32_t));
+    SynchronizeUploads();  // the host's arrays go now
+  }
+
+  TensorFacts facts;
+  const size_t begins_offset;
+  const Memory memory;
+  const TensorKernels kernels;
 };
 
 // The node's own kernel, loaded.
@@ -111,11 +143,13 @@ class CudaKernel final : public Kernel {
   };
 
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
-  void WarnOfCsr(const ort::NodeInfo& node, const std::string& reason);
+  void LoadTensorProduct(const SparseConvAttributes& attributes);
+  void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
-  void WarnOnce(const ort::Context& context, const std::string& reason) const;
+  void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void Launch(const Call& call) const;
   void LaunchCsr(const Call& call) const;
+  void LaunchTensor(const Call& call) const;
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
@@ -132,10 +166,11 @@ class CudaKernel final : public Kernel {
   DeviceFacts device_;
   std::optional<LibraryKernels> library_kernels_;
   std::optional<CsrWeight> csr_weight_;
+  std::optional<TensorProduct> tensor_;
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
   mutable std::atomic<bool> has_warned_{false};
-  mutable std::atomic<bool> runs_image_{false};
+  mutable std::atomic<RunningKernel> running_{RunningKernel::kCsr};  // in the last call, at first the likely one
 };
 
 CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, SparseConvAttributes attributes)
@@ -147,9 +182,25 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
   CheckCsrGeometry(geometry_);
   const ScopedContext scope(context_.handle());
   device_ = ReadFacts(context_.device());
+  LoadTensorProduct(attributes);
   LoadImage(node, attributes);
   library_kernels_.emplace(is_half());
   csr_weight_.emplace(context_, attributes.weight);
+}
+
+void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
+  const bool must_run = op_.cuda.kernel == KernelChoice::kTensor;
+  if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  if (!is_half() || device_.architecture < kMinTensorArchitecture || !HasTensorForm(attributes.weight, geometry_)) {
+    if (must_run) {
+      Fail(
+          "'sparseconv.cuda_kernel' asks for the tensor-core kernel, which runs float16 in 1-D and 2-D, weights that "
+          "are halves, on compute capability 8.0 and later");
+    }
+    return;
+  }
+  tensor_.emplace(context_, device_, PackTensorWeight(attributes.weight, geometry_, ChooseTensorForm(geometry_)));
+  running_.store(RunningKernel::kTensor);
 }
 
 // Finds the node's image for this GPU. Where it carries some but none that fits, says so.
@@ -160,7 +211,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
   }
   const auto images = ParseImages(container.data<uint8_t>(), container.size(), attributes);
   const bool must_run = op_.cuda.kernel == KernelChoice::kGenerated;
-  if (op_.cuda.kernel == KernelChoice::kCsr) return;
+  if (op_.cuda.kernel == KernelChoice::kCsr || op_.cuda.kernel == KernelChoice::kTensor) return;
   if (images.empty()) {
     if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and the node carries no image");
     return;
@@ -169,7 +220,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
   const Image* image = ChooseImage(images, op_.element_type, device_.architecture, GetDriver().version, &reason);
   if (image == nullptr) {
     if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and ", reason);
-    WarnOfCsr(node, reason);
+    WarnOfImage(node, reason);
     return;
   }
   // The driver wants its images aligned.
@@ -181,19 +232,29 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
   } catch (const DriverError& error) {
     // The driver knows best what it can load.
     if (must_run || (error.result() != kInvalidImage && error.result() != kNoBinaryForGpu)) throw;
-    WarnOfCsr(node, Concat("its image for sm_", image->architecture, " does not fit, ", error.what()));
+    WarnOfImage(node, Concat("its image for sm_", image->architecture, " does not fit, ", error.what()));
     return;
   }
-  runs_image_.store(true);
+  running_.store(RunningKernel::kGenerated);
 }
 
-void CudaKernel::WarnOfCsr(const ort::NodeInfo& node, const std::string& reason) {
+void CudaKernel::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
   has_warned_.store(true);
-  node.Warn(Concat(op_.name(), " node '", node_name_, "' runs the CSR kernel: ", reason));
+  const std::string kernel =
+      tensor_ ? Concat("the tensor-core kernel, and with fewer than ", kMinTensorBatch, " images the CSR kernel")
+              : "the CSR kernel";
+  node.Warn(Concat(op_.name(), " node '", node_name_, "' runs ", kernel, ": ", reason));
 }
 
 std::string CudaKernel::name() const {
-  if (!runs_image_.load(std::memory_order_relaxed)) return "cuda.csr";
+  switch (running_.load(std::memory_order_relaxed)) {
+    case RunningKernel::kCsr:
+      return "cuda.csr";
+    case RunningKernel::kTensor:
+      return "cuda.tensor";
+    case RunningKernel::kGenerated:
+      break;
+  }
   return Concat("cuda.generated(sm_", image_->architecture, ")");
 }
 
@@ -203,6 +264,13 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   CheckCsrSizes(geometry_, plan.sizes, key.batch);
   if (key.batch == 0) return plan;
   plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, device_, op_.cuda.sub_batch);
+  const bool must_run_tensor = op_.cuda.kernel == KernelChoice::kTensor;
+  if (tensor_ && (must_run_tensor || key.batch >= kMinTensorBatch)) {
+    TensorFacts facts = tensor_->facts;
+    facts.is_x_paired = key.is_x_paired;
+    plan.tensor = ChooseTensorLaunch(geometry_, plan.sizes, key.batch, device_, facts);
+    if (!plan.tensor && must_run_tensor) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
+  }
   if (!image_) return plan;
   if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
     GeneratedFacts facts = image_->facts;
@@ -215,11 +283,12 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   return plan;
 }
 
-void CudaKernel::WarnOnce(const ort::Context& context, const std::string& reason) const {
+void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
   if (has_warned_.exchange(true)) return;
-  context.Warn(Concat(op_.name(), " node '", node_name_,
-                      "' runs the CSR kernel for X of this shape, and may for others: ", "its image for sm_",
-                      image_->architecture, " does not fit, ", reason));
+  const char* kernel = plan.kernel() == RunningKernel::kTensor ? "tensor-core" : "CSR";
+  context.Warn(Concat(op_.name(), " node '", node_name_, "' runs the ", kernel,
+                      " kernel for X of this shape, and may not run its own code for others: its image for sm_",
+                      image_->architecture, " does not fit, ", plan.reason));
 }
 
 void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView& tensor) {
@@ -228,6 +297,8 @@ void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView&
   ort::MemoryInfoGetDeviceType::Call(api, tensor.memory_info, &type);
   if (type != kDeviceType) Fail("input ", name, " must be in the memory of the GPU");
 }
+
+bool IsPaired(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPairBytes == 0; }
 
 StreamHandle StreamOf(const ort::Context& context) {
   void* stream = context.GetStream();
@@ -241,11 +312,12 @@ void CudaKernel::Compute(const ort::Context& context) const {
   CheckPlace(context.api(), "X", inputs.x);
   CheckPlace(context.api(), "B", inputs.bias);
   CheckPlace(context.api(), "Z", inputs.residual);
-  const PlanKey key{inputs.batch, inputs.in_dims, reinterpret_cast<uintptr_t>(inputs.x.data) % kVectorBytes == 0};
+  const auto x_address = reinterpret_cast<uintptr_t>(inputs.x.data);
+  const PlanKey key{inputs.batch, inputs.in_dims, x_address % kVectorBytes == 0, x_address % kPairBytes == 0};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(key); });
   void* y = context.GetOutput(0, OutputShape(inputs, geometry_, plan->sizes.out_dims));
   if (inputs.batch == 0) return;
-  if (image_ && !plan->generated) WarnOnce(context, plan->reason);
+  if (image_ && !plan->generated) WarnOnce(context, *plan);
 
   const StreamHandle stream = StreamOf(context);
   ContextHandle stream_context = context_.handle();
@@ -255,7 +327,7 @@ void CudaKernel::Compute(const ort::Context& context) const {
   }
   const ScopedContext scope(stream_context);
   Launch({context, inputs, *plan, MakeEpilogue(inputs), y, stream});
-  runs_image_.store(plan->generated.has_value(), std::memory_order_relaxed);
+  running_.store(plan->kernel(), std::memory_order_relaxed);
 }
 
 Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
@@ -264,8 +336,10 @@ Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
 }
 
 void CudaKernel::Launch(const Call& call) const {
-  if (!call.plan.generated) {
+  if (call.plan.kernel() == RunningKernel::kCsr) {
     LaunchCsr(call);
+  } else if (call.plan.kernel() == RunningKernel::kTensor) {
+    LaunchTensor(call);
   } else if (call.plan.generated->params.num_splits > 1) {
     LaunchSplits(call);
   } else {
@@ -283,6 +357,18 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   cuda::Launch(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
 }
 
+void CudaKernel::LaunchTensor(const Call& call) const {
+  const TensorLaunch& launch = *call.plan.tensor;
+  TensorParams params = launch.params;
+  params.x = call.inputs.x.data;
+  params.y = call.y;
+  params.epilogue = call.epilogue;
+  params.steps = tensor_->memory.at(0);
+  params.step_begins = static_cast<const unsigned*>(tensor_->memory.at(tensor_->begins_offset));
+  params.is_y_paired = params.is_y_paired && IsPaired(call.y) && IsPaired(call.epilogue.residual);
+  cuda::Launch(tensor_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+}
+
 // One launch of all chunks that starts from nothing and stores its sums as they are.
 GeneratedParams CudaKernel::MakeGeneratedParams(const Call& call) const {
   GeneratedParams params = call.plan.generated->params;
@@ -291,8 +377,7 @@ GeneratedParams CudaKernel::MakeGeneratedParams(const Call& call) const {
   params.alpha = call.epilogue.alpha;
   params.beta = call.epilogue.beta;
   params.chunk_end = call.plan.generated->num_chunks;
-  const auto is_aligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPairBytes == 0; };
-  params.is_paired = params.out_w % 2 == 0 && is_aligned(call.y) && is_aligned(call.epilogue.residual);
+  params.is_paired = params.out_w % 2 == 0 && IsPaired(call.y) && IsPaired(call.epilogue.residual);
   return params;
 }
 

@@ -1,6 +1,8 @@
-// The kernels that the library itself carries, as PTX: the CSR convolution, and the sum of partial results.
+// The kernels that the library itself carries, as PTX: the CSR convolution, the sum of partial results, and the
+// tensor-core convolution.
 #pragma once
 
+#include <map>
 #include <memory>
 
 #include "csr_plan.h"
@@ -22,6 +24,20 @@ class LibraryKernels {
   std::shared_ptr<const Library> library_;
   FunctionHandle csr_[4];
   FunctionHandle reduce_;
+};
+
+// The tensor-core kernels for a weight in tiles of `tile_rows`, likewise. The GPU must have sparse tensor cores.
+class TensorKernels {
+ public:
+  // A block may then use `max_shared_bytes`.
+  TensorKernels(int tile_rows, int max_shared_bytes);
+
+  // `positions` is one of TensorPositions.
+  FunctionHandle Product(int positions) const { return products_.at(positions); }
+
+ private:
+  std::shared_ptr<const Library> library_;
+  std::map<int, FunctionHandle> products_;
 };
 
 }  // namespace sparseconv::cuda

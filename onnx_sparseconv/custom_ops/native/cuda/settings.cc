@@ -38,10 +38,11 @@ int ParseParts(const char* key, const std::string& text) {
 Settings ParseSettings(const std::function<std::optional<std::string>(const char* key)>& read) {
   Settings settings;
   if (const char* key = "sparseconv.cuda_kernel"; const auto text = read(key)) {
-    settings.kernel = Choose(
-        key, *text,
-        Names<KernelChoice, 3>{
-            {{"auto", KernelChoice::kAuto}, {"csr", KernelChoice::kCsr}, {"generated", KernelChoice::kGenerated}}});
+    settings.kernel = Choose(key, *text,
+                             Names<KernelChoice, 4>{{{"auto", KernelChoice::kAuto},
+                                                     {"csr", KernelChoice::kCsr},
+                                                     {"tensor", KernelChoice::kTensor},
+                                                     {"generated", KernelChoice::kGenerated}}});
   }
   if (const char* key = "sparseconv.cuda_sub_batch"; const auto text = read(key)) {
     settings.sub_batch = Choose(key, *text, Names<int, 5>{{{"auto", 0}, {"1", 1}, {"2", 2}, {"4", 4}, {"8", 8}}});

@@ -10,8 +10,9 @@
 
 namespace sparseconv::cuda {
 
-// kAuto: the node's own image where it can run, else the CSR kernel. kGenerated: an error where it cannot.
-enum class KernelChoice { kAuto, kCsr, kGenerated };
+// kAuto: the node's own image where it can run, else the tensor-core kernel, else the CSR kernel. kGenerated and
+// kTensor: an error where they cannot run.
+enum class KernelChoice { kAuto, kCsr, kTensor, kGenerated };
 
 // 0 and "no value" leave the choice to the plan.
 struct Settings {

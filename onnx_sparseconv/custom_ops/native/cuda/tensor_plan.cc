@@ -1,0 +1,220 @@
+#include "tensor_plan.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "../checked.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kQuarters = 4;  // of a multiprocessor, each with its own tensor core
+constexpr int kMaxWarps = kMaxTensorThreads / kWarp;
+constexpr int kMaxProductWarps = 8;
+constexpr int64_t kPixelBytes = 2 * kTensorImages;
+constexpr int64_t kUnitEntryBytes = 8;
+constexpr int64_t kSectorBytes = 32;
+constexpr int64_t kMaxTileRows = 8;  // of outputs
+// What an H200 was seen to need, in cycles; only ratios between launches matter.
+constexpr double kProductCycles = 9.0;      // of mma.sp.m16n8k32, on one quarter
+constexpr double kL2BytesACycle = 20.0;     // of a multiprocessor
+constexpr double kUnitCycles = 110.0;       // to stage one unit of a warp
+constexpr double kBlockCycles = 2500.0;     // before the first product and behind the last
+constexpr double kOutputCycles = 0.05;      // to store one output of eight images
+constexpr double kSharedUnitCycles = 18.0;  // of shared memory, for a unit of a warp
+
+int64_t RoundUpTo(int64_t value, int64_t multiple) { return CeilDivide(value, multiple) * multiple; }
+
+// The least number that is 1 more than a multiple of 8: neighbouring lines and channels then begin in other banks.
+int64_t OddPitch(int64_t pixels) { return RoundUpTo(pixels - 1, 8) + 1; }
+
+int64_t Extent(int64_t outputs, int64_t kernel, int64_t stride, int64_t dilation) {
+  return (outputs - 1) * stride + (kernel - 1) * dilation + 1;
+}
+
+// A tile of outputs, and who computes it.
+struct Tiling {
+  int positions;
+  int64_t tile_h, tile_w;
+  int64_t warps_m;
+  int64_t staging_warps;
+};
+
+struct Estimate {
+  double cycles = std::numeric_limits<double>::infinity();
+  TensorLaunch launch;
+};
+
+class Planner {
+ public:
+  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
+          const TensorFacts& facts)
+      : geometry_(geometry), sizes_(sizes), batch_(batch), device_(device), facts_(facts) {}
+
+  std::optional<TensorLaunch> Choose() const {
+    Estimate best;
+    for (const int positions : TensorPositions(facts_.form.tile_rows)) {
+      for (int64_t tile_w = positions; tile_w < sizes_.out_dims[2] + positions; tile_w += positions) {
+        for (int64_t tile_h = 1; tile_h <= std::min(sizes_.out_dims[1], kMaxTileRows); ++tile_h) {
+          const int64_t warps_p = tile_w / positions * tile_h;
+          if (warps_p > kMaxProductWarps) break;
+          TryRows({positions, tile_h, tile_w, 1, 0}, warps_p, &best);
+        }
+        if (tile_w / positions >= kMaxProductWarps) break;
+      }
+    }
+    if (best.launch.positions == 0) return std::nullopt;
+    return best.launch;
+  }
+
+ private:
+  // Tries all numbers of row tiles that a block can compute.
+  void TryRows(Tiling tiling, int64_t warps_p, Estimate* best) const {
+    for (int64_t warps_m = 1; warps_m * warps_p <= kMaxProductWarps; warps_m *= 2) {
+      if (warps_m >= 2 * facts_.form.tiles_per_group) break;
+      tiling.warps_m = warps_m;
+      for (const int64_t staging_warps : {2, 4}) {
+        if (warps_m * warps_p + staging_warps > kMaxWarps) continue;
+        tiling.staging_warps = staging_warps;
+        const auto estimate = Evaluate(tiling, warps_m * warps_p);
+        if (estimate && estimate->cycles < best->cycles) *best = *estimate;
+      }
+    }
+  }
+
+  std::optional<Estimate> Evaluate(const Tiling& tiling, int64_t product_warps) const {
+    const TensorForm& form = facts_.form;
+    const int64_t stride_y = geometry_.strides[1], stride_x = geometry_.strides[2];
+    const int64_t in_rows = Extent(tiling.tile_h, geometry_.kernel_shape[1], stride_y, geometry_.dilations[1]);
+    const int64_t in_columns = Extent(tiling.tile_w, geometry_.kernel_shape[2], stride_x, geometry_.dilations[2]);
+    const int64_t line_pitch = OddPitch(CeilDivide(in_columns, stride_x));
+    const int64_t channel_pitch = OddPitch(in_rows * stride_x * line_pitch);
+    const int64_t input_bytes = form.chunk_channels * channel_pitch * kPixelBytes;
+    const int64_t step_bytes = static_cast<int64_t>(form.step_bytes());
+    const int64_t stage_bytes = input_bytes + tiling.warps_m * facts_.max_steps * step_bytes;
+    // Pairs need two columns of the input to be neighbours in memory, and in the stage a constant apart.
+    const bool is_x_paired = facts_.is_x_paired && sizes_.in_dims[2] % 2 == 0 && stride_x <= 2;
+    const int64_t row_units = is_x_paired ? in_columns / 2 + 1 : in_columns;
+    const int64_t units = form.chunk_channels * in_rows * row_units;
+    const int64_t staging_threads = tiling.staging_warps * kWarp;
+    const int64_t chunk_batches = CeilDivide(units, kTensorUnits * staging_threads);
+    const int64_t table_bytes = chunk_batches * kTensorUnits * staging_threads * kUnitEntryBytes;
+    const int64_t slots = tiling.tile_h * tiling.tile_w, sum_pitch = slots | 1;
+    const int64_t rows = tiling.warps_m * form.tile_rows;
+    const int64_t shared_bytes =
+        std::max(2 * stage_bytes + table_bytes, rows * (kTensorImages / 2) * sum_pitch * int64_t{4});
+    if (shared_bytes + kReservedSharedBytes > device_.max_shared_bytes) return std::nullopt;
+    const int64_t threads = product_warps * kWarp + staging_threads;
+    if (slots > threads) return std::nullopt;  // each output of a channel has a thread that stores it
+
+    const int64_t group_blocks = CeilDivide(form.tiles_per_group, tiling.warps_m);
+    const int64_t tiles_x = CeilDivide(sizes_.out_dims[2], tiling.tile_w);
+    const int64_t tiles_y = CeilDivide(sizes_.out_dims[1], tiling.tile_h);
+    int64_t blocks = CheckedMultiply(geometry_.group * group_blocks, tiles_x * tiles_y, "the grid");
+    blocks = CheckedMultiply(blocks, CeilDivide(batch_, kTensorImages), "the grid");
+    if (blocks > std::numeric_limits<int32_t>::max()) return std::nullopt;
+
+    Estimate estimate;
+    TensorParams& params = estimate.launch.params;
+    params.batch = static_cast<int>(batch_);
+    params.in_channels = static_cast<int>(geometry_.in_channels);
+    params.out_channels = static_cast<int>(geometry_.out_channels);
+    params.group_in_channels = static_cast<int>(geometry_.group_in_channels());
+    params.group_out_channels = static_cast<int>(geometry_.group_out_channels());
+    params.in_h = static_cast<int>(sizes_.in_dims[1]);
+    params.in_w = static_cast<int>(sizes_.in_dims[2]);
+    params.out_h = static_cast<int>(sizes_.out_dims[1]);
+    params.out_w = static_cast<int>(sizes_.out_dims[2]);
+    for (size_t i = 0; i < 2; ++i) {
+      params.strides[i] = static_cast<int>(geometry_.strides[i + 1]);
+      params.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
+    }
+    params.row_tiles_per_group = form.tiles_per_group;
+    params.row_blocks_per_group = static_cast<int>(group_blocks);
+    params.row_blocks = static_cast<int>(geometry_.group * group_blocks);
+    params.tiles_x = static_cast<int>(tiles_x);
+    params.tiles_y = static_cast<int>(tiles_y);
+    params.tile_h = static_cast<int>(tiling.tile_h);
+    params.tile_w = static_cast<int>(tiling.tile_w);
+    params.product_warps = static_cast<int>(product_warps);
+    params.warps_m = static_cast<int>(tiling.warps_m);
+    params.num_chunks = form.num_chunks;
+    params.chunk_channels = form.chunk_channels;
+    params.in_rows = static_cast<int>(in_rows);
+    params.in_columns = static_cast<int>(in_columns);
+    params.line_pitch = static_cast<int>(line_pitch);
+    params.pair_step = static_cast<int>(stride_x == 1 ? 1 : sizes_.pads_begin[2] % 2 ? 1 - line_pitch : line_pitch);
+    params.channel_pitch = static_cast<int>(channel_pitch);
+    params.input_bytes = static_cast<int>(input_bytes);
+    params.stage_bytes = static_cast<int>(stage_bytes);
+    params.max_steps = facts_.max_steps;
+    params.row_units = static_cast<int>(row_units);
+    params.units = static_cast<int>(units);
+    params.chunk_batches = static_cast<int>(chunk_batches);
+    params.is_x_paired = is_x_paired;
+    params.is_y_paired = tiling.tile_w % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
+    params.sum_pitch = static_cast<int>(sum_pitch);
+    estimate.launch.positions = tiling.positions;
+    estimate.launch.shape.grid[0] = static_cast<unsigned>(blocks);
+    estimate.launch.shape.threads = static_cast<unsigned>(threads);
+    estimate.launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
+    estimate.cycles = Cycles(params, tiling, blocks, shared_bytes);
+    return estimate;
+  }
+
+  // What a launch takes, in the unit of the constants above: chunks of the block that computes most of them, each as
+  // long as what it needs most of.
+  double Cycles(const TensorParams& params, const Tiling& tiling, int64_t blocks, int64_t shared_bytes) const {
+    const TensorForm& form = facts_.form;
+    const int64_t warps = params.product_warps + tiling.staging_warps;
+    const int64_t resident = std::max<int64_t>(
+        std::min(kMaxWarps / warps, device_.max_shared_bytes / (shared_bytes + kReservedSharedBytes)), 1);
+    const double all_chunks = static_cast<double>(geometry_.group * form.tiles_per_group) * form.num_chunks;
+    const double steps = static_cast<double>(facts_.num_steps) / all_chunks;  // of a tile in a chunk
+    const auto subtiles = static_cast<double>(form.subtiles()), positions = static_cast<double>(tiling.positions);
+    const double units = static_cast<double>(params.units) / kWarp;
+    const double rounds =
+        static_cast<double>(CeilDivide(params.product_warps * resident, kQuarters)) / static_cast<double>(resident);
+    const double product = rounds * steps * subtiles * positions * kProductCycles;
+    const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
+                          params.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
+    // Rows begin anywhere in a sector.
+    const int64_t row_bytes = RoundUpTo(params.in_columns * int64_t{2} + kSectorBytes / 2, kSectorBytes);
+    const double bytes = params.warps_m * steps * static_cast<double>(form.step_bytes()) +
+                         static_cast<double>(form.chunk_channels * params.in_rows * row_bytes * kTensorImages);
+    const double staging = units * kUnitCycles / static_cast<double>(tiling.staging_warps * resident);
+    const double chunk = std::max({product, shared, bytes / kL2BytesACycle, staging});
+    const double outputs =
+        static_cast<double>(params.warps_m) * form.tile_rows * params.tile_h * params.tile_w * kTensorImages;
+    const double block = form.num_chunks * chunk + (kBlockCycles + outputs * kOutputCycles) / resident;
+    return static_cast<double>(CeilDivide(blocks, device_.num_multiprocessors * resident) * resident) * block;
+  }
+
+  const ConvGeometry& geometry_;
+  const ResolvedGeometry& sizes_;
+  const int64_t batch_;
+  const DeviceFacts& device_;
+  const TensorFacts& facts_;
+};
+
+}  // namespace
+
+std::vector<int> TensorPositions(int tile_rows) {
+  if (tile_rows == 64) return {7, 8};
+  return {14, 16};
+}
+
+std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                               int64_t batch, const DeviceFacts& device, const TensorFacts& facts) {
+  return Planner(geometry, sizes, batch, device, facts).Choose();
+}
+
+std::string ToString(const TensorLaunch& launch) {
+  const TensorParams& p = launch.params;
+  return Concat("tensor positions=", launch.positions, " tile=", p.tile_h, "x", p.tile_w, " warps=", p.product_warps,
+                "(", p.warps_m, " of channels) threads=", launch.shape.threads, " blocks=", launch.shape.grid[0],
+                " shared=", launch.shape.dynamic_shared_bytes);
+}
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,45 @@
+// How the tensor-core kernel is launched for one input size: a pure function of the node, of its weight's form and of
+// facts. params.h says what the fields mean.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
+#include "csr_plan.h"
+#include "driver.h"
+#include "tensor_weight.h"
+
+namespace sparseconv::cuda {
+
+constexpr int kMinTensorArchitecture = 80;
+// Of what a block may have at most, left to the driver.
+constexpr int kReservedSharedBytes = 1024;
+
+// What of the packed weight and of the call decides about the launch.
+struct TensorFacts {
+  TensorForm form;
+  int64_t num_steps = 0;    // of all tiles and chunks
+  int max_steps = 0;        // of a tile in a chunk
+  bool is_x_paired = true;  // X begins at a multiple of 4 bytes
+};
+
+struct TensorLaunch {
+  TensorParams params{};  // all but the pointers, and `is_y_paired`, which depends on one
+  int positions = 0;      // of a warp
+  LaunchShape shape;
+};
+
+// Positions of a warp that there are kernels for, for a weight in tiles of so many rows.
+std::vector<int> TensorPositions(int tile_rows);
+
+// Nothing where no tile of outputs fits shared memory. `batch` is at least 1.
+std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                               int64_t batch, const DeviceFacts& device, const TensorFacts& facts);
+
+std::string ToString(const TensorLaunch& launch);
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,121 @@
+"""The tensor-core kernel through ONNX Runtime, in every form of convolution it runs, against the float64 oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_csr import run_and_check
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
+from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
+
+HALF = np.dtype(np.float16)
+PROPERTY = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+CASE = SparseConvCase(random_weight((70, 12, 3, 3), 0.2, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+
+
+@PROPERTY
+@given(drawn=cases(ranks=(1, 2), longest={1: 60, 2: 14}), batch=st.sampled_from([1, 4, 8, 11]))
+def test_any_convolution(make_session, drawn, batch):
+    case, x_shape = drawn
+    case = dataclasses.replace(case, weight=case.weight.astype(HALF), dtype=HALF)
+    run_and_check(make_session(make_model(case), cuda_kernel="tensor"), case, (batch, *x_shape[1:]))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ((64, 16, 3, 3), (14, 14), geometry_2d(pad=1)),
+        ((130, 40, 3, 3), (7, 7), geometry_2d(pad=1)),
+        ((32, 70, 1, 1), (9, 28), geometry_2d(1, pad=0)),
+        ((24, 8, 5, 5), (15, 15), geometry_2d(5, 2, 2)),
+        ((16, 3, 7, 7), (30, 31), geometry_2d(7, 2, 3)),
+        ((20, 6, 3, 3), (16, 17), ConvGeometry((3, 3), (2, 1), (2, 1, 2, 1), (2, 1))),
+        ((48, 8, 3, 3), (9, 16), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), group=4)),
+        ((100, 300, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
+def test_layers(make_session, driver, layer, density):
+    """Of all densities: two non-zeros in four are not enough for the dense one."""
+    weight_shape, size, geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case))
+    run_and_check(session, case, (9, weight_shape[1] * geometry.group, *size))
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_tensor_r")
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.tensor"
+
+
+@pytest.mark.parametrize("size", [(5, 6), (5, 7)], ids=str)
+@pytest.mark.parametrize("activation", list(Activation))
+def test_every_activation_with_a_residual(make_session, activation, size):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
+    run_and_check(make_session(make_model(case), cuda_kernel="tensor"), case, (4, 12, *size))
+
+
+@pytest.mark.parametrize("batch", [4, 5, 8, 16, 17])
+def test_every_batch(make_session, batch):
+    run_and_check(make_session(make_model(CASE)), CASE, (batch, 12, 6, 9))
+
+
+def test_small_batches_run_in_csr(driver, make_session):
+    run_and_check(make_session(make_model(CASE)), CASE, (3, 12, 6, 9))
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_csr_f16")
+
+
+@pytest.mark.parametrize("max_shared_bytes", [48 << 10, 64 << 10, 99 << 10, 163 << 10])
+def test_tiles_fit_what_shared_memory_there_is(driver, make_session, max_shared_bytes):
+    driver.set_device(max_shared_bytes=max_shared_bytes)
+    run_and_check(make_session(make_model(CASE)), CASE, (8, 12, 14, 14))
+    assert driver.take_launches()
+
+
+def test_an_older_gpu_runs_csr(driver, make_session):
+    driver.set_device(architecture=75)
+    run_and_check(make_session(make_model(CASE)), CASE, (8, 12, 6, 9))
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_csr_f16")
+    with pytest.raises(Exception, match=r"node 'conv1': .*asks for the tensor-core kernel, which runs float16"):
+        make_session(make_model(CASE), cuda_kernel="tensor")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": np.dtype(np.float32)}, {"weight": CASE.weight.astype(np.float32) * np.float32(1.0001)}],
+    ids=["floats", "weights that are no halves"],
+)
+def test_it_cannot_be_forced_on_floats(driver, make_session, changes):
+    case = dataclasses.replace(CASE, **changes)
+    with pytest.raises(Exception, match=r"node 'conv1': .*asks for the tensor-core kernel, which runs float16"):
+        make_session(make_model(case), cuda_kernel="tensor")
+    run_and_check(make_session(make_model(case)), case, (8, 12, 6, 9))
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_csr")
+
+
+def test_a_weight_without_entries(make_session):
+    case = dataclasses.replace(CASE, weight=np.zeros_like(CASE.weight))
+    run_and_check(make_session(make_model(case), cuda_kernel="tensor"), case, (8, 12, 4, 4))
+
+
+def test_a_run_only_launches(driver, make_session):
+    """No allocation, no copy and no synchronisation: CUDA graphs are captured."""
+    session = make_session(make_model(CASE))
+    session.run(None, random_inputs(CASE, (8, 12, 5, 7)))
+    before, launches = driver.calls(), driver.calls("cuLaunchKernel")
+    session.run(None, random_inputs(CASE, (8, 12, 5, 7)))
+    assert driver.calls("cuLaunchKernel") - launches == 1
+    assert driver.calls() - before == 4
