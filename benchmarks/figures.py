@@ -160,13 +160,16 @@ def gpu_layer_records(results: str) -> list[Record]:
     return sorted(records, key=lambda record: order.get(record["layer"]["name"], len(order)))
 
 
-def gpu_layers_table(results: str) -> str:
-    """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity and batch."""
+def gpu_layers_table(results: str, kernel: str = "") -> str:
+    """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity and batch; of one kernel."""
     if not (RESULTS / f"{results}.json").is_file():
         return NOT_MEASURED
     head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv", "kernel", "speed-up", "8 of 10 rounds"]
     head += ["back to back", "speed-up", "TFLOP/s", "of the memory floor", "error, to dense"]
-    return table(head, [_gpu_row(record) for record in gpu_layer_records(results)])
+    records = [
+        r for r in gpu_layer_records(results) if not kernel or _best_comparison(r).get("sparse_kernel") == kernel
+    ]
+    return table(head, [_gpu_row(record) for record in records])
 
 
 def _best_comparison(record: Record) -> Record:
@@ -278,6 +281,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-history-xeon": lambda: history_table("xeon"),
     "cpu-history-epyc": lambda: history_table("epyc"),
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
+    "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernel="cuda.tensor"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers"),
     "gpu-models": lambda: gpu_models_table("gpu-models", "gpu-models-batch-1"),
     "gpu-image-bytes": gpu_bytes_table,

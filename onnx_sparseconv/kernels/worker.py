@@ -161,8 +161,11 @@ def serve(tasks: IO[bytes], answers: IO[bytes]) -> None:
             answer = pickle.dumps((True, function(item), ""))
         except Exception as error:
             answer = _pickled_error(error, traceback.format_exc())
-        answers.write(answer)
-        answers.flush()
+        try:
+            answers.write(answer)
+            answers.flush()
+        except BrokenPipeError:  # who asked is gone
+            return
 
 
 def _pickled_error(error: Exception, trace: str) -> bytes:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
 
 TYPES = (np.float32, np.float16)
-
-
-def skip_floats_on_tensor_cores(kernel, dtype):
-    if kernel == "tensor" and dtype != np.float16:
-        pytest.skip("the tensor-core kernel is for float16")
+# What each kernel computes in.
+KERNELS = [
+    (kernel, dtype)
+    for kernel in ("csr", "tensor", "generated")
+    for dtype in TYPES
+    if kernel != "tensor" or dtype == np.float16
+]
 
 
 def conv1d(kernel, stride=1, pads=(0, 0), dilation=1, group=1):

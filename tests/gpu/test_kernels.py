@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import GENERATED, TYPES, case_of, skip_floats_on_tensor_cores
+from tests.gpu.layers import GENERATED, KERNELS, TYPES, case_of
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
@@ -100,11 +100,9 @@ def test_other_sizes_than_the_images_were_made_for(gpu, target, dtype):
         check(gpu, case, (2, x_shape[1], *size), model=model)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 @pytest.mark.parametrize("activation", list(Activation))
 def test_every_activation_with_bias_and_residual(gpu, target, kernel, activation, dtype):
-    skip_floats_on_tensor_cores(kernel, dtype)
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
     case = SparseConvCase(
         random_weight((12, 10, 3, 3), 0.4, dtype=dtype),
@@ -139,11 +137,9 @@ REAL_LAYERS = {
 }
 
 
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 @pytest.mark.parametrize("name", REAL_LAYERS)
 def test_real_layers(gpu, target, kernel, dtype, name):
-    skip_floats_on_tensor_cores(kernel, dtype)
     weight_shape, x_shape, geometry = REAL_LAYERS[name]
     case = SparseConvCase(
         random_weight(weight_shape, 0.1, dtype=dtype), geometry, Activation.RELU, dtype=np.dtype(dtype)

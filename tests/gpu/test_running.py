@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from tests.gpu.layers import TYPES, case_of, skip_floats_on_tensor_cores
+from tests.gpu.layers import KERNELS, TYPES, case_of
 from tests.support.gpu_checks import Place, check, check_graph, check_threads, static_model, with_images
 from tests.support.sparse_models import make_model, random_inputs
 
@@ -19,11 +19,9 @@ def _model(kernel, case, x_shape, request):
     return with_images(static_model(case, x_shape), request.getfixturevalue("target"))
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 @pytest.mark.parametrize("name", ["3x3", "3x3, 7 wide", "1x1", "1-D"])
 def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name):
-    skip_floats_on_tensor_cores(kernel, dtype)
     case, x_shape = case_of(name, dtype)
     model = _model(kernel, case, x_shape, request)
     assert check_graph(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
@@ -36,10 +34,8 @@ def test_a_cuda_graph_of_a_plan_with_partial_sums(gpu, request, splits):
     check_graph(gpu, case, x_shape, model=model, cuda_kernel="generated", cuda_splits=splits)
 
 
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
+@pytest.mark.parametrize(("kernel", "dtype"), KERNELS)
 def test_concurrent_runs_with_changing_shapes(gpu, request, kernel, dtype):
-    skip_floats_on_tensor_cores(kernel, dtype)
     case, x_shape = case_of("3x3", dtype)
     model = _model(kernel, case, x_shape, request)
     session = gpu.session(model, cuda_kernel=kernel)

@@ -1,7 +1,9 @@
 #include "tensor_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
+#include <numeric>
 
 #include "../checked.h"
 
@@ -14,15 +16,20 @@ constexpr int kMaxWarps = kMaxTensorThreads / kWarp;
 constexpr int kMaxProductWarps = 8;
 constexpr int64_t kPixelBytes = 2 * kTensorImages;
 constexpr int64_t kUnitEntryBytes = 8;
-constexpr int64_t kSectorBytes = 32;
-constexpr int64_t kMaxTileRows = 8;  // of outputs
-// What an H200 was seen to need, in cycles; only ratios between launches matter.
-constexpr double kProductCycles = 9.0;      // of mma.sp.m16n8k32, on one quarter
-constexpr double kL2BytesACycle = 20.0;     // of a multiprocessor
-constexpr double kUnitCycles = 110.0;       // to stage one unit of a warp
-constexpr double kBlockCycles = 2500.0;     // before the first product and behind the last
-constexpr double kOutputCycles = 0.05;      // to store one output of eight images
-constexpr double kSharedUnitCycles = 18.0;  // of shared memory, for a unit of a warp
+constexpr int64_t kMaxTileRows = 8;      // of outputs
+constexpr int64_t kFewProductWarps = 4;  // fewer are for what leaves no choice
+constexpr int kWidePositions = 8;
+// Fitted to the times of some hundred launches on an H200. Only the order of launches matters, so these need not be
+// what their names say: cycles of a multiprocessor, about.
+constexpr double kProductCycles = 16.0;     // of mma.sp.m16n8k32, on one quarter
+constexpr double kWideProductFactor = 1.3;  // of kernels that are short of registers
+constexpr double kSharedCycles = 2.0;       // of 128 bytes of shared memory
+constexpr double kSharedUnitCycles = 18.0;  // of shared memory, for a unit of a warp, times kSharedCycles
+constexpr double kUnitCycles = 480.0;       // to stage one unit of a warp
+constexpr double kL2BytesACycle = 17.0;     // of a multiprocessor
+constexpr int64_t kRowBytes = 76;           // that a row of the input costs more than its own
+constexpr double kChunkCycles = 2150.0;     // until the first of a chunk arrives
+constexpr double kOverlap = 0.6;            // what the lesser of those add to the greatest
 
 int64_t RoundUpTo(int64_t value, int64_t multiple) { return CeilDivide(value, multiple) * multiple; }
 
@@ -53,28 +60,33 @@ class Planner {
       : geometry_(geometry), sizes_(sizes), batch_(batch), device_(device), facts_(facts) {}
 
   std::optional<TensorLaunch> Choose() const {
+    auto launch = Choose(kFewProductWarps);
+    return launch ? launch : Choose(1);
+  }
+
+ private:
+  std::optional<TensorLaunch> Choose(int64_t min_product_warps) const {
     Estimate best;
     for (const int positions : TensorPositions(facts_.form.tile_rows)) {
       for (int64_t tile_w = positions; tile_w < sizes_.out_dims[2] + positions; tile_w += positions) {
+        const int64_t runs = tile_w / positions;
+        if (runs > kMaxProductWarps) break;
         for (int64_t tile_h = 1; tile_h <= std::min(sizes_.out_dims[1], kMaxTileRows); ++tile_h) {
-          const int64_t warps_p = tile_w / positions * tile_h;
-          if (warps_p > kMaxProductWarps) break;
-          TryRows({positions, tile_h, tile_w, 1, 0}, warps_p, &best);
+          TryRows({positions, tile_h, tile_w, 1, 0}, runs * tile_h, min_product_warps, &best);
         }
-        if (tile_w / positions >= kMaxProductWarps) break;
       }
     }
     if (best.launch.positions == 0) return std::nullopt;
     return best.launch;
   }
 
- private:
   // Tries all numbers of row tiles that a block can compute.
-  void TryRows(Tiling tiling, int64_t warps_p, Estimate* best) const {
+  void TryRows(Tiling tiling, int64_t warps_p, int64_t min_product_warps, Estimate* best) const {
     for (int64_t warps_m = 1; warps_m * warps_p <= kMaxProductWarps; warps_m *= 2) {
       if (warps_m >= 2 * facts_.form.tiles_per_group) break;
+      if (warps_m * warps_p < min_product_warps) continue;
       tiling.warps_m = warps_m;
-      for (const int64_t staging_warps : {2, 4}) {
+      for (const int64_t staging_warps : {4, 2}) {
         if (warps_m * warps_p + staging_warps > kMaxWarps) continue;
         tiling.staging_warps = staging_warps;
         const auto estimate = Evaluate(tiling, warps_m * warps_p);
@@ -176,19 +188,20 @@ class Planner {
     const double units = static_cast<double>(params.units) / kWarp;
     const double rounds =
         static_cast<double>(CeilDivide(params.product_warps * resident, kQuarters)) / static_cast<double>(resident);
-    const double product = rounds * steps * subtiles * positions * kProductCycles;
+    const double wide = tiling.positions == kWidePositions ? kWideProductFactor : 1.0;
+    const double product = rounds * steps * subtiles * positions * kProductCycles * wide;
     const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
                           params.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
-    // Rows begin anywhere in a sector.
-    const int64_t row_bytes = RoundUpTo(params.in_columns * int64_t{2} + kSectorBytes / 2, kSectorBytes);
+    const int64_t row_bytes = params.in_columns * int64_t{2} + kRowBytes;
     const double bytes = params.warps_m * steps * static_cast<double>(form.step_bytes()) +
                          static_cast<double>(form.chunk_channels * params.in_rows * row_bytes * kTensorImages);
     const double staging = units * kUnitCycles / static_cast<double>(tiling.staging_warps * resident);
-    const double chunk = std::max({product, shared, bytes / kL2BytesACycle, staging});
-    const double outputs =
-        static_cast<double>(params.warps_m) * form.tile_rows * params.tile_h * params.tile_w * kTensorImages;
-    const double block = form.num_chunks * chunk + (kBlockCycles + outputs * kOutputCycles) / resident;
-    return static_cast<double>(CeilDivide(blocks, device_.num_multiprocessors * resident) * resident) * block;
+    const double parts[] = {product, shared * kSharedCycles, bytes / kL2BytesACycle, staging};
+    const double greatest = *std::max_element(std::begin(parts), std::end(parts));
+    const double sum = std::accumulate(std::begin(parts), std::end(parts), 0.0);
+    const double chunk = greatest + kOverlap * (sum - greatest) + kChunkCycles / static_cast<double>(resident);
+    const int64_t rounds_of_blocks = CeilDivide(blocks, device_.num_multiprocessors * resident) * resident;
+    return static_cast<double>(rounds_of_blocks * form.num_chunks) * chunk;
   }
 
   const ConvGeometry& geometry_;
