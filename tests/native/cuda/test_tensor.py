@@ -76,6 +76,36 @@ def test_small_batches_run_in_csr(driver, make_session):
     assert kernel.startswith("sparseconv_csr_f16")
 
 
+@pytest.mark.parametrize(
+    ("case", "x_shape"),
+    [
+        (dataclasses.replace(CASE, weight=random_weight((64, 64, 3, 3), 0.003, dtype=HALF)), (4, 64, 6, 9)),
+        (
+            SparseConvCase(random_weight((40, 1, 3, 3), 0.5, dtype=HALF), geometry_2d(group=40), dtype=HALF),
+            (8, 40, 6, 9),
+        ),
+    ],
+    ids=["next to no weights", "depthwise"],
+)
+def test_what_is_mostly_zeros_on_tensor_cores_runs_in_csr(driver, make_session, case, x_shape):
+    run_and_check(make_session(make_model(case)), case, x_shape)
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_csr_f16")
+
+
+@pytest.mark.parametrize("kernel_size", [32, 40])
+def test_large_kernels(make_session, kernel_size):
+    case = dataclasses.replace(
+        CASE, weight=random_weight((3, 2, kernel_size, kernel_size), 0.1, dtype=HALF), geometry=geometry_2d(kernel_size)
+    )
+    run_and_check(make_session(make_model(case)), case, (4, 2, 45, 44))
+
+
+def test_nothing_but_padding_gives_the_bias(make_session):
+    case = dataclasses.replace(CASE, geometry=geometry_2d(pad=2))
+    run_and_check(make_session(make_model(case)), case, (8, 12, 0, 9))
+
+
 @pytest.mark.parametrize("max_shared_bytes", [48 << 10, 64 << 10, 99 << 10, 163 << 10])
 def test_tiles_fit_what_shared_memory_there_is(driver, make_session, max_shared_bytes):
     driver.set_device(max_shared_bytes=max_shared_bytes)

@@ -27,8 +27,6 @@ constexpr int kClusterArchitecture = 90;
 constexpr int64_t kMaxReduceBlocks = 1 << 16;
 constexpr uintptr_t kVectorBytes = 16;
 constexpr uintptr_t kPairBytes = 4;  // of halves
-// With fewer images, most of a tensor-core product is thrown away.
-constexpr int64_t kMinTensorBatch = 4;
 // More than on the CPU: the batch is part of the key, and a plan is small.
 constexpr size_t kMaxPlans = 32;
 
@@ -78,11 +76,12 @@ struct Plan {
 
 // The weight as the tensor-core kernel reads it, in device memory, and that kernel.
 struct TensorProduct {
-  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight)
+  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight, size_t num_entries)
       : begins_offset((weight.steps.size() + kVectorBytes - 1) / kVectorBytes * kVectorBytes),
         memory(context, begins_offset + weight.step_begins.size() * sizeof(uint32_t)),
         kernels(weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
     facts.form = weight.form;
+    facts.num_entries = static_cast<int64_t>(num_entries);
     facts.num_steps = weight.step_begins.empty() ? 0 : weight.step_begins.back();
     facts.max_steps = weight.max_steps;
     memory.Upload(0, weight.steps.data(), weight.steps.size());
@@ -199,7 +198,8 @@ void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
     }
     return;
   }
-  tensor_.emplace(context_, device_, PackTensorWeight(attributes.weight, geometry_, ChooseTensorForm(geometry_)));
+  tensor_.emplace(context_, device_, PackTensorWeight(attributes.weight, geometry_, ChooseTensorForm(geometry_)),
+                  attributes.weight.values.size());
   running_.store(RunningKernel::kTensor);
 }
 
@@ -241,8 +241,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
 void CudaKernel::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
   has_warned_.store(true);
   const std::string kernel =
-      tensor_ ? Concat("the tensor-core kernel, and with fewer than ", kMinTensorBatch, " images the CSR kernel")
-              : "the CSR kernel";
+      tensor_ ? "the tensor-core kernel, and with a few images the CSR kernel" : "the CSR kernel";
   node.Warn(Concat(op_.name(), " node '", node_name_, "' runs ", kernel, ": ", reason));
 }
 
@@ -265,7 +264,7 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   if (key.batch == 0) return plan;
   plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, device_, op_.cuda.sub_batch);
   const bool must_run_tensor = op_.cuda.kernel == KernelChoice::kTensor;
-  if (tensor_ && (must_run_tensor || key.batch >= kMinTensorBatch)) {
+  if (tensor_ && (must_run_tensor || IsWorthTensorCores(tensor_->facts, key.batch))) {
     TensorFacts facts = tensor_->facts;
     facts.is_x_paired = key.is_x_paired;
     plan.tensor = ChooseTensorLaunch(geometry_, plan.sizes, key.batch, device_, facts);

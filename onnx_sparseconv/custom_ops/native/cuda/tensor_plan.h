@@ -22,6 +22,7 @@ constexpr int kReservedSharedBytes = 1024;
 // What of the packed weight and of the call decides about the launch.
 struct TensorFacts {
   TensorForm form;
+  int64_t num_entries = 0;  // of the weight
   int64_t num_steps = 0;    // of all tiles and chunks
   int max_steps = 0;        // of a tile in a chunk
   bool is_x_paired = true;  // X begins at a multiple of 4 bytes
@@ -36,7 +37,11 @@ struct TensorLaunch {
 // Positions of a warp that there are kernels for, for a weight in tiles of so many rows.
 std::vector<int> TensorPositions(int tile_rows);
 
-// Nothing where no tile of outputs fits shared memory. `batch` is at least 1.
+// Whether the kernel is faster than the CSR kernel, about: not for a few images, for next to no weights, or for groups
+// of a few channels, where it mostly multiplies zeros.
+bool IsWorthTensorCores(const TensorFacts& facts, int64_t batch);
+
+// Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                int64_t batch, const DeviceFacts& device, const TensorFacts& facts);
 

@@ -12,8 +12,8 @@ namespace {
 
 // Of a step's column.
 constexpr int kChannelBits = 12, kLineBits = 10;
+constexpr int64_t kMaxTaps = 1 << 10;  // more are for nobody, and take memory for each
 constexpr int64_t kMaxLines = 1 << kLineBits, kMaxPlaces = 1 << (32 - kChannelBits - kLineBits);
-constexpr int kStepColumns = 32;
 constexpr int kQuadColumns = 4;
 constexpr int kLanes = 32;
 constexpr int kLaneWords = 4;
@@ -41,7 +41,7 @@ struct Placed {
   RowMask rows = 0;
 };
 
-using StepPlan = std::array<Placed, kStepColumns>;
+using StepPlan = std::array<Placed, kTensorColumns>;
 
 // Rows of a quad that have one non-zero at least, and two.
 struct Filled {
@@ -178,7 +178,7 @@ class Packer {
 
   StepPlan PlanStep(Pool* pool) const {
     StepPlan plan;
-    for (int phase = 0; phase < kStepColumns / kBanks; ++phase) {
+    for (int phase = 0; phase < kTensorColumns / kBanks; ++phase) {
       unsigned used_banks = 0;
       for (int quad = 0; quad < kBanks / kQuadColumns; ++quad) {
         Filled filled;
@@ -279,8 +279,8 @@ bool HasTensorForm(const SparseWeight& weight, const ConvGeometry& geometry) {
   const int64_t last_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
   const auto is_half = [](float value) { return value != value || HalfToFloat(FloatToHalf(value)) == value; };
   return std::all_of(weight.values.begin(), weight.values.end(), is_half) && geometry.kernel_shape[0] == 1 &&
-         geometry.spatial_rank < kSpatialAxes && last_y < kMaxLines && stride_x < kMaxLines &&
-         last_y * stride_x + stride_x <= kMaxLines && last_x / stride_x < kMaxPlaces;
+         geometry.taps() <= kMaxTaps && geometry.spatial_rank < kSpatialAxes && last_y < kMaxLines &&
+         stride_x < kMaxLines && last_y * stride_x + stride_x <= kMaxLines && last_x / stride_x < kMaxPlaces;
 }
 
 TensorForm ChooseTensorForm(const ConvGeometry& geometry) {

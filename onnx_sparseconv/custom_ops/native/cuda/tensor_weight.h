@@ -21,6 +21,7 @@
 namespace sparseconv::cuda {
 
 constexpr int kSubtileRows = 16;
+constexpr int kTensorColumns = 32;  // of a step
 
 struct TensorForm {
   int tile_rows = 64;  // 32 or 64
