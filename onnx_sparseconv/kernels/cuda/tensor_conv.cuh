@@ -1,7 +1,7 @@
 // Sparse convolution on the sparse tensor cores (float16, sm_80 and later).
 //
 // A tensor core multiplies a matrix with at most two non-zeros in every four of a row (2:4) by a dense one, at up to
-// twice the rate of two dense ones. Weights pruned without structure are not of this form, but the product does not
+// twice the rate of two dense matrices. Weights pruned without structure are not of this form, but the product does not
 // care in which order the columns come: the host (tensor_weight.cc) sorts the columns (channel, tap) of a tile of
 // output channels such that hardly a row has more than two non-zeros in four neighbours, leaves out columns that the
 // whole tile has no weight in, and gives what is left over further columns. Columns can be read in any order since the

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "../checked.h"
 #include "../half.h"
@@ -211,16 +212,16 @@ class Packer {
           values_[static_cast<size_t>(placed.column) * static_cast<size_t>(form_.tile_rows) + static_cast<size_t>(row)];
       ++count;
     }
-    // The second place must be behind the first; a zero goes to the end, or to the front.
-    if (count == 1 && places[0] == kQuadColumns - 1) {
-      pair.values[1] = pair.values[0];
-      pair.values[0] = 0;
-      places[0] = 0;
-      count = 2;
+    if (count == 0) return pair;
+    // The second place must be behind the first: a zero goes to the last place, or, if that is taken, to the first.
+    if (count == 1) {
       places[1] = kQuadColumns - 1;
+      if (places[0] == places[1]) {
+        std::swap(pair.values[0], pair.values[1]);
+        places[0] = 0;
+      }
     }
-    if (count == 1) places[1] = kQuadColumns - 1;
-    if (count > 0) pair.places = static_cast<unsigned>(places[0] | places[1] << 2);
+    pair.places = static_cast<unsigned>(places[0] | places[1] << 2);
     return pair;
   }
 
@@ -234,8 +235,9 @@ class Packer {
     steps->resize(begin + form_.step_bytes());
     uint8_t* const to = steps->data() + begin;
     std::array<uint32_t, kLanes * kLaneWords> words{};
-    for (int lane = 0; lane < kLanes; ++lane)
+    for (int lane = 0; lane < kLanes; ++lane) {
       words[static_cast<size_t>(lane * kLaneWords + 2)] = ColumnWord(plan, lane);
+    }
     for (int subtile = 0; subtile < form_.subtiles(); ++subtile) {
       for (int lane = 0; lane < kLanes; ++lane) {
         uint16_t halves[8];
