@@ -115,10 +115,6 @@ __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
 
-__device__ __forceinline__ void StoreSharedVector(Shared address, unsigned a, unsigned b, unsigned c, unsigned d) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
-}
-
 __device__ __forceinline__ void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
   asm volatile(
       "{\n"

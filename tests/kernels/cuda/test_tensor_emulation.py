@@ -28,11 +28,11 @@ THREADS = 96
 MATRICES = """
     const unsigned row = 32 * (t / 32) + t % 32 * 5 % 32;
     const Shared to = SharedAddress(shared) + 16 * row;
-    StoreSharedVector(to, x[4 * t], x[4 * t + 1], x[4 * t + 2], x[4 * t + 3]);
+    StoreSharedVectorIf(1, to, {x[4 * t], x[4 * t + 1], x[4 * t + 2], x[4 * t + 3]});
     __syncwarp();
     unsigned parts[4];
     LoadMatrices(to, parts);
-    StoreSharedVector(to, 0, 0, 0, 0);  // all have read
+    StoreSharedVectorIf(1, to, {0, 0, 0, 0});  // all have read
     for (int i = 0; i < 4; ++i) y[4 * t + i] = parts[i];
 """
 VECTORS = """

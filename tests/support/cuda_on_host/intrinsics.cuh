@@ -64,11 +64,8 @@ inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNu
 inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
-inline void StoreSharedVector(Shared address, unsigned a, unsigned b, unsigned c, unsigned d) {
-  cuda_on_host::StoreShared(address, uint4{a, b, c, d});
-}
 inline void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
-  if (condition != 0) StoreSharedVector(address, words[0], words[1], words[2], words[3]);
+  if (condition != 0) cuda_on_host::StoreShared(address, uint4{words[0], words[1], words[2], words[3]});
 }
 inline void LoadSharedPair(Shared address, unsigned& a, unsigned& b) {
   const auto pair = cuda_on_host::LoadShared<uint64_t>(address);
