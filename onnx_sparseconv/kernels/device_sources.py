@@ -6,6 +6,7 @@ from importlib import resources
 
 LIBRARY_KERNELS = "library_kernels.cu"
 TENSOR_KERNELS = "tensor_kernels.cu"
+WGMMA_KERNELS = "wgmma_kernels.cu"
 # What every source is compiled with, whatever the architecture.
 LANGUAGE_OPTIONS = ("--std=c++17",)
 

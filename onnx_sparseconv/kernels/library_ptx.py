@@ -1,9 +1,8 @@
 """The PTX of the kernels that the native library carries.
 
 ``python -m onnx_sparseconv.kernels.library_ptx`` writes it into a source checkout, ``--check`` compares. The texts are
-what NVRTC 12.1 makes of ``kernels/cuda/library_kernels.cu`` and ``tensor_kernels.cu``, but for one comment on top:
-every driver from CUDA 12.1 on understands PTX of that version, and always the same version makes the text
-reproducible.
+what NVRTC 12.1 makes of the sources in ``kernels/cuda``, but for one comment on top: every driver from CUDA 12.1 on
+understands PTX of that version, and always the same version makes the text reproducible.
 """
 
 from __future__ import annotations
@@ -19,13 +18,17 @@ from onnx_sparseconv.kernels.device_sources import (
     LANGUAGE_OPTIONS,
     LIBRARY_KERNELS,
     TENSOR_KERNELS,
+    WGMMA_KERNELS,
     read_device_sources,
 )
 from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program, find
 
 NVRTC_VERSION = (12, 1)
-# The oldest architecture that the kernels of a source run on; the driver translates for newer ones.
-ARCHITECTURES = {LIBRARY_KERNELS: 75, TENSOR_KERNELS: 80}
+# The oldest architecture that the kernels of a source run on; the driver translates for newer ones, but for 90a.
+ARCHITECTURES = {LIBRARY_KERNELS: "75", TENSOR_KERNELS: "80", WGMMA_KERNELS: "90a"}
+# PTX that NVRTC passes on as it stands in the source may be newer than what it writes by itself:
+# wgmma.mma_async.sp is of this version, which drivers from CUDA 12.2 on understand.
+_WRITTEN_VERSION, _WGMMA_VERSION = b"\n.version 8.1\n", b"\n.version 8.2\n"
 FOLDER = Path(__file__).parents[1] / "custom_ops/native/cuda"
 _COMMENT = b"// Made by onnx_sparseconv/kernels/library_ptx.py from onnx_sparseconv/kernels/cuda. Do not edit.\n"
 
@@ -60,6 +63,8 @@ def make_ptx(nvrtc: Nvrtc, source: str) -> bytes:
     compiled = nvrtc.compile(library_program(source, f"compute_{ARCHITECTURES[source]}"))
     if compiled.log:
         raise CompileError(f"{nvrtc.name} has remarks on {source}: {compiled.log}", compiled.log)
+    if source == WGMMA_KERNELS:
+        return _COMMENT + compiled.ptx.replace(_WRITTEN_VERSION, _WGMMA_VERSION)
     return _COMMENT + compiled.ptx
 
 

@@ -21,6 +21,21 @@ def conv1d(kernel, stride=1, pads=(0, 0), dilation=1, group=1):
     return ConvGeometry((kernel,), (stride,), tuple(pads), (dilation,), group)
 
 
+# For the warpgroup kernel, which wants more channels than most of the others have.
+WARPGROUPS = {
+    "3x3, 28 wide": ((128, 128, 3, 3), geometry_2d(), (16, 128, 28, 28)),
+    "3x3, 56 wide": ((64, 64, 3, 3), geometry_2d(), (11, 64, 56, 56)),
+    "3x3, 14 wide": ((192, 256, 3, 3), geometry_2d(), (9, 256, 14, 14)),
+    "3x3, 7 wide": ((96, 100, 3, 3), geometry_2d(), (8, 100, 7, 7)),
+    "3x3, odd width": ((70, 40, 3, 3), geometry_2d(pad=0), (5, 40, 17, 31)),
+    "3x3, stride 2": ((64, 48, 3, 3), geometry_2d(3, 2, 1), (8, 48, 30, 56)),
+    "3x3, dilation 2": ((64, 32, 3, 3), geometry_2d(3, 1, 2, 2), (8, 32, 20, 16)),
+    "3x3, groups": ((128, 32, 3, 3), geometry_2d(group=2), (8, 64, 18, 20)),
+    "1x1": ((256, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 14, 14)),
+    "1-D": ((100, 300, 3), conv1d(3), (16, 300, 56)),
+}
+
+
 # name: shape of the weight, geometry, shape of X
 GENERATED = {
     "3x3": ((16, 16, 3, 3), geometry_2d(), (2, 16, 28, 28)),
@@ -51,9 +66,9 @@ GENERATED = {
 }
 
 
-def case_of(name, dtype, density=0.15, *, activation=Activation.RELU, has_residual=True):
-    """A layer of `GENERATED` as a case, with some rows empty, and the shape of its input."""
-    shape, geometry, x_shape = GENERATED[name]
+def case_of(name, dtype, density=0.15, *, activation=Activation.RELU, has_residual=True, layers=None):
+    """A layer of `layers` as a case, with some rows empty, and the shape of its input."""
+    shape, geometry, x_shape = (layers or GENERATED)[name]
     weight = random_weight(shape, density, seed=len(name), dtype=dtype)
     weight[1::7] = 0
     return SparseConvCase(weight, geometry, activation, 0.0, 0.0, np.dtype(dtype), has_residual=has_residual), x_shape

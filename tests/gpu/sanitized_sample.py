@@ -10,7 +10,7 @@ import sys
 import numpy as np
 
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import TYPES, case_of
+from tests.gpu.layers import TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import Place, check, static_model, with_images
 from tests.support.sparse_models import make_model
 
@@ -29,6 +29,9 @@ SAMPLE = {
 
 def main(place, target):
     """Run the sample on a place; ``target`` empty: without generated code."""
+    for name in ("3x3, 7 wide", "3x3, stride 2", "1-D"):
+        case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
+        sys.stdout.write(f"{name}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
     for name, types in SAMPLE.items():
         for dtype in types:
             case, x_shape = case_of(name, dtype)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import GENERATED, KERNELS, TYPES, case_of
+from tests.gpu.layers import GENERATED, KERNELS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
@@ -37,6 +37,14 @@ def test_any_convolution_on_tensor_cores(gpu, drawn, batch):
     half = np.dtype(np.float16)
     case = dataclasses.replace(case, weight=case.weight.astype(half), dtype=half)
     assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="tensor") == "cuda.tensor"
+
+
+@pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("name", WARPGROUPS)
+def test_warpgroups(gpu, name, density, has_residual):
+    case, x_shape = case_of(name, np.float16, density, has_residual=has_residual, layers=WARPGROUPS)
+    assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
 @settings(max_examples=150, **PROPERTY)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from tests.gpu.layers import KERNELS, TYPES, case_of
+from tests.gpu.layers import KERNELS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import Place, check, check_graph, check_threads, static_model, with_images
 from tests.support.sparse_models import make_model, random_inputs
 
@@ -25,6 +25,11 @@ def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name
     case, x_shape = case_of(name, dtype)
     model = _model(kernel, case, x_shape, request)
     assert check_graph(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
+
+
+def test_a_cuda_graph_of_warpgroups(gpu):
+    case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
+    assert check_graph(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -63,9 +68,18 @@ def gpus():
     return [Place("cuda", device) for device in range(count)]
 
 
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "generated"])
+def test_concurrent_runs_of_warpgroups(gpu):
+    case, x_shape = case_of("3x3, 7 wide", np.float16, layers=WARPGROUPS)
+    session = gpu.session(make_model(case), cuda_kernel="wgmma")
+    check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
+
+
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "wgmma", "generated"])
 def test_every_gpu_computes_the_same(gpus, request, kernel):
-    case, x_shape = case_of("3x3", np.float16 if kernel == "tensor" else np.float32)
+    if kernel == "wgmma":
+        case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
+    else:
+        case, x_shape = case_of("3x3", np.float16 if kernel == "tensor" else np.float32)
     model = _model(kernel, case, x_shape, request)
     sessions = [place.session(model, cuda_kernel=kernel) for place in gpus]
     inputs = random_inputs(case, x_shape)

@@ -19,7 +19,7 @@ export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=pri
 "$python" -c "
 from tests.native.cuda import reference
 from tests.support import cuda_emulation
-cuda_emulation.build_emulated_library(), cuda_emulation.build_driver(), cuda_emulation.library_image(), cuda_emulation.tensor_image()
+cuda_emulation.build_emulated_library(), cuda_emulation.build_driver(), cuda_emulation.library_image(), cuda_emulation.tensor_image(), cuda_emulation.wgmma_image()
 reference.compiled()"
 
 echo "fuzz"
@@ -32,4 +32,4 @@ LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
 echo "tests of the CUDA side"
 LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
   tests/native/cuda/test_images.py tests/native/cuda/test_csr.py tests/native/cuda/test_generated.py \
-  tests/native/cuda/test_driver_errors.py tests/native/cuda/test_tensor.py
+  tests/native/cuda/test_driver_errors.py tests/native/cuda/test_tensor.py tests/native/cuda/test_wgmma.py

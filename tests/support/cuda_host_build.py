@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, TENSOR_KERNELS, read_device_sources
+from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, TENSOR_KERNELS, WGMMA_KERNELS, read_device_sources
 from tests.support.native_build import ROOT, find_tool
 from tests.support.ptx_on_host import translate_inline_ptx
 
@@ -76,6 +76,12 @@ def library_image() -> Path:
 def tensor_image() -> Path:
     """Those for sparse tensor cores."""
     return build_host_image(read_device_sources()[TENSOR_KERNELS])
+
+
+@functools.cache
+def wgmma_image() -> Path:
+    """Those for warpgroups of sparse tensor cores."""
+    return build_host_image(read_device_sources()[WGMMA_KERNELS])
 
 
 def launch(

@@ -172,20 +172,17 @@ struct GeneratedParams {
 // Images that the sparse tensor cores compute together: the columns of one product.
 constexpr int kTensorImages = 8;
 constexpr int kMaxTensorThreads = 384;
-// Units that a thread of the staging warps loads at a time.
-constexpr int kTensorUnits = 4;
+// Units of one or two columns, and of four, that a thread of the staging warps loads at a time.
+constexpr int kTensorUnits = 4, kWideTensorUnits = 2;
 
-// The tensor-core kernel, float16: `sparseconv_tensor_r<row tiles>_p<positions>`. tensor_conv.cuh says how it works.
+// What a block of the tensor-core kernels computes, and how it gets its input; see tensor_tile.cuh.
 //
-// Blocks, fastest first: `row_blocks` of warps_m row tiles, tiles_x, tiles_y, and 8 images. A stage holds
-// [chunk_channels][channel_pitch] pixels of 16 bytes, 8 images each, and the chunk's steps of all row tiles. 1-D
-// convolutions have in_h = out_h = 1.
-struct TensorParams {
-  const void* x;  // [N, C, H, W]
+// Blocks, fastest first: `row_blocks` of warps_m row tiles, tiles_x, tiles_y, and 8 images. 1-D convolutions have
+// in_h = out_h = 1.
+struct TileParams {
+  const void* x;  // [N, C, H, W], halves
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
-  const void* steps;            // of all row tiles; see tensor_weight.h
-  const unsigned* step_begins;  // [groups * row_tiles_per_group][num_chunks + 1]
   int batch;
   int in_channels;
   int out_channels;
@@ -198,24 +195,58 @@ struct TensorParams {
   int row_blocks_per_group;
   int row_blocks;
   int tiles_x, tiles_y;
-  int tile_h, tile_w;  // outputs of a block, of each channel and image; tile_w is a multiple of a warp's positions
+  int tile_h, tile_w;  // outputs of a block, of each channel and image
   int product_warps;   // of a block; the others stage
-  int warps_m;         // of those that compute other channels; the others, other positions
+  int warps_m;         // row tiles of a block
+  int num_stages;
+  int stage_bytes;          // a multiple of 16
+  int in_rows, in_columns;  // that a tile reads
+  int line_pitch;           // pixels. A row is strides[1] lines: its column x lies in line x % strides[1], at
+                            // x / strides[1]
+  int column_steps[3];      // pixels, from a unit's first column to the others
+  int unit_columns;  // that are loaded together: 4 or 2 where in_w is a multiple of it and X begins at a multiple
+                     // of as many halves, else 1
+  int is_y_paired;   // tile_w and out_w are even, and Y and the residual begin at multiples of 4 bytes
+  int sum_pitch;     // words from one row of outputs to the next, in shared memory
+};
+
+// The tensor-core kernel, float16: `sparseconv_tensor_r<row tiles>_p<positions>`. tensor_conv.cuh says how it works.
+//
+// A stage holds [chunk_channels][channel_pitch] pixels, and the chunk's steps of all row tiles. tile_w is a multiple of
+// a warp's positions, line_pitch 1 more than a multiple of 8, and there are two stages.
+struct TensorParams {
+  TileParams tile;
+  const void* steps;            // of all row tiles; see tensor_weight.h
+  const unsigned* step_begins;  // [groups * row_tiles_per_group][num_chunks + 1]
   int num_chunks;
   int chunk_channels;
-  int in_rows, in_columns;  // that a tile reads
-  int line_pitch;           // pixels, 1 more than a multiple of 8. A row is strides[1] lines: its column x lies in line
-                            // x % strides[1], at x / strides[1]
-  int pair_step;            // pixels, from a column at an even x of the input to the next one
-  int channel_pitch;        // pixels, 1 more than a multiple of 8
-  int input_bytes;          // of a stage, a multiple of 16; behind them, steps
-  int stage_bytes;          // a multiple of 16
-  int max_steps;            // of a row tile in a chunk
-  int row_units, units;     // that a row, a chunk are staged in: one or two columns of all images
-  int chunk_batches;        // that a thread stages a chunk in, of kTensorUnits units
-  int is_x_paired;          // in_w is even, and X begins at a multiple of 4 bytes
-  int is_y_paired;          // tile_w and out_w are even, and Y and the residual begin at multiples of 4 bytes
-  int sum_pitch;            // words from one row of outputs to the next, in shared memory
+  int channel_pitch;  // pixels, 1 more than a multiple of 8
+  int input_bytes;    // of a stage, a multiple of 16; behind them, steps
+  int max_steps;      // of a row tile in a chunk
+};
+
+// Threads of a block that multiply, two warpgroups of them, and all.
+constexpr int kWgmmaProductThreads = 256;
+constexpr int kWgmmaThreads = 384;
+// Channels of a chunk, and pixels of a stage: 8 images of these, and 16 bytes that keep neighbours apart.
+constexpr int kWgmmaChannels = 32;
+constexpr int kWgmmaPixelBytes = 16 * kWgmmaChannels + 16;
+constexpr int kMaxWgmmaStages = 4;
+
+// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works.
+//
+// A stage holds pixels of 32 channels, and the chunk's part of the weight. Row tiles are 64 rows. A warpgroup computes
+// one of them, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of each.
+struct WgmmaParams {
+  TileParams tile;
+  const void* chunks;            // of all row blocks; see wgmma_weight.h
+  const unsigned* chunk_begins;  // [chunks + 1], in units of 16 bytes
+  const unsigned* block_begins;  // [groups * row_blocks_per_group + 1], first chunks
+  const int* channels;           // [chunks][kWgmmaChannels], of the group
+  int header_bytes;              // of a chunk
+  int input_bytes;               // of a stage, a multiple of 128; behind them, the weight's part
+  int table_bytes;               // of units, behind the stages; behind them, barriers
+  int run_w, run_lines;
 };
 
 }  // namespace sparseconv::cuda

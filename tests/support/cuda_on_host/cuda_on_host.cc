@@ -383,6 +383,57 @@ void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4],
   for (unsigned i = 0; i < 4; ++i) sums[i] = warp.products[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 
+// The operand that a matrix descriptor describes, of so many rows of 16 bytes in a matrix's 8.
+class MatrixOperand {
+ public:
+  MatrixOperand(uint64_t descriptor, unsigned num_summed, unsigned num_other)
+      : summed_step_(Field(descriptor, 16)), other_step_(Field(descriptor, 32)) {
+    if (descriptor >> 46 != 0)
+      Fail("matrix descriptor %016llx is swizzled", static_cast<unsigned long long>(descriptor));
+    const unsigned bytes = (num_summed - 1) * summed_step_ + (num_other - 1) * other_step_ + 128;
+    first_ = SharedPointer(Field(descriptor, 0), bytes, 16);
+  }
+
+  float At(unsigned summed, unsigned other, unsigned row, unsigned column) const {
+    uint16_t half;
+    std::memcpy(&half, first_ + summed * summed_step_ + other * other_step_ + row * 16 + column * 2, sizeof(half));
+    return sparseconv::HalfToFloat(half);
+  }
+
+ private:
+  static unsigned Field(uint64_t descriptor, unsigned shift) {
+    return static_cast<unsigned>(descriptor >> shift & 0x3FFFu) << 4;
+  }
+
+  const unsigned char* first_;
+  const unsigned summed_step_, other_step_;
+};
+
+// Each warp of a warpgroup computes its 16 of 64 rows, at once: what a kernel reads of sums before it waits for them is
+// not found out.
+void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata) {
+  constexpr auto kName = "wgmma.sp";
+  CurrentFullWarp(kName);
+  const unsigned lane = state.current->number % warpSize, warp = state.current->number / warpSize % 4;
+  const uint64_t* all = ExchangeInWarp(0xFFFFFFFFu, metadata);
+  const unsigned words[2] = {static_cast<unsigned>(all[lane / 4 * 4]), static_cast<unsigned>(all[lane / 4 * 4 + 1])};
+  const MatrixOperand values(a, 2, 8), inputs(b, 4, positions);
+  for (unsigned i = 0; i < 2; ++i) {
+    const unsigned row = 16 * warp + lane / 4 + 8 * i;
+    for (unsigned stored = 0; stored < 16; ++stored) {
+      const unsigned quad = stored / 2, places = PlacesOf(words[quad / 4], 4 * i + quad % 4);
+      if ((places & 3u) >= places >> 2) Fail("wgmma.sp: metadata %08x is not in order", words[quad / 4]);
+      const float value = values.At(stored / 8, row / 8, row % 8, stored % 8);
+      const unsigned k = 4 * quad + (stored % 2 == 0 ? places & 3u : places >> 2);
+      for (unsigned j = 0; j < positions; ++j) {
+        for (unsigned n = 0; n < 2; ++n) {
+          sums[4 * j + 2 * i + n] += value * inputs.At(k / 8, j, k % 8, lane % 4 * 2 + n);
+        }
+      }
+    }
+  }
+}
+
 // Counts the warp at a numbered barrier. Returns the phase that it belongs to.
 unsigned ComeToBarrier(const char* instruction, int number, unsigned threads) {
   if (number == 0) Fail("barrier 0 is that of __syncthreads");

@@ -34,6 +34,9 @@
 struct uint3 {
   unsigned x, y, z;
 };
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
 struct alignas(16) uint4 {
   unsigned x, y, z, w;
 };
@@ -76,6 +79,7 @@ void WaitForBarrier(unsigned number, unsigned parity);
 void LoadMatrices(unsigned row, unsigned (&parts)[4]);
 void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[4],
                     unsigned metadata);
+void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata);
 void WaitAtBarrier(int number, unsigned threads);
 void ArriveAtBarrier(int number, unsigned threads);
 

@@ -168,7 +168,10 @@ std::string WordBehind(const char* begin, const char* ptx) {
 int OpenPtx(const char* ptx, Library* library) {
   const std::string target = WordBehind(".target sm_", ptx), kernel = WordBehind(".entry ", ptx);
   if (kernel.empty()) return kInvalidImage;
-  if (std::atoi(target.c_str()) > state().architecture) return kNoBinaryForGpu;
+  // A target such as sm_90a is for this architecture alone.
+  const int architecture = std::atoi(target.c_str());
+  if (architecture > state().architecture) return kNoBinaryForGpu;
+  if (target.back() == 'a' && architecture != state().architecture) return kNoBinaryForGpu;
   const char* paths = std::getenv("CUDA_ON_HOST_LIBRARY_KERNELS");
   std::istringstream split(paths == nullptr ? "" : paths);
   for (std::string path; std::getline(split, path, ':');) {

@@ -49,6 +49,11 @@ inline Half2 LoadReadOnly(const Half2* address) {
   return *address;
 }
 
+inline uint2 LoadReadOnly(const uint2* address) {
+  cuda_on_host::CheckGlobal(address, sizeof(uint2));
+  return *address;
+}
+
 template <class Value>
 Value LoadOnce(const Value* address) {
   cuda_on_host::CheckGlobal(address, sizeof(Value));
@@ -86,6 +91,24 @@ void MultiplySparse(float (&sums)[4], const uint4& a, const unsigned (&b)[4], un
   cuda_on_host::MultiplySparse(kSelector, sums, {a.x, a.y, a.z, a.w}, b, meta);
 }
 
+inline void FenceSharedForTensorCores() {}
+inline void FenceSums() {}
+inline void CommitProducts() {}
+// Products are computed at once, but each lane its own part.
+template <int kPending>
+void WaitForProducts() {
+  __syncwarp();
+}
+using Matrix = unsigned long long;
+inline Matrix MatrixDescriptor(Shared first, unsigned summed_step, unsigned other_step) {
+  return static_cast<Matrix>(first >> 4 & 0x3FFFu) | static_cast<Matrix>(summed_step >> 4) << 16 |
+         static_cast<Matrix>(other_step >> 4) << 32;
+}
+template <size_t kSums>
+void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, unsigned meta) {
+  cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta);
+}
+
 inline void WaitAtBarrier(int number, unsigned threads) { cuda_on_host::WaitAtBarrier(number, threads); }
 inline void ArriveAtBarrier(int number, unsigned threads) { cuda_on_host::ArriveAtBarrier(number, threads); }
 
@@ -108,6 +131,9 @@ inline bool IsElected() { return threadIdx.x % 32 == 0; }
 inline void WaitForBarrier(Shared barrier, unsigned parity) { cuda_on_host::WaitForBarrier(barrier, parity); }
 inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
   cuda_on_host::CopyBulk(to, from, bytes, barrier);
+}
+inline void CopyBulkCached(Shared to, const void* from, unsigned bytes, Shared barrier) {
+  CopyBulk(to, from, bytes, barrier);
 }
 
 }  // namespace sparseconv::cuda

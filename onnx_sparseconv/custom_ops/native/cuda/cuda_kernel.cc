@@ -17,6 +17,8 @@
 #include "provider.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
+#include "wgmma_plan.h"
+#include "wgmma_weight.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -52,40 +54,51 @@ DeviceFacts ReadFacts(Device device) {
 struct PlanKey {
   int64_t batch;
   Axes in_dims;
-  bool is_x_aligned, is_x_paired;
+  bool is_x_aligned;
+  int x_columns;  // halves that X is aligned to: 4, 2 or 1
 
   bool operator==(const PlanKey& other) const {
     return batch == other.batch && in_dims == other.in_dims && is_x_aligned == other.is_x_aligned &&
-           is_x_paired == other.is_x_paired;
+           x_columns == other.x_columns;
   }
 };
 
-enum class RunningKernel { kCsr, kTensor, kGenerated };
+enum class RunningKernel { kCsr, kTensor, kWgmma, kGenerated };
 
 struct Plan {
   ResolvedGeometry sizes;
   CsrLaunch csr;
   std::optional<TensorLaunch> tensor;
+  std::optional<WgmmaLaunch> wgmma;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image does not run
 
   RunningKernel kernel() const {
-    return generated ? RunningKernel::kGenerated : tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
+    if (generated) return RunningKernel::kGenerated;
+    if (wgmma) return RunningKernel::kWgmma;
+    return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 };
+
+size_t RoundedUp(size_t bytes) { return (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes; }
+
+template <class Value>
+size_t BytesOf(const std::vector<Value>& values) {
+  return values.size() * sizeof(Value);
+}
 
 // The weight as the tensor-core kernel reads it, in device memory, and that kernel.
 struct TensorProduct {
   TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight, size_t num_entries)
-      : begins_offset((weight.steps.size() + kVectorBytes - 1) / kVectorBytes * kVectorBytes),
-        memory(context, begins_offset + weight.step_begins.size() * sizeof(uint32_t)),
+      : begins_offset(RoundedUp(weight.steps.size())),
+        memory(context, begins_offset + BytesOf(weight.step_begins)),
         kernels(weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
     facts.form = weight.form;
     facts.num_entries = static_cast<int64_t>(num_entries);
     facts.num_steps = weight.step_begins.empty() ? 0 : weight.step_begins.back();
     facts.max_steps = weight.max_steps;
     memory.Upload(0, weight.steps.data(), weight.steps.size());
-    memory.Upload(begins_offset, weight.step_begins.data(), weight.step_begins.size() * sizeof(uint32_t));
+    memory.Upload(begins_offset, weight.step_begins.data(), BytesOf(weight.step_begins));
     SynchronizeUploads();  // the host's arrays go now
   }
 
@@ -93,6 +106,32 @@ struct TensorProduct {
   const size_t begins_offset;
   const Memory memory;
   const TensorKernels kernels;
+};
+
+// The weight as the warpgroup kernel reads it, in device memory, and that kernel.
+struct WgmmaProduct {
+  WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, size_t num_entries)
+      : chunk_begins(RoundedUp(weight.chunks.size())),
+        block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
+        channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
+        memory(context, channels + RoundedUp(BytesOf(weight.channels))),
+        kernels(device.max_shared_bytes - kReservedSharedBytes) {
+    facts.form = weight.form;
+    facts.num_entries = static_cast<int64_t>(num_entries);
+    facts.num_steps = weight.num_steps;
+    facts.num_chunks = static_cast<int64_t>(weight.chunk_begins.size()) - 1;
+    facts.max_chunk_bytes = weight.max_chunk_bytes;
+    memory.Upload(0, weight.chunks.data(), weight.chunks.size());
+    memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
+    memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
+    memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
+    SynchronizeUploads();  // the host's arrays go now
+  }
+
+  WgmmaFacts facts;
+  const size_t chunk_begins, block_begins, channels;  // offsets
+  const Memory memory;
+  const WgmmaKernels kernels;
 };
 
 // The node's own kernel, loaded.
@@ -143,12 +182,17 @@ class CudaKernel final : public Kernel {
 
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
   void LoadTensorProduct(const SparseConvAttributes& attributes);
+  void LoadWgmmaProduct(const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
+  std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
+  std::optional<WgmmaLaunch> PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void Launch(const Call& call) const;
+  static void FillTile(const Call& call, TileParams* tile);
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
+  void LaunchWgmma(const Call& call) const;
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
@@ -166,6 +210,7 @@ class CudaKernel final : public Kernel {
   std::optional<LibraryKernels> library_kernels_;
   std::optional<CsrWeight> csr_weight_;
   std::optional<TensorProduct> tensor_;
+  std::optional<WgmmaProduct> wgmma_;
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
   mutable std::atomic<bool> has_warned_{false};
@@ -182,6 +227,7 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
   const ScopedContext scope(context_.handle());
   device_ = ReadFacts(context_.device());
   LoadTensorProduct(attributes);
+  LoadWgmmaProduct(attributes);
   LoadImage(node, attributes);
   library_kernels_.emplace(is_half());
   csr_weight_.emplace(context_, attributes.weight);
@@ -203,6 +249,24 @@ void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
   running_.store(RunningKernel::kTensor);
 }
 
+void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
+  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
+  if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  const bool can_load = device_.architecture == kWgmmaArchitecture && GetDriver().version >= kWgmmaDriver;
+  if (!is_half() || !can_load || !HasWgmmaForm(attributes.weight, geometry_)) {
+    if (must_run) {
+      Fail(
+          "'sparseconv.cuda_kernel' asks for the warpgroup kernel, which runs float16 in 1-D and 2-D, weights that are "
+          "halves, groups of 24 input and 40 output channels at least, kernels of up to 49 taps, on compute capability "
+          "9.0 alone, with a driver for CUDA 12.2 or later");
+    }
+    return;
+  }
+  wgmma_.emplace(context_, device_, PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_)),
+                 attributes.weight.values.size());
+  running_.store(RunningKernel::kWgmma);
+}
+
 // Finds the node's image for this GPU. Where it carries some but none that fits, says so.
 void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes) {
   const auto container = node.GetTensor("cuda_images");
@@ -211,7 +275,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
   }
   const auto images = ParseImages(container.data<uint8_t>(), container.size(), attributes);
   const bool must_run = op_.cuda.kernel == KernelChoice::kGenerated;
-  if (op_.cuda.kernel == KernelChoice::kCsr || op_.cuda.kernel == KernelChoice::kTensor) return;
+  if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   if (images.empty()) {
     if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and the node carries no image");
     return;
@@ -241,7 +305,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
 void CudaKernel::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
   has_warned_.store(true);
   const std::string kernel =
-      tensor_ ? "the tensor-core kernel, and with a few images the CSR kernel" : "the CSR kernel";
+      tensor_ ? "a kernel on tensor cores, and with a few images the CSR kernel" : "the CSR kernel";
   node.Warn(Concat(op_.name(), " node '", node_name_, "' runs ", kernel, ": ", reason));
 }
 
@@ -251,10 +315,34 @@ std::string CudaKernel::name() const {
       return "cuda.csr";
     case RunningKernel::kTensor:
       return "cuda.tensor";
+    case RunningKernel::kWgmma:
+      return "cuda.wgmma";
     case RunningKernel::kGenerated:
       break;
   }
   return Concat("cuda.generated(sm_", image_->architecture, ")");
+}
+
+std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const {
+  const bool must_run = op_.cuda.kernel == KernelChoice::kTensor;
+  if (!tensor_ || (!must_run && !IsWorthTensorCores(tensor_->facts, key.batch))) return std::nullopt;
+  TensorFacts facts = tensor_->facts;
+  facts.x_columns = key.x_columns;
+  auto launch = ChooseTensorLaunch(geometry_, sizes, key.batch, device_, facts);
+  if (!launch && must_run) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
+  return launch;
+}
+
+std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const {
+  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
+  if (!wgmma_ || (!must_run && !IsWorthWarpgroups(geometry_, wgmma_->facts, key.batch))) return std::nullopt;
+  WgmmaFacts facts = wgmma_->facts;
+  facts.x_columns = key.x_columns;
+  auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, facts);
+  if (!launch && must_run) Fail("the warpgroup kernel cannot run this call: no tile of it fits");
+  // The tensor-core kernel has smaller tiles, which more multiprocessors get some of.
+  const bool fills_gpu = launch && launch->shape.grid[0] >= static_cast<unsigned>(device_.num_multiprocessors);
+  return must_run || fills_gpu ? launch : std::nullopt;
 }
 
 Plan CudaKernel::MakePlan(const PlanKey& key) const {
@@ -263,13 +351,8 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   CheckCsrSizes(geometry_, plan.sizes, key.batch);
   if (key.batch == 0) return plan;
   plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, device_, op_.cuda.sub_batch);
-  const bool must_run_tensor = op_.cuda.kernel == KernelChoice::kTensor;
-  if (tensor_ && (must_run_tensor || IsWorthTensorCores(tensor_->facts, key.batch))) {
-    TensorFacts facts = tensor_->facts;
-    facts.is_x_paired = key.is_x_paired;
-    plan.tensor = ChooseTensorLaunch(geometry_, plan.sizes, key.batch, device_, facts);
-    if (!plan.tensor && must_run_tensor) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
-  }
+  plan.wgmma = PlanWgmma(plan.sizes, key);
+  if (!plan.wgmma) plan.tensor = PlanTensor(plan.sizes, key);
   if (!image_) return plan;
   if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
     GeneratedFacts facts = image_->facts;
@@ -284,7 +367,9 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
 
 void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
   if (has_warned_.exchange(true)) return;
-  const char* kernel = plan.kernel() == RunningKernel::kTensor ? "tensor-core" : "CSR";
+  const char* kernel = plan.kernel() == RunningKernel::kCsr      ? "CSR"
+                       : plan.kernel() == RunningKernel::kTensor ? "tensor-core"
+                                                                 : "warpgroup";
   context.Warn(Concat(op_.name(), " node '", node_name_, "' runs the ", kernel,
                       " kernel for X of this shape, and may not run its own code for others: its image for sm_",
                       image_->architecture, " does not fit, ", plan.reason));
@@ -312,7 +397,10 @@ void CudaKernel::Compute(const ort::Context& context) const {
   CheckPlace(context.api(), "B", inputs.bias);
   CheckPlace(context.api(), "Z", inputs.residual);
   const auto x_address = reinterpret_cast<uintptr_t>(inputs.x.data);
-  const PlanKey key{inputs.batch, inputs.in_dims, x_address % kVectorBytes == 0, x_address % kPairBytes == 0};
+  const PlanKey key{inputs.batch, inputs.in_dims, x_address % kVectorBytes == 0,
+                    x_address % (2 * kPairBytes) == 0 ? 4
+                    : x_address % kPairBytes == 0     ? 2
+                                                      : 1};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(key); });
   void* y = context.GetOutput(0, OutputShape(inputs, geometry_, plan->sizes.out_dims));
   if (inputs.batch == 0) return;
@@ -339,6 +427,8 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchCsr(call);
   } else if (call.plan.kernel() == RunningKernel::kTensor) {
     LaunchTensor(call);
+  } else if (call.plan.kernel() == RunningKernel::kWgmma) {
+    LaunchWgmma(call);
   } else if (call.plan.generated->params.num_splits > 1) {
     LaunchSplits(call);
   } else {
@@ -356,16 +446,31 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   cuda::Launch(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
 }
 
+void CudaKernel::FillTile(const Call& call, TileParams* tile) {
+  tile->x = call.inputs.x.data;
+  tile->y = call.y;
+  tile->epilogue = call.epilogue;
+  tile->is_y_paired = tile->is_y_paired && IsPaired(call.y) && IsPaired(call.epilogue.residual);
+}
+
 void CudaKernel::LaunchTensor(const Call& call) const {
   const TensorLaunch& launch = *call.plan.tensor;
   TensorParams params = launch.params;
-  params.x = call.inputs.x.data;
-  params.y = call.y;
-  params.epilogue = call.epilogue;
+  FillTile(call, &params.tile);
   params.steps = tensor_->memory.at(0);
   params.step_begins = static_cast<const unsigned*>(tensor_->memory.at(tensor_->begins_offset));
-  params.is_y_paired = params.is_y_paired && IsPaired(call.y) && IsPaired(call.epilogue.residual);
   cuda::Launch(tensor_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+}
+
+void CudaKernel::LaunchWgmma(const Call& call) const {
+  const WgmmaLaunch& launch = *call.plan.wgmma;
+  WgmmaParams params = launch.params;
+  FillTile(call, &params.tile);
+  params.chunks = wgmma_->memory.at(0);
+  params.chunk_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->chunk_begins));
+  params.block_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->block_begins));
+  params.channels = static_cast<const int*>(wgmma_->memory.at(wgmma_->channels));
+  cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.

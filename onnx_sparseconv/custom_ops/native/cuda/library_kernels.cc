@@ -4,10 +4,12 @@
 #include <string>
 
 #include "tensor_plan.h"
+#include "wgmma_plan.h"
 
-// Texts of library_kernels.ptx and tensor_kernels.ptx, which CMake turns into arrays; they end with a NUL.
+// Texts of the PTX files beside this one, which CMake turns into arrays; they end with a NUL.
 extern const unsigned char sparseconv_library_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_kernels_ptx[];
+extern const unsigned char sparseconv_wgmma_kernels_ptx[];
 
 namespace sparseconv::cuda {
 namespace {
@@ -44,6 +46,17 @@ std::shared_ptr<const Library> LibraryOfTensor() {
   return shared->Get();
 }
 
+std::shared_ptr<const Library> LibraryOfWgmma() {
+  static auto* const shared = new SharedLibrary(sparseconv_wgmma_kernels_ptx);
+  return shared->Get();
+}
+
+FunctionHandle LoadProduct(const Library& library, const std::string& name, int max_shared_bytes) {
+  const FunctionHandle product = library.Function(name.c_str());
+  GetDriver().set_function_attribute(product, kMaxDynamicSharedBytes, max_shared_bytes);
+  return product;
+}
+
 }  // namespace
 
 LibraryKernels::LibraryKernels(bool is_half) : library_(LibraryOfCsr()) {
@@ -64,9 +77,14 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes) : library_(Lib
   const std::string subtiles = std::to_string(tile_rows / kSubtileRows);
   for (const int positions : TensorPositions(tile_rows)) {
     const std::string name = "sparseconv_tensor_r" + subtiles + "_p" + std::to_string(positions);
-    const FunctionHandle product = library_->Function(name.c_str());
-    GetDriver().set_function_attribute(product, kMaxDynamicSharedBytes, max_shared_bytes);
-    products_[positions] = product;
+    products_[positions] = LoadProduct(*library_, name, max_shared_bytes);
+  }
+}
+
+WgmmaKernels::WgmmaKernels(int max_shared_bytes) : library_(LibraryOfWgmma()) {
+  for (const int positions : kWgmmaPositions) {
+    const std::string name = "sparseconv_wgmma_p" + std::to_string(positions);
+    products_[positions] = LoadProduct(*library_, name, max_shared_bytes);
   }
 }
 

@@ -1,5 +1,5 @@
 // The kernels that the library itself carries, as PTX: the CSR convolution, the sum of partial results, and the
-// tensor-core convolution.
+// convolutions on tensor cores.
 #pragma once
 
 #include <map>
@@ -33,6 +33,19 @@ class TensorKernels {
   TensorKernels(int tile_rows, int max_shared_bytes);
 
   // `positions` is one of TensorPositions.
+  FunctionHandle Product(int positions) const { return products_.at(positions); }
+
+ private:
+  std::shared_ptr<const Library> library_;
+  std::map<int, FunctionHandle> products_;
+};
+
+// The warpgroup kernels, likewise. The GPU must be of kWgmmaArchitecture.
+class WgmmaKernels {
+ public:
+  explicit WgmmaKernels(int max_shared_bytes);
+
+  // `positions` is one of kWgmmaPositions.
   FunctionHandle Product(int positions) const { return products_.at(positions); }
 
  private:

@@ -10,9 +10,9 @@
 
 namespace sparseconv::cuda {
 
-// kAuto: the node's own image where it can run, else the tensor-core kernel, else the CSR kernel. kGenerated and
-// kTensor: an error where they cannot run.
-enum class KernelChoice { kAuto, kCsr, kTensor, kGenerated };
+// kAuto: the node's own image where it can run, else the warpgroup kernel or the tensor-core kernel where they pay,
+// else the CSR kernel. All but kAuto and kCsr: an error where they cannot run.
+enum class KernelChoice { kAuto, kCsr, kTensor, kWgmma, kGenerated };
 
 // 0 and "no value" leave the choice to the plan.
 struct Settings {

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "../checked.h"
+#include "tensor_units.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -15,7 +16,6 @@ constexpr int kQuarters = 4;  // of a multiprocessor, each with its own tensor c
 constexpr int kMaxWarps = kMaxTensorThreads / kWarp;
 constexpr int kMaxProductWarps = 8;
 constexpr int64_t kPixelBytes = 2 * kTensorImages;
-constexpr int64_t kUnitEntryBytes = 8;
 constexpr int64_t kMinBatch = 4;
 // Multiply-adds of tensor cores, of zeros as well, in the time that the CSR kernel takes for one of its own: measured
 // on wide 3x3 layers with 64 images on an H200, rounded down.
@@ -109,17 +109,13 @@ class Planner {
     const int64_t input_bytes = form.chunk_channels * channel_pitch * kPixelBytes;
     const int64_t step_bytes = static_cast<int64_t>(form.step_bytes());
     const int64_t stage_bytes = input_bytes + tiling.warps_m * facts_.max_steps * step_bytes;
-    // Pairs need two columns of the input to be neighbours in memory, and in the stage a constant apart.
-    const bool is_x_paired = facts_.is_x_paired && sizes_.in_dims[2] % 2 == 0 && stride_x <= 2;
-    const int64_t row_units = is_x_paired ? in_columns / 2 + 1 : in_columns;
-    const int64_t units = form.chunk_channels * in_rows * row_units;
     const int64_t staging_threads = tiling.staging_warps * kWarp;
-    const int64_t chunk_batches = CeilDivide(units, kTensorUnits * staging_threads);
-    const int64_t table_bytes = chunk_batches * kTensorUnits * staging_threads * kUnitEntryBytes;
+    const auto units = TensorUnits::Choose(facts_.x_columns, sizes_.in_dims[2], stride_x, form.chunk_channels, in_rows,
+                                           in_columns, staging_threads);
     const int64_t slots = tiling.tile_h * tiling.tile_w, sum_pitch = slots | 1;
     const int64_t rows = tiling.warps_m * form.tile_rows;
     const int64_t shared_bytes =
-        std::max(2 * stage_bytes + table_bytes, rows * (kTensorImages / 2) * sum_pitch * int64_t{4});
+        std::max(2 * stage_bytes + units.table_bytes, rows * (kTensorImages / 2) * sum_pitch * int64_t{4});
     if (shared_bytes + kReservedSharedBytes > device_.max_shared_bytes) return std::nullopt;
     const int64_t threads = product_warps * kWarp + staging_threads;
     if (slots > threads) return std::nullopt;  // each output of a channel has a thread that stores it
@@ -133,72 +129,70 @@ class Planner {
 
     Estimate estimate;
     TensorParams& params = estimate.launch.params;
-    params.batch = static_cast<int>(batch_);
-    params.in_channels = static_cast<int>(geometry_.in_channels);
-    params.out_channels = static_cast<int>(geometry_.out_channels);
-    params.group_in_channels = static_cast<int>(geometry_.group_in_channels());
-    params.group_out_channels = static_cast<int>(geometry_.group_out_channels());
-    params.in_h = static_cast<int>(sizes_.in_dims[1]);
-    params.in_w = static_cast<int>(sizes_.in_dims[2]);
-    params.out_h = static_cast<int>(sizes_.out_dims[1]);
-    params.out_w = static_cast<int>(sizes_.out_dims[2]);
+    params.tile.batch = static_cast<int>(batch_);
+    params.tile.in_channels = static_cast<int>(geometry_.in_channels);
+    params.tile.out_channels = static_cast<int>(geometry_.out_channels);
+    params.tile.group_in_channels = static_cast<int>(geometry_.group_in_channels());
+    params.tile.group_out_channels = static_cast<int>(geometry_.group_out_channels());
+    params.tile.in_h = static_cast<int>(sizes_.in_dims[1]);
+    params.tile.in_w = static_cast<int>(sizes_.in_dims[2]);
+    params.tile.out_h = static_cast<int>(sizes_.out_dims[1]);
+    params.tile.out_w = static_cast<int>(sizes_.out_dims[2]);
     for (size_t i = 0; i < 2; ++i) {
-      params.strides[i] = static_cast<int>(geometry_.strides[i + 1]);
-      params.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
+      params.tile.strides[i] = static_cast<int>(geometry_.strides[i + 1]);
+      params.tile.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
     }
-    params.row_tiles_per_group = form.tiles_per_group;
-    params.row_blocks_per_group = static_cast<int>(group_blocks);
-    params.row_blocks = static_cast<int>(geometry_.group * group_blocks);
-    params.tiles_x = static_cast<int>(tiles_x);
-    params.tiles_y = static_cast<int>(tiles_y);
-    params.tile_h = static_cast<int>(tiling.tile_h);
-    params.tile_w = static_cast<int>(tiling.tile_w);
-    params.product_warps = static_cast<int>(product_warps);
-    params.warps_m = static_cast<int>(tiling.warps_m);
+    params.tile.row_tiles_per_group = form.tiles_per_group;
+    params.tile.row_blocks_per_group = static_cast<int>(group_blocks);
+    params.tile.row_blocks = static_cast<int>(geometry_.group * group_blocks);
+    params.tile.tiles_x = static_cast<int>(tiles_x);
+    params.tile.tiles_y = static_cast<int>(tiles_y);
+    params.tile.tile_h = static_cast<int>(tiling.tile_h);
+    params.tile.tile_w = static_cast<int>(tiling.tile_w);
+    params.tile.product_warps = static_cast<int>(product_warps);
+    params.tile.warps_m = static_cast<int>(tiling.warps_m);
     params.num_chunks = form.num_chunks;
     params.chunk_channels = form.chunk_channels;
-    params.in_rows = static_cast<int>(in_rows);
-    params.in_columns = static_cast<int>(in_columns);
-    params.line_pitch = static_cast<int>(line_pitch);
-    params.pair_step = static_cast<int>(stride_x == 1 ? 1 : sizes_.pads_begin[2] % 2 ? 1 - line_pitch : line_pitch);
+    params.tile.in_rows = static_cast<int>(in_rows);
+    params.tile.in_columns = static_cast<int>(in_columns);
+    params.tile.line_pitch = static_cast<int>(line_pitch);
+    units.Fill(stride_x, sizes_.pads_begin[2], params.tile.line_pitch, &params.tile);
     params.channel_pitch = static_cast<int>(channel_pitch);
     params.input_bytes = static_cast<int>(input_bytes);
-    params.stage_bytes = static_cast<int>(stage_bytes);
+    params.tile.num_stages = 2;
+    params.tile.stage_bytes = static_cast<int>(stage_bytes);
     params.max_steps = facts_.max_steps;
-    params.row_units = static_cast<int>(row_units);
-    params.units = static_cast<int>(units);
-    params.chunk_batches = static_cast<int>(chunk_batches);
-    params.is_x_paired = is_x_paired;
-    params.is_y_paired = tiling.tile_w % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
-    params.sum_pitch = static_cast<int>(sum_pitch);
+    params.tile.is_y_paired = tiling.tile_w % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
+    params.tile.sum_pitch = static_cast<int>(sum_pitch);
     estimate.launch.positions = tiling.positions;
     estimate.launch.shape.grid[0] = static_cast<unsigned>(blocks);
     estimate.launch.shape.threads = static_cast<unsigned>(threads);
     estimate.launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
-    estimate.cycles = Cycles(params, tiling, blocks, shared_bytes);
+    estimate.cycles = Cycles(params, tiling, units.count * units.columns / 2, blocks, shared_bytes);
     return estimate;
   }
 
   // What a launch takes, in the unit of the constants above: chunks of the block that computes most of them, each as
   // long as what it needs most of.
-  double Cycles(const TensorParams& params, const Tiling& tiling, int64_t blocks, int64_t shared_bytes) const {
+  double Cycles(const TensorParams& params, const Tiling& tiling, int64_t num_pairs, int64_t blocks,
+                int64_t shared_bytes) const {
     const TensorForm& form = facts_.form;
-    const int64_t warps = params.product_warps + tiling.staging_warps;
+    const int64_t warps = params.tile.product_warps + tiling.staging_warps;
     const int64_t resident = std::max<int64_t>(
         std::min(kMaxWarps / warps, device_.max_shared_bytes / (shared_bytes + kReservedSharedBytes)), 1);
     const double all_chunks = static_cast<double>(geometry_.group * form.tiles_per_group) * form.num_chunks;
     const double steps = static_cast<double>(facts_.num_steps) / all_chunks;  // of a tile in a chunk
     const auto subtiles = static_cast<double>(form.subtiles()), positions = static_cast<double>(tiling.positions);
-    const double units = static_cast<double>(params.units) / kWarp;
-    const double rounds =
-        static_cast<double>(CeilDivide(params.product_warps * resident, kQuarters)) / static_cast<double>(resident);
+    const double units = static_cast<double>(num_pairs) / kWarp;
+    const double rounds = static_cast<double>(CeilDivide(params.tile.product_warps * resident, kQuarters)) /
+                          static_cast<double>(resident);
     const double wide = tiling.positions == kWidePositions ? kWideProductFactor : 1.0;
     const double product = rounds * steps * subtiles * positions * kProductCycles * wide;
-    const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
-                          params.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
-    const int64_t row_bytes = params.in_columns * int64_t{2} + kRowBytes;
-    const double bytes = params.warps_m * steps * static_cast<double>(form.step_bytes()) +
-                         static_cast<double>(form.chunk_channels * params.in_rows * row_bytes * kTensorImages);
+    const double shared = params.tile.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
+                          params.tile.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
+    const int64_t row_bytes = params.tile.in_columns * int64_t{2} + kRowBytes;
+    const double bytes = params.tile.warps_m * steps * static_cast<double>(form.step_bytes()) +
+                         static_cast<double>(form.chunk_channels * params.tile.in_rows * row_bytes * kTensorImages);
     const double staging = units * kUnitCycles / static_cast<double>(tiling.staging_warps * resident);
     const double parts[] = {product, shared * kSharedCycles, bytes / kL2BytesACycle, staging};
     const double greatest = *std::max_element(std::begin(parts), std::end(parts));
@@ -237,9 +231,9 @@ std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, con
 
 std::string ToString(const TensorLaunch& launch) {
   const TensorParams& p = launch.params;
-  return Concat("tensor positions=", launch.positions, " tile=", p.tile_h, "x", p.tile_w, " warps=", p.product_warps,
-                "(", p.warps_m, " of channels) threads=", launch.shape.threads, " blocks=", launch.shape.grid[0],
-                " shared=", launch.shape.dynamic_shared_bytes);
+  return Concat("tensor positions=", launch.positions, " tile=", p.tile.tile_h, "x", p.tile.tile_w,
+                " warps=", p.tile.product_warps, "(", p.tile.warps_m, " of channels) threads=", launch.shape.threads,
+                " blocks=", launch.shape.grid[0], " shared=", launch.shape.dynamic_shared_bytes);
 }
 
 }  // namespace sparseconv::cuda

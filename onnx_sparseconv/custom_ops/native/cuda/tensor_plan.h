@@ -25,7 +25,7 @@ struct TensorFacts {
   int64_t num_entries = 0;  // of the weight
   int64_t num_steps = 0;    // of all tiles and chunks
   int max_steps = 0;        // of a tile in a chunk
-  bool is_x_paired = true;  // X begins at a multiple of 4 bytes
+  int x_columns = 4;        // X begins at a multiple of so many halves: 4, 2 or 1
 };
 
 struct TensorLaunch {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <utility>
 
 #include "../checked.h"
 #include "../half.h"
+#include "sparse_pair.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -15,7 +15,6 @@ namespace {
 constexpr int kChannelBits = 12, kLineBits = 10;
 constexpr int64_t kMaxTaps = 1 << 10;  // more are for nobody, and take memory for each
 constexpr int64_t kMaxLines = 1 << kLineBits, kMaxPlaces = 1 << (32 - kChannelBits - kLineBits);
-constexpr int kQuadColumns = 4;
 constexpr int kLanes = 32;
 constexpr int kLaneWords = 4;
 // Shared memory reads 8 columns of 16 bytes at a time, from different banks if their addresses differ modulo 8.
@@ -195,34 +194,14 @@ class Packer {
     return plan;
   }
 
-  // What the tensor core gets of one row and one quad: two values, and where they stand.
-  struct Pair {
-    uint16_t values[2] = {0, 0};
-    unsigned places = 0 | 1 << 2;
-  };
-
-  Pair PairOf(const StepPlan& plan, int row, int quad) const {
-    Pair pair;
-    int count = 0, places[2] = {0, 0};
-    for (int i = 0; i < kQuadColumns; ++i) {
-      const Placed& placed = plan[static_cast<size_t>(quad * kQuadColumns + i)];
-      if (!(placed.rows >> row & 1)) continue;
-      places[count] = i;
-      pair.values[count] =
-          values_[static_cast<size_t>(placed.column) * static_cast<size_t>(form_.tile_rows) + static_cast<size_t>(row)];
-      ++count;
-    }
-    if (count == 0) return pair;
-    // The second place must be behind the first: a zero goes to the last place, or, if that is taken, to the first.
-    if (count == 1) {
-      places[1] = kQuadColumns - 1;
-      if (places[0] == places[1]) {
-        std::swap(pair.values[0], pair.values[1]);
-        places[0] = 0;
-      }
-    }
-    pair.places = static_cast<unsigned>(places[0] | places[1] << 2);
-    return pair;
+  SparsePair PairOf(const StepPlan& plan, int row, int quad) const {
+    const auto placed = [&](int i) -> const Placed& { return plan[static_cast<size_t>(quad * kQuadColumns + i)]; };
+    return MakeSparsePair(
+        [&](int i) { return (placed(i).rows >> row & 1) != 0; },
+        [&](int i) {
+          return values_[static_cast<size_t>(placed(i).column) * static_cast<size_t>(form_.tile_rows) +
+                         static_cast<size_t>(row)];
+        });
   }
 
   uint32_t ColumnWord(const StepPlan& plan, int lane) const {
@@ -243,7 +222,7 @@ class Packer {
         uint16_t halves[8];
         for (int part = 0; part < 4; ++part) {
           const int row = subtile * kSubtileRows + lane / 4 + part % 2 * 8;
-          const Pair pair = PairOf(plan, row, lane % 4 + part / 2 * 4);
+          const SparsePair pair = PairOf(plan, row, lane % 4 + part / 2 * 4);
           halves[2 * part] = pair.values[0];
           halves[2 * part + 1] = pair.values[1];
         }
@@ -254,7 +233,7 @@ class Packer {
         uint32_t word = 0;
         for (int part = 0; part < 2; ++part) {
           for (int i = 0; i < 4; ++i) {
-            const Pair pair = PairOf(plan, subtile * kSubtileRows + lane / 4 + part * 8, lane % 2 * 4 + i);
+            const SparsePair pair = PairOf(plan, subtile * kSubtileRows + lane / 4 + part * 8, lane % 2 * 4 + i);
             word |= pair.places << (16 * part + 4 * i);
           }
         }

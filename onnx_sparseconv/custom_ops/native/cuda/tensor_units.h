@@ -1,0 +1,48 @@
+// In which units the kernels on tensor cores stage their input (kernels/cuda/tensor_tile.cuh).
+#pragma once
+
+#include <cstdint>
+
+#include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
+#include "../checked.h"
+
+namespace sparseconv::cuda {
+
+// Neighbouring columns that one load brings, and the table of units in shared memory.
+struct TensorUnits {
+  int columns = 1;
+  int64_t count = 0;  // of a chunk, at most
+  int64_t table_bytes = 0;
+
+  // `x_columns`: as many as X is aligned to. Columns of a unit are a constant apart in the stage at strides 1 and 2.
+  static TensorUnits Choose(int x_columns, int64_t in_w, int64_t stride_x, int64_t channels, int64_t in_rows,
+                            int64_t in_columns, int64_t threads) {
+    constexpr int64_t kEntryBytes = 8;
+    TensorUnits units;
+    for (const int columns : {4, 2}) {
+      if (columns <= x_columns && in_w % columns == 0 && stride_x <= 2) {
+        units.columns = columns;
+        break;
+      }
+    }
+    // They begin at multiples of their columns in X, not in the tile.
+    const int64_t in_row = (in_columns + 2 * units.columns - 2) / units.columns;
+    units.count = CeilDivide(channels, int64_t{units.columns}) * units.columns * in_rows * in_row;
+    const int64_t at_once = (units.columns == 4 ? kWideTensorUnits : kTensorUnits) * threads;
+    units.table_bytes = CeilDivide(units.count, at_once) * at_once * kEntryBytes;
+    return units;
+  }
+
+  void Fill(int64_t stride_x, int64_t pad_x, int line_pitch, TileParams* tile) const {
+    tile->unit_columns = columns;
+    for (int i = 0; i < 3; ++i) {
+      // From a column in line `pad_x % 2` of its row to the one `i + 1` further.
+      const int column = static_cast<int>(pad_x % 2) + i + 1;
+      tile->column_steps[i] =
+          stride_x == 1 ? i + 1 : (column % 2 - static_cast<int>(pad_x % 2)) * line_pitch + column / 2;
+    }
+  }
+};
+
+}  // namespace sparseconv::cuda

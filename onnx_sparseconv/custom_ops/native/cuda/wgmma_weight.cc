@@ -1,0 +1,273 @@
+#include "wgmma_weight.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "../checked.h"
+#include "../half.h"
+#include "sparse_pair.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int kMaxRowTiles = 2;
+constexpr int kPlaces = kWgmmaChannels;  // of a chunk
+constexpr int kQuads = kPlaces / kQuadColumns;
+constexpr int kMatrixRows = 8;
+constexpr size_t kMatrixBytes = 128;
+constexpr size_t kValueBytes = 2048, kMetadataBytes = 256;  // of a row tile in a step
+constexpr size_t kChunkUnit = 16;
+// More taps leave no room for two stages.
+constexpr int64_t kMaxTaps = 49;
+constexpr int64_t kMaxTapCoordinate = 1 << 16;
+// Fewer channels leave most of a chunk empty, fewer rows most of a tile.
+constexpr int64_t kMinChannels = 24, kMinRows = 40;
+
+// A set of rows of a block.
+struct Rows {
+  std::array<uint64_t, kMaxRowTiles> bits{};
+
+  bool Has(int row) const { return (bits[static_cast<size_t>(row / 64)] >> (row % 64) & 1) != 0; }
+  void Add(int row) { bits[static_cast<size_t>(row / 64)] |= uint64_t{1} << (row % 64); }
+  bool Empty() const { return bits[0] == 0 && bits[1] == 0; }
+  int Count() const { return __builtin_popcountll(bits[0]) + __builtin_popcountll(bits[1]); }
+
+  friend Rows operator&(const Rows& a, const Rows& b) { return {{a.bits[0] & b.bits[0], a.bits[1] & b.bits[1]}}; }
+  friend Rows operator|(const Rows& a, const Rows& b) { return {{a.bits[0] | b.bits[0], a.bits[1] | b.bits[1]}}; }
+  friend Rows operator-(const Rows& a, const Rows& b) { return {{a.bits[0] & ~b.bits[0], a.bits[1] & ~b.bits[1]}}; }
+};
+
+// A channel that stands at a place, and the rows that have an entry there, for each tap.
+struct Placed {
+  int channel = -1;
+  std::vector<Rows> rows;
+};
+
+// The order of one block: places, four of which are neighbours.
+class ChannelOrder {
+ public:
+  // `rows` is [channels][taps]: the rows of the block that have an entry.
+  ChannelOrder(std::vector<Rows> rows, int taps) : left_(std::move(rows)), taps_(taps) {}
+
+  std::vector<Placed> Choose() {
+    std::vector<Placed> places;
+    pool_ = Left();
+    while (!pool_.empty()) {
+      FillQuad(&places);
+      if (pool_.empty()) pool_ = Left();
+    }
+    return places;
+  }
+
+ private:
+  // Channels with entries that have no place yet, those with most first.
+  std::vector<int> Left() const {
+    std::vector<std::pair<int, int>> found;  // minus the number of entries, and the channel
+    for (int channel = 0; channel < static_cast<int>(left_.size()) / taps_; ++channel) {
+      int count = 0;
+      for (int tap = 0; tap < taps_; ++tap) count += At(channel, tap).Count();
+      if (count > 0) found.emplace_back(-count, channel);
+    }
+    std::sort(found.begin(), found.end());
+    std::vector<int> channels;
+    for (const auto& one : found) channels.push_back(one.second);
+    return channels;
+  }
+
+  void FillQuad(std::vector<Placed>* places) {
+    std::vector<Rows> one(static_cast<size_t>(taps_)), two(static_cast<size_t>(taps_));
+    for (int i = 0; i < kQuadColumns; ++i) {
+      Placed placed;
+      if (!pool_.empty()) {
+        const auto best = Best(two);
+        placed.channel = *best;
+        pool_.erase(best);
+        placed.rows.resize(static_cast<size_t>(taps_));
+        for (size_t tap = 0; tap < static_cast<size_t>(taps_); ++tap) {
+          Rows& left = left_[static_cast<size_t>(placed.channel * taps_) + tap];
+          placed.rows[tap] = left - two[tap];
+          left = left & two[tap];
+          two[tap] = two[tap] | (one[tap] & placed.rows[tap]);
+          one[tap] = one[tap] | placed.rows[tap];
+        }
+      }
+      places->push_back(std::move(placed));
+    }
+  }
+
+  // The channel of the pool that leaves the fewest entries behind, where the rows of `two` are full.
+  std::vector<int>::iterator Best(const std::vector<Rows>& two) {
+    auto best = pool_.begin();
+    int fewest = -1;
+    for (auto at = pool_.begin(); at != pool_.end() && fewest != 0; ++at) {
+      int behind = 0;
+      for (int tap = 0; tap < taps_ && (fewest < 0 || behind < fewest); ++tap) {
+        behind += (At(*at, tap) & two[static_cast<size_t>(tap)]).Count();
+      }
+      if (fewest < 0 || behind < fewest) best = at, fewest = behind;
+    }
+    return best;
+  }
+
+  const Rows& At(int channel, int tap) const { return left_[static_cast<size_t>(channel * taps_ + tap)]; }
+
+  std::vector<Rows> left_;  // entries that have no place yet
+  const int taps_;
+  std::vector<int> pool_;
+};
+
+class Packer {
+ public:
+  Packer(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form)
+      : weight_(weight), geometry_(geometry), form_(form), taps_(static_cast<int>(geometry.taps())) {
+    packed_.form = form;
+  }
+
+  WgmmaWeight Pack() {
+    for (int64_t group = 0; group < geometry_.group; ++group) {
+      for (int block = 0; block < form_.blocks_per_group; ++block) {
+        packed_.block_begins.push_back(static_cast<uint32_t>(packed_.chunk_begins.size()));
+        PackBlock(group, block);
+      }
+    }
+    packed_.block_begins.push_back(static_cast<uint32_t>(packed_.chunk_begins.size()));
+    packed_.chunk_begins.push_back(static_cast<uint32_t>(packed_.chunks.size() / kChunkUnit));
+    return std::move(packed_);
+  }
+
+ private:
+  int block_rows() const { return form_.row_tiles * kWgmmaTileRows; }
+
+  size_t ValueIndex(int row, int channel, int tap) const {
+    return static_cast<size_t>(channel * taps_ + tap) * static_cast<size_t>(block_rows()) + static_cast<size_t>(row);
+  }
+
+  void PackBlock(int64_t group, int block) {
+    const size_t columns = static_cast<size_t>(geometry_.group_in_channels()) * static_cast<size_t>(taps_);
+    values_.resize(columns * static_cast<size_t>(block_rows()));
+    std::vector<Rows> rows(columns);
+    const int64_t first = int64_t{block} * block_rows();
+    const int64_t count = std::min<int64_t>(block_rows(), geometry_.group_out_channels() - first);
+    for (int row = 0; row < static_cast<int>(count); ++row) {
+      const auto k = static_cast<size_t>(group * geometry_.group_out_channels() + first + row);
+      for (auto entry = static_cast<size_t>(weight_.row_begin[k]);
+           entry < static_cast<size_t>(weight_.row_begin[k + 1]); ++entry) {
+        const size_t column = weight_.columns[entry];
+        rows[column].Add(row);
+        values_[column * static_cast<size_t>(block_rows()) + static_cast<size_t>(row)] =
+            FloatToHalf(weight_.values[entry]);
+      }
+    }
+    std::vector<Placed> places = ChannelOrder(std::move(rows), taps_).Choose();
+    for (size_t begin = 0; begin < places.size(); begin += kPlaces) {
+      Chunk chunk{};
+      for (size_t i = 0; i < kPlaces; ++i) chunk[i] = begin + i < places.size() ? &places[begin + i] : &kNobody;
+      WriteChunk(chunk);
+    }
+  }
+
+  using Chunk = std::array<const Placed*, kPlaces>;
+
+  static bool HasEntry(const Placed& placed, int tap) {
+    return placed.channel >= 0 && !placed.rows[static_cast<size_t>(tap)].Empty();
+  }
+
+  void WriteChunk(const Chunk& chunk) {
+    std::vector<int> taps;
+    for (int tap = 0; tap < taps_; ++tap) {
+      if (std::any_of(chunk.begin(), chunk.end(), [&](const Placed* placed) { return HasEntry(*placed, tap); })) {
+        taps.push_back(tap);
+      }
+    }
+    // At a place without one, any channel: it meets nothing but zeros, as in a dense convolution.
+    for (const Placed* placed : chunk) packed_.channels.push_back(std::max(placed->channel, 0));
+    const size_t begin = packed_.chunks.size(), tiles = taps.size() * static_cast<size_t>(form_.row_tiles);
+    const size_t bytes = static_cast<size_t>(form_.header_bytes) + tiles * (kValueBytes + kMetadataBytes);
+    packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
+    packed_.max_chunk_bytes = std::max(packed_.max_chunk_bytes, static_cast<int>(bytes));
+    packed_.num_steps += static_cast<int64_t>(tiles);
+    packed_.chunks.resize(begin + bytes);
+    uint8_t* const header = packed_.chunks.data() + begin;
+    std::vector<uint32_t> words{static_cast<uint32_t>(taps.size())};
+    for (const int tap : taps) words.push_back(TapWord(tap));
+    std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
+    uint8_t* values = header + form_.header_bytes;
+    uint8_t* metadata = values + tiles * kValueBytes;
+    for (const int tap : taps) {
+      for (int tile = 0; tile < form_.row_tiles; ++tile) {
+        WriteTile(chunk, tap, tile * kWgmmaTileRows, values, metadata);
+        values += kValueBytes;
+        metadata += kMetadataBytes;
+      }
+    }
+  }
+
+  void WriteTile(const Chunk& chunk, int tap, int first_row, uint8_t* values, uint8_t* metadata) const {
+    uint32_t words[kMetadataBytes / sizeof(uint32_t)] = {};
+    for (int row = 0; row < kWgmmaTileRows; ++row) {
+      for (int quad = 0; quad < kQuads; ++quad) {
+        const SparsePair pair = PairOf(chunk, tap, first_row + row, quad);
+        const int column = 2 * quad;  // of those that are stored
+        const size_t matrix = static_cast<size_t>(row / kMatrixRows * 2 + column / 8);
+        uint8_t* const to =
+            values + matrix * kMatrixBytes + static_cast<size_t>(row % kMatrixRows * 8 + column % 8) * 2;
+        std::memcpy(to, pair.values, sizeof(pair.values));
+        const auto word = static_cast<size_t>(row / 16 * 16 + row % 8 * 2 + quad / 4);
+        words[word] |= pair.places << (row % 16 / 8 * 16 + quad % 4 * 4);
+      }
+    }
+    std::memcpy(metadata, words, sizeof(words));
+  }
+
+  SparsePair PairOf(const Chunk& chunk, int tap, int row, int quad) const {
+    const auto placed = [&](int i) -> const Placed& { return *chunk[static_cast<size_t>(quad * kQuadColumns + i)]; };
+    return MakeSparsePair(
+        [&](int i) { return placed(i).channel >= 0 && placed(i).rows[static_cast<size_t>(tap)].Has(row); },
+        [&](int i) { return values_[ValueIndex(row, placed(i).channel, tap)]; });
+  }
+
+  uint32_t TapWord(int tap) const {
+    const int64_t width = geometry_.kernel_shape[2], stride = geometry_.strides[2];
+    const int64_t x = tap % width * geometry_.dilations[2], y = tap / width * geometry_.dilations[1];
+    return static_cast<uint32_t>((y * stride + x % stride) | (x / stride) << 16);
+  }
+
+  static inline const Placed kNobody{};
+
+  const SparseWeight& weight_;
+  const ConvGeometry& geometry_;
+  const WgmmaForm form_;
+  const int taps_;
+  WgmmaWeight packed_;
+  std::vector<uint16_t> values_;  // [column][row of the block]; stale where there is no entry
+};
+
+}  // namespace
+
+bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry) {
+  const int64_t stride_x = geometry.strides[2];
+  const int64_t last_y = CheckedMultiply(geometry.kernel_shape[1] - 1, geometry.dilations[1], "the kernel's height");
+  const int64_t last_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
+  const auto is_half = [](float value) { return value != value || HalfToFloat(FloatToHalf(value)) == value; };
+  return geometry.kernel_shape[0] == 1 && geometry.spatial_rank < kSpatialAxes && geometry.taps() <= kMaxTaps &&
+         geometry.group_in_channels() >= kMinChannels && geometry.group_out_channels() >= kMinRows &&
+         stride_x < kMaxTapCoordinate && last_y < kMaxTapCoordinate && (last_y + 1) * stride_x < kMaxTapCoordinate &&
+         last_x < kMaxTapCoordinate && std::all_of(weight.values.begin(), weight.values.end(), is_half);
+}
+
+WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {
+  WgmmaForm form;
+  const int64_t rows = geometry.group_out_channels();
+  // One tap leaves an order for twice as many rows, and they share the input, of which such a layer needs most.
+  if (geometry.taps() == 1 && rows > kWgmmaTileRows) form.row_tiles = kMaxRowTiles;
+  form.blocks_per_group = static_cast<int>(CeilDivide(rows, int64_t{form.row_tiles} * kWgmmaTileRows));
+  form.header_bytes = static_cast<int>(CeilDivide(4 * (geometry.taps() + 1), int64_t{128}) * 128);
+  return form;
+}
+
+WgmmaWeight PackWgmmaWeight(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form) {
+  return Packer(weight, geometry, form).Pack();
+}
+
+}  // namespace sparseconv::cuda

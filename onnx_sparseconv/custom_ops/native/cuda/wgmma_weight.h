@@ -1,0 +1,51 @@
+// A weight in the form that the warpgroup kernel reads (kernels/cuda/wgmma_conv.cuh): the channels of a block of rows
+// in an order in which hardly a row has more than two non-zeros in four neighbours, for any tap.
+//
+// A block of `row_tiles` * 64 output channels of one group is a sequence of chunks of 32 places. A place holds an input
+// channel, or none; a channel may have several, for one place takes what fits beside its neighbours, and another one
+// what is left. Each tap that the places of a chunk have entries of is a step. A chunk is
+//
+//   header   [header_bytes]             32-bit words: the number of steps, then each step's tap, line | place << 16
+//   (see
+//                                       TileParams)
+//   values   [steps][row_tiles][2048]   halves: operand A of wgmma.mma_async.sp.m64nNk32, two of four columns, as
+//                                       [8 rows of matrices][2 columns of them][8][8]
+//   places   [steps][row_tiles][256]    32-bit words: its metadata, two words for rows r and r + 8 of each 16 rows
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
+
+namespace sparseconv::cuda {
+
+constexpr int kWgmmaTileRows = 64;
+
+struct WgmmaForm {
+  int row_tiles = 1;         // of a block, 1 or 2: those have one order of channels
+  int blocks_per_group = 1;  // the last one may have fewer rows
+  int header_bytes = 128;
+};
+
+struct WgmmaWeight {
+  WgmmaForm form;
+  std::vector<uint8_t> chunks;
+  std::vector<uint32_t> chunk_begins;  // [chunks + 1], in units of 16 bytes
+  std::vector<uint32_t> block_begins;  // [group * blocks_per_group + 1], first chunks
+  std::vector<int32_t> channels;       // [chunks][kWgmmaChannels], of the group
+  int64_t num_steps = 0;               // of all blocks, times their row tiles
+  int max_chunk_bytes = 0;
+};
+
+// Whether the kernel can run the node, and mostly multiplies what the weight has: it has whole row tiles and chunks,
+// not groups of a few channels.
+bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry);
+
+WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry);
+
+WgmmaWeight PackWgmmaWeight(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form);
+
+}  // namespace sparseconv::cuda

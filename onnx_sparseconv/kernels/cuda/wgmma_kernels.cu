@@ -1,0 +1,20 @@
+// The kernels that the library carries, as PTX, for GPUs of compute capability 9.0. kernels/library_ptx.py makes the
+// PTX.
+#include "params.h"
+#include "wgmma_conv.cuh"
+
+using sparseconv::cuda::kWgmmaThreads;
+using sparseconv::cuda::WgmmaConv;
+using sparseconv::cuda::WgmmaParams;
+
+#define SPARSECONV_WGMMA_KERNEL(positions)                       \
+  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1) \
+      sparseconv_wgmma_p##positions(const WgmmaParams params) {  \
+    extern __shared__ uint4 wgmma_stages[];                      \
+    WgmmaConv<positions>(params, wgmma_stages).Run();            \
+  }
+
+SPARSECONV_WGMMA_KERNEL(24)
+SPARSECONV_WGMMA_KERNEL(28)
+SPARSECONV_WGMMA_KERNEL(30)
+SPARSECONV_WGMMA_KERNEL(32)

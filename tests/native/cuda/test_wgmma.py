@@ -1,0 +1,152 @@
+"""The warpgroup kernel through ONNX Runtime, in every form of convolution it runs, against the float64 oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_csr import run_and_check
+from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
+
+HALF = np.dtype(np.float16)
+CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ((64, 64, 3, 3), (14, 14), geometry_2d(pad=1)),
+        ((130, 40, 3, 3), (7, 7), geometry_2d(pad=1)),
+        ((192, 70, 1, 1), (9, 28), geometry_2d(1, pad=0)),
+        ((64, 40, 3, 3), (5, 61), geometry_2d(pad=1)),
+        ((48, 32, 2, 5), (9, 30), ConvGeometry((2, 5), (1, 1), (1, 2, 0, 2), (1, 1))),
+        ((64, 32, 3, 3), (30, 28), geometry_2d(3, 2, 1)),
+        ((64, 32, 3, 3), (12, 23), geometry_2d(3, 2, 0)),
+        ((40, 33, 3, 3), (16, 13), ConvGeometry((3, 3), (2, 1), (2, 1, 2, 1), (2, 1))),
+        ((96, 24, 3, 3), (9, 16), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), group=2)),
+        ((100, 300, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
+def test_layers(make_session, driver, layer, density):
+    """Of all densities: two non-zeros in four are not enough for the dense one."""
+    weight_shape, size, geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    run_and_check(session, case, (9, weight_shape[1] * geometry.group, *size))
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_wgmma_p")
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("size", [(5, 6), (5, 7)], ids=str)
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_and_a_residual(make_session, activation, size):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (4, 40, *size))
+
+
+@pytest.mark.parametrize("batch", [1, 4, 5, 8, 17])
+def test_every_batch(make_session, batch):
+    run_and_check(make_session(make_model(CASE), cuda_kernel="wgmma"), CASE, (batch, 40, 6, 9))
+
+
+def test_a_weight_without_entries(make_session):
+    case = dataclasses.replace(CASE, weight=np.zeros_like(CASE.weight))
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (8, 40, 4, 4))
+
+
+def test_nothing_but_padding_gives_the_bias(make_session):
+    case = dataclasses.replace(CASE, geometry=geometry_2d(pad=2))
+    run_and_check(make_session(make_model(case)), case, (8, 40, 0, 9))
+
+
+def test_a_run_only_launches(driver, make_session):
+    """No allocation, no copy and no synchronisation: CUDA graphs are captured."""
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    session.run(None, random_inputs(CASE, (8, 40, 5, 7)))
+    before, launches = driver.calls(), driver.calls("cuLaunchKernel")
+    session.run(None, random_inputs(CASE, (8, 40, 5, 7)))
+    assert driver.calls("cuLaunchKernel") - launches == 1
+    assert driver.calls() - before <= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "call", "kernel"),
+    [
+        ({}, (4, 8), "wgmma"),
+        ({}, (64, 8), "tensor"),
+        ({}, (4, 3), "csr"),
+        ({"weight": random_weight((70, 64, 3, 3), 0.5, dtype=HALF)}, (4, 8), "tensor"),
+        ({"weight": random_weight((70, 40, 3, 3), 0.002, dtype=HALF)}, (4, 8), "csr"),
+        (
+            {"weight": random_weight((70, 40, 1, 1), 0.1, dtype=HALF), "geometry": geometry_2d(1, pad=0)},
+            (4, 8),
+            "tensor",
+        ),
+        ({"weight": random_weight((70, 20, 3, 3), 0.1, dtype=HALF)}, (4, 8), "tensor"),
+        (
+            {"weight": random_weight((64, 32, 5, 5), 0.1, dtype=HALF), "geometry": geometry_2d(5, pad=2)},
+            (4, 8),
+            "tensor",
+        ),
+    ],
+    ids=[
+        "it pays",
+        "too few blocks for the GPU",
+        "too few images",
+        "channels that come twice",
+        "next to no weights",
+        "no window",
+        "too few channels",
+        "too much for shared memory",
+    ],
+)
+def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, kernel):
+    num_multiprocessors, batch = call
+    driver.set_device(num_multiprocessors=num_multiprocessors)
+    case = dataclasses.replace(CASE, **changes)
+    run_and_check(make_session(make_model(case)), case, (batch, case.weight.shape[1], 28, 26))
+    ((name, _, _, _),) = driver.take_launches()
+    assert name.startswith(f"sparseconv_{kernel}")
+
+
+@pytest.mark.parametrize("architecture", [89, 100])
+def test_other_gpus_do_not_run_it(driver, make_session, architecture):
+    driver.set_device(architecture=architecture)
+    run_and_check(make_session(make_model(CASE)), CASE, (8, 40, 6, 9))
+    ((kernel, _, _, _),) = driver.take_launches()
+    assert kernel.startswith("sparseconv_tensor_r")
+    with pytest.raises(Exception, match=r"node 'conv1': .*asks for the warpgroup kernel, which runs float16"):
+        make_session(make_model(CASE), cuda_kernel="wgmma")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": np.dtype(np.float32)},
+        {"weight": CASE.weight.astype(np.float32) * np.float32(1.0001)},
+        {"weight": random_weight((70, 23, 3, 3), 0.1, dtype=HALF)},
+        {"weight": random_weight((39, 40, 3, 3), 0.1, dtype=HALF)},
+        {"weight": random_weight((40, 24, 8, 8), 0.1, dtype=HALF), "geometry": geometry_2d(8)},
+    ],
+    ids=["floats", "weights that are no halves", "few channels", "few outputs", "large kernels"],
+)
+def test_it_cannot_be_forced_on_what_it_does_not_run(make_session, changes):
+    with pytest.raises(Exception, match=r"node 'conv1': .*asks for the warpgroup kernel, which runs float16"):
+        make_session(make_model(dataclasses.replace(CASE, **changes)), cuda_kernel="wgmma")
+
+
+def test_a_tile_that_does_not_fit_is_said(driver, make_session):
+    driver.set_device(max_shared_bytes=64 << 10)
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    with pytest.raises(Exception, match="the warpgroup kernel cannot run this call: no tile of it fits"):
+        session.run(None, random_inputs(CASE, (8, 40, 28, 28)))
