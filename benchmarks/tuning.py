@@ -18,6 +18,7 @@ from typing import Any
 
 from results_head import results_head
 
+from onnx_sparseconv.converter.decisions import write_decisions
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.runtime.environment import read_environment
 from onnx_sparseconv.runtime.plain import to_json_text, to_plain
@@ -37,16 +38,19 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target", nargs="*", default=[], help="architectures to time generated kernels for")
     parser.add_argument("--precision", default="keep", choices=["keep", "fp16"])
     parser.add_argument("--preset", default="default", choices=PRESET_NAMES)
+    parser.add_argument("--decisions", type=Path, metavar="DIR", help="keep each model's decisions there")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args()
 
 
-def tune_one(model: Path, options: TuneOptions) -> dict[str, Any]:
-    """One model at one setting."""
+def tune_one(model: Path, options: TuneOptions, keep: Path | None = None) -> dict[str, Any]:
+    """One model at one setting; ``keep`` is the folder for its decisions."""
     with tempfile.TemporaryDirectory() as directory:
         started = time.perf_counter()
         report = tune(model, replace(options, database=Path(directory) / "times.jsonl"))
         seconds = time.perf_counter() - started
+    if keep is not None:
+        write_decisions(report.decisions, keep / f"{model.stem}.json")
     return {
         "model": model.name,
         "provider": options.provider,
@@ -80,7 +84,7 @@ def main() -> int:
             targets=tuple(asked.target),
             precision=asked.precision,
         )
-        record = tune_one(model, options)
+        record = tune_one(model, options, asked.decisions)
         results["models"].append(record)
         write_text(asked.output, to_json_text(results))
         whole = record["whole"]

@@ -26,10 +26,12 @@ SAMPLE = {
     "3x3, one image": TYPES,
 }
 
+WARPGROUP_SAMPLE = ("3x3, 7 wide", "3x3, stride 2", "1-D")
+
 
 def main(place, target):
     """Run the sample on a place; ``target`` empty: without generated code."""
-    for name in ("3x3, 7 wide", "3x3, stride 2", "1-D"):
+    for name in WARPGROUP_SAMPLE:
         case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
         sys.stdout.write(f"{name}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
     for name, types in SAMPLE.items():

@@ -44,4 +44,7 @@ static inline uint16_t FloatToHalf(float value) {
   return static_cast<uint16_t>(sign | ((bits - 0x38000000u + 0xfffu + odd) >> 13));
 }
 
+// Whether a half can hold the value as it is. NaN counts, whatever its bits.
+static inline bool IsHalf(float value) { return value != value || HalfToFloat(FloatToHalf(value)) == value; }
+
 }  // namespace sparseconv

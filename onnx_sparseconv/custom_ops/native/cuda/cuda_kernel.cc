@@ -110,17 +110,13 @@ struct TensorProduct {
 
 // The weight as the warpgroup kernel reads it, in device memory, and that kernel.
 struct WgmmaProduct {
-  WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, size_t num_entries)
-      : chunk_begins(RoundedUp(weight.chunks.size())),
+  WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, const WgmmaFacts& about)
+      : facts(about),
+        chunk_begins(RoundedUp(weight.chunks.size())),
         block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
         channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
         kernels(device.max_shared_bytes - kReservedSharedBytes) {
-    facts.form = weight.form;
-    facts.num_entries = static_cast<int64_t>(num_entries);
-    facts.num_steps = weight.num_steps;
-    facts.num_chunks = static_cast<int64_t>(weight.chunk_begins.size()) - 1;
-    facts.max_chunk_bytes = weight.max_chunk_bytes;
     memory.Upload(0, weight.chunks.data(), weight.chunks.size());
     memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
     memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
@@ -128,7 +124,7 @@ struct WgmmaProduct {
     SynchronizeUploads();  // the host's arrays go now
   }
 
-  WgmmaFacts facts;
+  const WgmmaFacts facts;
   const size_t chunk_begins, block_begins, channels;  // offsets
   const Memory memory;
   const WgmmaKernels kernels;
@@ -262,8 +258,10 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     }
     return;
   }
-  wgmma_.emplace(context_, device_, PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_)),
-                 attributes.weight.values.size());
+  const WgmmaWeight weight = PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_));
+  const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
+  if (!must_run && !IsWorthWarpgroups(geometry_, facts, kTensorImages)) return;
+  wgmma_.emplace(context_, device_, weight, facts);
   running_.store(RunningKernel::kWgmma);
 }
 

@@ -11,13 +11,12 @@
 #include "../attributes.h"
 #include "csr_plan.h"
 #include "driver.h"
+#include "tensor_units.h"
 #include "tensor_weight.h"
 
 namespace sparseconv::cuda {
 
 constexpr int kMinTensorArchitecture = 80;
-// Of what a block may have at most, left to the driver.
-constexpr int kReservedSharedBytes = 1024;
 
 // What of the packed weight and of the call decides about the launch.
 struct TensorFacts {

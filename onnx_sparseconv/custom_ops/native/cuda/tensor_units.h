@@ -9,6 +9,9 @@
 
 namespace sparseconv::cuda {
 
+// Of the shared memory that a block may have at most, left to the driver.
+constexpr int kReservedSharedBytes = 1024;
+
 // Neighbouring columns that one load brings, and the table of units in shared memory.
 struct TensorUnits {
   int columns = 1;

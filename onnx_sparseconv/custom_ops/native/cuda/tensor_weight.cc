@@ -258,8 +258,7 @@ bool HasTensorForm(const SparseWeight& weight, const ConvGeometry& geometry) {
   const int64_t stride_x = geometry.strides[2];
   const int64_t last_y = CheckedMultiply(geometry.kernel_shape[1] - 1, geometry.dilations[1], "the kernel's height");
   const int64_t last_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
-  const auto is_half = [](float value) { return value != value || HalfToFloat(FloatToHalf(value)) == value; };
-  return std::all_of(weight.values.begin(), weight.values.end(), is_half) && geometry.kernel_shape[0] == 1 &&
+  return std::all_of(weight.values.begin(), weight.values.end(), IsHalf) && geometry.kernel_shape[0] == 1 &&
          geometry.taps() <= kMaxTaps && geometry.spatial_rank < kSpatialAxes && last_y < kMaxLines &&
          stride_x < kMaxLines && last_y * stride_x + stride_x <= kMaxLines && last_x / stride_x < kMaxPlaces;
 }

@@ -13,7 +13,6 @@ constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
 constexpr int64_t kStagingThreads = kWgmmaThreads - kWgmmaProductThreads;
 constexpr int64_t kBarrierBytes = 16;
 constexpr int64_t kInputUnit = 128;
-constexpr int64_t kReservedBytes = 1024;  // of what a block may have at most, left to the driver
 constexpr int64_t kMinBatch = 4;
 // As of the tensor-core kernel.
 constexpr int64_t kProductsAnEntry = 100;
@@ -91,7 +90,7 @@ class Planner {
     const int64_t sum_pitch = tiling.runs_x * tiling.runs_y * tiling.positions | 1;
     const int64_t sum_bytes = block_rows * (kTensorImages / 2) * sum_pitch * int64_t{4};
     const int64_t room =
-        device_.max_shared_bytes - kReservedBytes - units.table_bytes - kMaxWgmmaStages * kBarrierBytes;
+        device_.max_shared_bytes - kReservedSharedBytes - units.table_bytes - kMaxWgmmaStages * kBarrierBytes;
     const int64_t num_stages = std::min<int64_t>(room / stage_bytes, kMaxWgmmaStages);
     const int64_t stages_bytes = std::max(num_stages * stage_bytes, sum_bytes - units.table_bytes);
     if (num_stages < 2 || stages_bytes > room || tile_h * tile_w > kWgmmaProductThreads) return true;
@@ -172,6 +171,16 @@ class Planner {
 };
 
 }  // namespace
+
+WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries) {
+  WgmmaFacts facts;
+  facts.form = packed.form;
+  facts.num_entries = static_cast<int64_t>(num_entries);
+  facts.num_steps = packed.num_steps;
+  facts.num_chunks = static_cast<int64_t>(packed.chunk_begins.size()) - 1;
+  facts.max_chunk_bytes = packed.max_chunk_bytes;
+  return facts;
+}
 
 bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch) {
   if (batch < kMinBatch || geometry.taps() == 1) return false;

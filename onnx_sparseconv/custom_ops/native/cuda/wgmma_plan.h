@@ -29,6 +29,8 @@ struct WgmmaFacts {
   int x_columns = 4;  // X begins at a multiple of so many halves: 4, 2 or 1
 };
 
+WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries);
+
 struct WgmmaLaunch {
   WgmmaParams params{};  // all but the pointers, and `is_y_paired`, which depends on one
   int positions = 0;     // of a warpgroup

@@ -249,11 +249,10 @@ bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry) {
   const int64_t stride_x = geometry.strides[2];
   const int64_t last_y = CheckedMultiply(geometry.kernel_shape[1] - 1, geometry.dilations[1], "the kernel's height");
   const int64_t last_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
-  const auto is_half = [](float value) { return value != value || HalfToFloat(FloatToHalf(value)) == value; };
   return geometry.kernel_shape[0] == 1 && geometry.spatial_rank < kSpatialAxes && geometry.taps() <= kMaxTaps &&
          geometry.group_in_channels() >= kMinChannels && geometry.group_out_channels() >= kMinRows &&
          stride_x < kMaxTapCoordinate && last_y < kMaxTapCoordinate && (last_y + 1) * stride_x < kMaxTapCoordinate &&
-         last_x < kMaxTapCoordinate && std::all_of(weight.values.begin(), weight.values.end(), is_half);
+         last_x < kMaxTapCoordinate && std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
 }
 
 WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {
