@@ -131,11 +131,7 @@ class TensorConv : private TensorTile<TensorConv<kSubtiles, kPositions>> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int channel = row_tile * kRows + m * 16 + static_cast<int>(Lane()) / 4 + 8 * i;
-        const bool has_bias = t_.epilogue.bias != nullptr && channel < t_.group_out_channels;
-        const float bias =
-            has_bias
-                ? LoadElement(static_cast<const Half*>(t_.epilogue.bias) + tile.group * t_.group_out_channels + channel)
-                : 0.0f;
+        const float bias = this->BiasOf(tile, channel);
 #pragma unroll
         for (int j = 0; j < kPositions; ++j) sums_[m][j][2 * i] = sums_[m][j][2 * i + 1] = bias;
       }

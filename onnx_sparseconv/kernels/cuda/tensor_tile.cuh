@@ -123,6 +123,14 @@ class TensorTile {
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
+  // What the sums of a channel of the tile's group begin with; there may be no such channel.
+  __device__ __forceinline__ float BiasOf(const Tile& tile, int channel) const {
+    const bool has_bias = t_.epilogue.bias != nullptr && channel < t_.group_out_channels;
+    return has_bias
+               ? LoadElement(static_cast<const Half*>(t_.epilogue.bias) + tile.group * t_.group_out_channels + channel)
+               : 0.0f;
+  }
+
   // To be called by the threads that store outputs. Sums pass through shared memory, so that neighbouring threads store
   // neighbouring columns: those of two images in a word where they can be rounded at once, else first those of the even
   // images, then those of the odd ones.

@@ -142,11 +142,7 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int channel = (tile.first_row_tile + static_cast<int>(row_tile)) * kRows + FirstRow() + 8 * i;
-      const bool has_bias = t_.epilogue.bias != nullptr && channel < t_.group_out_channels;
-      const float bias =
-          has_bias
-              ? LoadElement(static_cast<const Half*>(t_.epilogue.bias) + tile.group * t_.group_out_channels + channel)
-              : 0.0f;
+      const float bias = this->BiasOf(tile, channel);
 #pragma unroll
       for (int j = 0; j < kPositions; ++j) sums_[4 * j + 2 * i] = sums_[4 * j + 2 * i + 1] = bias;
     }

@@ -1,7 +1,8 @@
 #include "library_kernels.h"
 
+#include <iterator>
 #include <mutex>
-#include <string>
+#include <utility>
 
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
@@ -51,12 +52,6 @@ std::shared_ptr<const Library> LibraryOfWgmma() {
   return shared->Get();
 }
 
-FunctionHandle LoadProduct(const Library& library, const std::string& name, int max_shared_bytes) {
-  const FunctionHandle product = library.Function(name.c_str());
-  GetDriver().set_function_attribute(product, kMaxDynamicSharedBytes, max_shared_bytes);
-  return product;
-}
-
 }  // namespace
 
 LibraryKernels::LibraryKernels(bool is_half) : library_(LibraryOfCsr()) {
@@ -73,19 +68,22 @@ FunctionHandle LibraryKernels::Csr(int sub_batch) const {
   return csr_[i];
 }
 
-TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes) : library_(LibraryOfTensor()) {
-  const std::string subtiles = std::to_string(tile_rows / kSubtileRows);
-  for (const int positions : TensorPositions(tile_rows)) {
-    const std::string name = "sparseconv_tensor_r" + subtiles + "_p" + std::to_string(positions);
-    products_[positions] = LoadProduct(*library_, name, max_shared_bytes);
+ProductKernels::ProductKernels(std::shared_ptr<const Library> library, const std::string& prefix,
+                               const std::vector<int>& positions, int max_shared_bytes)
+    : library_(std::move(library)) {
+  for (const int count : positions) {
+    const FunctionHandle product = library_->Function((prefix + std::to_string(count)).c_str());
+    GetDriver().set_function_attribute(product, kMaxDynamicSharedBytes, max_shared_bytes);
+    products_[count] = product;
   }
 }
 
-WgmmaKernels::WgmmaKernels(int max_shared_bytes) : library_(LibraryOfWgmma()) {
-  for (const int positions : kWgmmaPositions) {
-    const std::string name = "sparseconv_wgmma_p" + std::to_string(positions);
-    products_[positions] = LoadProduct(*library_, name, max_shared_bytes);
-  }
-}
+TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
+    : ProductKernels(LibraryOfTensor(), "sparseconv_tensor_r" + std::to_string(tile_rows / kSubtileRows) + "_p",
+                     TensorPositions(tile_rows), max_shared_bytes) {}
+
+WgmmaKernels::WgmmaKernels(int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", {std::begin(kWgmmaPositions), std::end(kWgmmaPositions)},
+                     max_shared_bytes) {}
 
 }  // namespace sparseconv::cuda

@@ -4,6 +4,8 @@
 
 #include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "csr_plan.h"
 #include "driver.h"
@@ -26,31 +28,32 @@ class LibraryKernels {
   FunctionHandle reduce_;
 };
 
-// The tensor-core kernels for a weight in tiles of `tile_rows`, likewise. The GPU must have sparse tensor cores.
-class TensorKernels {
+// The kernels on tensor cores that differ in the positions of a warp or warpgroup alone, likewise.
+class ProductKernels {
  public:
-  // A block may then use `max_shared_bytes`.
-  TensorKernels(int tile_rows, int max_shared_bytes);
-
-  // `positions` is one of TensorPositions.
+  // `positions` is one of those that there are kernels for.
   FunctionHandle Product(int positions) const { return products_.at(positions); }
+
+ protected:
+  // Kernels of names `prefix` and the number of positions; a block may then use `max_shared_bytes`.
+  ProductKernels(std::shared_ptr<const Library> library, const std::string& prefix, const std::vector<int>& positions,
+                 int max_shared_bytes);
 
  private:
   std::shared_ptr<const Library> library_;
   std::map<int, FunctionHandle> products_;
 };
 
-// The warpgroup kernels, likewise. The GPU must be of kWgmmaArchitecture.
-class WgmmaKernels {
+// Those for a weight in tiles of `tile_rows`. The GPU must have sparse tensor cores.
+class TensorKernels : public ProductKernels {
+ public:
+  TensorKernels(int tile_rows, int max_shared_bytes);
+};
+
+// Those of warpgroups. The GPU must be of kWgmmaArchitecture.
+class WgmmaKernels : public ProductKernels {
  public:
   explicit WgmmaKernels(int max_shared_bytes);
-
-  // `positions` is one of kWgmmaPositions.
-  FunctionHandle Product(int positions) const { return products_.at(positions); }
-
- private:
-  std::shared_ptr<const Library> library_;
-  std::map<int, FunctionHandle> products_;
 };
 
 }  // namespace sparseconv::cuda

@@ -129,19 +129,7 @@ class Planner {
 
     Estimate estimate;
     TensorParams& params = estimate.launch.params;
-    params.tile.batch = static_cast<int>(batch_);
-    params.tile.in_channels = static_cast<int>(geometry_.in_channels);
-    params.tile.out_channels = static_cast<int>(geometry_.out_channels);
-    params.tile.group_in_channels = static_cast<int>(geometry_.group_in_channels());
-    params.tile.group_out_channels = static_cast<int>(geometry_.group_out_channels());
-    params.tile.in_h = static_cast<int>(sizes_.in_dims[1]);
-    params.tile.in_w = static_cast<int>(sizes_.in_dims[2]);
-    params.tile.out_h = static_cast<int>(sizes_.out_dims[1]);
-    params.tile.out_w = static_cast<int>(sizes_.out_dims[2]);
-    for (size_t i = 0; i < 2; ++i) {
-      params.tile.strides[i] = static_cast<int>(geometry_.strides[i + 1]);
-      params.tile.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
-    }
+    FillSizes(geometry_, sizes_, batch_, &params.tile);
     params.tile.row_tiles_per_group = form.tiles_per_group;
     params.tile.row_blocks_per_group = static_cast<int>(group_blocks);
     params.tile.row_blocks = static_cast<int>(geometry_.group * group_blocks);
@@ -227,13 +215,6 @@ std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, con
                                                int64_t batch, const DeviceFacts& device, const TensorFacts& facts) {
   if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
   return Planner(geometry, sizes, batch, device, facts).Choose();
-}
-
-std::string ToString(const TensorLaunch& launch) {
-  const TensorParams& p = launch.params;
-  return Concat("tensor positions=", launch.positions, " tile=", p.tile.tile_h, "x", p.tile.tile_w,
-                " warps=", p.tile.product_warps, "(", p.tile.warps_m, " of channels) threads=", launch.shape.threads,
-                " blocks=", launch.shape.grid[0], " shared=", launch.shape.dynamic_shared_bytes);
 }
 
 }  // namespace sparseconv::cuda

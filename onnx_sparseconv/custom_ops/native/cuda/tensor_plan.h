@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "../../../kernels/cuda/params.h"
@@ -43,7 +42,5 @@ bool IsWorthTensorCores(const TensorFacts& facts, int64_t batch);
 // Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                int64_t batch, const DeviceFacts& device, const TensorFacts& facts);
-
-std::string ToString(const TensorLaunch& launch);
 
 }  // namespace sparseconv::cuda

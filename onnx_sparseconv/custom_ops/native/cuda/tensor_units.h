@@ -1,4 +1,5 @@
-// In which units the kernels on tensor cores stage their input (kernels/cuda/tensor_tile.cuh).
+// What launches of the kernels on tensor cores have in common: sizes, and the units in which they stage their input
+// (kernels/cuda/tensor_tile.cuh).
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,23 @@ namespace sparseconv::cuda {
 
 // Of the shared memory that a block may have at most, left to the driver.
 constexpr int kReservedSharedBytes = 1024;
+
+// What a launch takes from the call as it is.
+inline void FillSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, TileParams* tile) {
+  tile->batch = static_cast<int>(batch);
+  tile->in_channels = static_cast<int>(geometry.in_channels);
+  tile->out_channels = static_cast<int>(geometry.out_channels);
+  tile->group_in_channels = static_cast<int>(geometry.group_in_channels());
+  tile->group_out_channels = static_cast<int>(geometry.group_out_channels());
+  tile->in_h = static_cast<int>(sizes.in_dims[1]);
+  tile->in_w = static_cast<int>(sizes.in_dims[2]);
+  tile->out_h = static_cast<int>(sizes.out_dims[1]);
+  tile->out_w = static_cast<int>(sizes.out_dims[2]);
+  for (size_t i = 0; i < 2; ++i) {
+    tile->strides[i] = static_cast<int>(geometry.strides[i + 1]);
+    tile->pads_begin[i] = static_cast<int>(sizes.pads_begin[i + 1]);
+  }
+}
 
 // Neighbouring columns that one load brings, and the table of units in shared memory.
 struct TensorUnits {

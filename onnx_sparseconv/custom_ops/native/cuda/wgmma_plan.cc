@@ -119,19 +119,7 @@ class Planner {
     best_.launch = WgmmaLaunch{};
     WgmmaParams& params = best_.launch.params;
     TileParams& tile = params.tile;
-    tile.batch = static_cast<int>(batch_);
-    tile.in_channels = static_cast<int>(geometry_.in_channels);
-    tile.out_channels = static_cast<int>(geometry_.out_channels);
-    tile.group_in_channels = static_cast<int>(geometry_.group_in_channels());
-    tile.group_out_channels = static_cast<int>(geometry_.group_out_channels());
-    tile.in_h = static_cast<int>(sizes_.in_dims[1]);
-    tile.in_w = static_cast<int>(sizes_.in_dims[2]);
-    tile.out_h = static_cast<int>(sizes_.out_dims[1]);
-    tile.out_w = static_cast<int>(sizes_.out_dims[2]);
-    for (size_t i = 0; i < 2; ++i) {
-      tile.strides[i] = static_cast<int>(geometry_.strides[i + 1]);
-      tile.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
-    }
+    FillSizes(geometry_, sizes_, batch_, &tile);
     tile.row_blocks_per_group = form.blocks_per_group;
     tile.row_blocks = static_cast<int>(geometry_.group * form.blocks_per_group);
     tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
@@ -197,13 +185,6 @@ std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const
                                              const DeviceFacts& device, const WgmmaFacts& facts) {
   if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
   return Planner(geometry, sizes, batch, device, facts).Choose();
-}
-
-std::string ToString(const WgmmaLaunch& launch) {
-  const TileParams& tile = launch.params.tile;
-  return Concat("wgmma positions=", launch.positions, " run=", launch.params.run_lines, "x", launch.params.run_w,
-                " tile=", tile.tile_h, "x", tile.tile_w, " row tiles=", tile.warps_m, " stages=", tile.num_stages,
-                " blocks=", launch.shape.grid[0], " shared=", launch.shape.dynamic_shared_bytes);
 }
 
 }  // namespace sparseconv::cuda

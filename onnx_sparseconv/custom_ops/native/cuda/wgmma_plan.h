@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "../../../kernels/cuda/params.h"
 #include "../attributes.h"
@@ -44,7 +43,5 @@ bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, in
 // Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WgmmaFacts& facts);
-
-std::string ToString(const WgmmaLaunch& launch);
 
 }  // namespace sparseconv::cuda
