@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "../checked.h"
-#include "tensor_units.h"
+#include "tensor_launch.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -16,10 +16,6 @@ constexpr int kQuarters = 4;  // of a multiprocessor, each with its own tensor c
 constexpr int kMaxWarps = kMaxTensorThreads / kWarp;
 constexpr int kMaxProductWarps = 8;
 constexpr int64_t kPixelBytes = 2 * kTensorImages;
-constexpr int64_t kMinBatch = 4;
-// Multiply-adds of tensor cores, of zeros as well, in the time that the CSR kernel takes for one of its own: measured
-// on wide 3x3 layers with 64 images on an H200, rounded down.
-constexpr int64_t kProductsAnEntry = 100;
 constexpr int64_t kMaxTileRows = 8;      // of outputs
 constexpr int64_t kFewProductWarps = 4;  // fewer are for what leaves no choice
 constexpr int kWidePositions = 8;
@@ -205,10 +201,7 @@ std::vector<int> TensorPositions(int tile_rows) {
 }
 
 bool IsWorthTensorCores(const TensorFacts& facts, int64_t batch) {
-  if (batch < kMinBatch) return false;
-  const double products = static_cast<double>(facts.num_steps) * kTensorColumns * facts.form.tile_rows;
-  const double images = static_cast<double>(RoundUpTo(batch, kTensorImages)) / static_cast<double>(batch);
-  return products * images <= static_cast<double>(kProductsAnEntry * facts.num_entries);
+  return AreProductsWorth(facts.num_steps * kTensorColumns * facts.form.tile_rows, facts.num_entries, batch);
 }
 
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

@@ -10,7 +10,7 @@
 #include "../attributes.h"
 #include "csr_plan.h"
 #include "driver.h"
-#include "tensor_units.h"
+#include "tensor_launch.h"
 #include "tensor_weight.h"
 
 namespace sparseconv::cuda {

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "../checked.h"
-#include "tensor_units.h"
+#include "tensor_launch.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -13,9 +13,6 @@ constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
 constexpr int64_t kStagingThreads = kWgmmaThreads - kWgmmaProductThreads;
 constexpr int64_t kBarrierBytes = 16;
 constexpr int64_t kInputUnit = 128;
-constexpr int64_t kMinBatch = 4;
-// As of the tensor-core kernel.
-constexpr int64_t kProductsAnEntry = 100;
 // Steps, against those of a weight whose channels come once each: with more, the tensor-core kernel is faster (3x3
 // layers of 64 to 512 channels, 64 images, H200).
 constexpr double kMaxRepeats = 1.2;
@@ -171,14 +168,12 @@ WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries) {
 }
 
 bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch) {
-  if (batch < kMinBatch || geometry.taps() == 1) return false;
+  if (geometry.taps() == 1) return false;
   const int64_t chunks = CeilDivide(geometry.group_in_channels(), int64_t{kWgmmaChannels});
   const int64_t tiles = geometry.group * facts.form.blocks_per_group * facts.form.row_tiles;
   const auto steps = static_cast<double>(chunks * tiles * geometry.taps());  // of a weight without a zero, in its order
   if (static_cast<double>(facts.num_steps) > kMaxRepeats * steps) return false;
-  const double products = static_cast<double>(facts.num_steps) * kWgmmaChannels * kWgmmaTileRows;
-  const double images = static_cast<double>(CeilDivide(batch, int64_t{kTensorImages}) * kTensorImages);
-  return products * images / static_cast<double>(batch) <= static_cast<double>(kProductsAnEntry * facts.num_entries);
+  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
