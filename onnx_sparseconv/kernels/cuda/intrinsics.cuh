@@ -205,6 +205,12 @@ __device__ __forceinline__ void CopyAsync16Cached(Shared to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// The same for neighbouring threads that copy neighbours to distant places: a whole line of global memory is asked for
+// at once, by way of the first-level cache, not each 16 bytes on their own.
+__device__ __forceinline__ void CopyAsync16ByLines(Shared to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the last `kPending` groups of this thread have arrived.
@@ -245,6 +251,11 @@ __device__ __forceinline__ void FenceBarrierInit() {
 
 __device__ __forceinline__ void Arrive(Shared barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives when all CopyAsync* that this thread has begun are complete.
+__device__ __forceinline__ void ArriveAfterCopies(Shared barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 // Has the phase wait for `bytes` more.
@@ -305,7 +316,8 @@ __device__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared bar
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // --- products of warpgroups: each of 128 threads, which call these together ---------------------------------------
 
-// Has the tensor cores see what this thread wrote to shared memory, once it has said so to those that multiply.
+// Has the tensor cores see what was written to shared memory: by this thread, once it has said so to those that
+// multiply, or by copies that this one, which multiplies, has waited for.
 __device__ __forceinline__ void FenceSharedForTensorCores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

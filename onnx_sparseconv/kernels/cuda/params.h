@@ -225,15 +225,36 @@ struct TensorParams {
   int max_steps;      // of a row tile in a chunk
 };
 
+// Interleaves images: `sparseconv_interleave`, halves. What the kernels on tensor cores else make of X on its way to
+// shared memory, once for all blocks, with the padding that they read:
+//
+//   out [eights of images][C][rows][windows][window_columns][8 images]
+//
+// A window is the columns that one tile reads of a row; neighbouring ones overlap. Images that the batch does not have
+// are zeros.
+//
+// Grid: x = pixels, a thread each, y = kInterleaveChannels channels each, z = eights of images.
+constexpr int kInterleaveChannels = 4;
+struct InterleaveParams {
+  const void* x;  // [N, C, H, W]
+  void* out;
+  int batch;
+  int in_channels;
+  int in_h, in_w;
+  int rows, windows, window_columns;
+  int window_step;    // columns of X from one window to the next
+  int pads_begin[2];  // the first row, and the first window's first column, lie so far before those of X
+};
+
 // Threads of a block that multiply, two warpgroups of them, and all.
 constexpr int kWgmmaProductThreads = 256;
 constexpr int kWgmmaThreads = 384;
 // Channels of a chunk, and pixels of a stage: 8 images of these, and 16 bytes that keep neighbours apart.
 constexpr int kWgmmaChannels = 32;
 constexpr int kWgmmaPixelBytes = 16 * kWgmmaChannels + 16;
-constexpr int kMaxWgmmaStages = 4;
 
-// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works.
+// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`, and
+// `sparseconv_wgmma_interleaved_p<positions>` for an X that is interleaved. wgmma_conv.cuh says how it works.
 //
 // A stage holds pixels of 32 channels, and the chunk's part of the weight. Row tiles are 64 rows. A warpgroup computes
 // one of them, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of each.
@@ -245,8 +266,9 @@ struct WgmmaParams {
   const int* channels;           // [chunks][kWgmmaChannels], of the group
   int header_bytes;              // of a chunk
   int input_bytes;               // of a stage, a multiple of 128; behind them, the weight's part
-  int table_bytes;               // of units, behind the stages; behind them, barriers
+  int table_bytes;               // of units, behind the stages, or of pixels; behind them, barriers
   int run_w, run_lines;
+  int x_rows, x_row_pixels, x_window_columns;  // of an interleaved X, else 0
 };
 
 }  // namespace sparseconv::cuda

@@ -174,9 +174,6 @@ class TensorConv : private TensorTile<TensorConv<kSubtiles, kPositions>> {
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
-  static __device__ __forceinline__ int FinishThreads() { return static_cast<int>(blockDim.x); }
-  static __device__ __forceinline__ void SyncFinish() { __syncthreads(); }
-
   __device__ __forceinline__ int SlotOf(int y, int x) const { return y * t_.tile_w + x; }
 
   template <class Word>

@@ -23,7 +23,6 @@ namespace sparseconv::cuda {
 //   EndStage(stage)                     called behind that
 //   KeepSums(word)                      has threads with sums write word(that of an even image, that of the next one)
 //                                       to SumAddress
-//   FinishThreads(), SyncFinish()       the first so many threads store outputs, and a barrier of them
 //   SlotOf(y, x)                        where the sum of an output of the tile is kept, among those of its row
 template <class Kernel>
 class TensorTile {
@@ -121,6 +120,11 @@ class TensorTile {
     return (column - quotient * stride) * t_.line_pitch + quotient;
   }
 
+  // Where a pixel lies in a stage, and in the channel.
+  __device__ __forceinline__ unsigned PixelBytes(int row, int column) const {
+    return static_cast<unsigned>(row * t_.strides[1] * t_.line_pitch + PlaceOf(column)) * Kernel::kPixelBytes;
+  }
+
   // --- outputs ------------------------------------------------------------------------------------------------------
 
   // What the sums of a channel of the tile's group begin with; there may be no such channel.
@@ -131,14 +135,14 @@ class TensorTile {
                : 0.0f;
   }
 
-  // To be called by the threads that store outputs. Sums pass through shared memory, so that neighbouring threads store
+  // To be called by all threads. Sums pass through shared memory, so that neighbouring threads store
   // neighbouring columns: those of two images in a word where they can be rounded at once, else first those of the even
   // images, then those of the odd ones.
   __device__ __forceinline__ void Finish(const Tile& tile) const {
     const Epilogue& e = t_.epilogue;
     if (e.residual == nullptr && (e.activation == kRelu || e.activation == kNoActivation)) {
       self().KeepSums([](float even, float odd) { return ToHalves(even, odd); });
-      self().SyncFinish();
+      __syncthreads();
       if (t_.is_y_paired) {
         StoreHalves<2>(tile);
       } else {
@@ -148,13 +152,13 @@ class TensorTile {
     }
     for (int odd = 0; odd < 2; ++odd) {
       self().KeepSums([odd](float even_sum, float odd_sum) { return FloatToBits(odd == 0 ? even_sum : odd_sum); });
-      self().SyncFinish();
+      __syncthreads();
       if (t_.is_y_paired) {
         StoreSums<2>(tile, odd);
       } else {
         StoreSums<1>(tile, odd);
       }
-      self().SyncFinish();
+      __syncthreads();
     }
   }
 
@@ -269,11 +273,6 @@ class TensorTile {
     window.column = max(-window.first_x, 0);
     window.column_end = max(min(t_.in_columns, t_.in_w - window.first_x), window.column);
     return window;
-  }
-
-  // Where a pixel lies in a stage, and in the channel.
-  __device__ __forceinline__ unsigned PixelBytes(int row, int column) const {
-    return static_cast<unsigned>(row * t_.strides[1] * t_.line_pitch + PlaceOf(column)) * Kernel::kPixelBytes;
   }
 
   // Padding is the same for all chunks. A warp stores that of a row at a time.
@@ -394,78 +393,123 @@ class TensorTile {
     }
   }
 
-  // Calls store(index of the even image's output in Y, address of the word, whether there is an odd image) for all
-  // outputs of the tile, for kWidth columns at a time. A thread keeps its place in the tile and its images, and goes
-  // through the channels.
-  template <int kWidth, class Store>
-  __device__ __forceinline__ void ForOutputs(const Tile& tile, const Store& store) const {
+  // Calls load(value, index of the even image's output in Y, address of the word, whether there is an odd image) and
+  // then store(value, index, whether there is) for all outputs of the tile, for kWidth columns at a time. A thread
+  // keeps its place in the tile and its images, and goes through the channels, several at a time: it waits for none of
+  // its loads and stores alone.
+  template <int kWidth, int kAtOnce, class Value, class Load, class Store>
+  __device__ __forceinline__ void ForOutputs(const Tile& tile, const Load& load, const Store& store) const {
     const int places = t_.tile_h * t_.tile_w / kWidth;
     int place, column;
     const int row = Split(static_cast<int>(threadIdx.x), places, place);
     const int line = Split(place * kWidth, t_.tile_w, column);
     const int y = tile.y + line, x = tile.x + column;
-    const int rows_at_once = self().FinishThreads() / places;
+    const int rows_at_once = static_cast<int>(blockDim.x) / places;
     const int pairs_at_once = rows_at_once >= kImagePairs ? kImagePairs : rows_at_once >= 2 ? 2 : 1;
     const int channels_at_once = rows_at_once / pairs_at_once;
     if (row >= channels_at_once * pairs_at_once || y >= t_.out_h || x >= t_.out_w) return;
     const int plane = t_.out_h * t_.out_w;
     const int first_channel = tile.first_row_tile * Kernel::kRows;
     const int channels = min(t_.warps_m * Kernel::kRows, t_.group_out_channels - first_channel);
+    const long long index_step = static_cast<long long>(channels_at_once) * plane;
+    const unsigned from_step = 4u * static_cast<unsigned>(channels_at_once * kImagePairs * t_.sum_pitch);
     for (int pair = row % pairs_at_once; 2 * pair < tile.images; pair += pairs_at_once) {
-      const int first = row / pairs_at_once;
-      const long long k = tile.group * t_.group_out_channels + first_channel + first;
+      const bool has_odd = 2 * pair + 1 < tile.images;
+      const int channel = row / pairs_at_once;
+      const long long k = tile.group * t_.group_out_channels + first_channel + channel;
       long long index =
           (static_cast<long long>(tile.first_image + 2 * pair) * t_.out_channels + k) * plane + y * t_.out_w + x;
-      Shared from = SumAddress(first, pair, self().SlotOf(line, column));
-      for (int channel = first; channel < channels; channel += channels_at_once) {
-        store(index, from, 2 * pair + 1 < tile.images);
-        index += static_cast<long long>(channels_at_once) * plane;
-        from += 4u * static_cast<unsigned>(channels_at_once * kImagePairs * t_.sum_pitch);
+      Shared from = SumAddress(channel, pair, self().SlotOf(line, column));
+      for (int count = (channels - channel + channels_at_once - 1) / channels_at_once; count > 0; count -= kAtOnce) {
+        Value values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (i < count) load(values[i], index + i * index_step, from + static_cast<unsigned>(i) * from_step, has_odd);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (i < count) store(values[i], index + i * index_step, has_odd);
+        }
+        index += kAtOnce * index_step;
+        from += kAtOnce * from_step;
       }
     }
   }
+
+  // Of neighbouring columns: of two images each.
+  template <int kWidth>
+  struct HalfPairs {
+    Half2 columns[kWidth];
+  };
 
   template <int kWidth>
   __device__ __forceinline__ void StoreHalves(const Tile& tile) const {
     Half* const outputs = static_cast<Half*>(t_.y);
     const long long image = static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
     const bool is_relu = t_.epilogue.activation == kRelu;
-    ForOutputs<kWidth>(tile, [&](long long index, Shared from, bool has_odd) {
-      Half2 left = LoadShared(from);
-      if (is_relu) left = AtLeastZero(left);
+    const auto load = [&](HalfPairs<kWidth>& pairs, long long, Shared from, bool) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) pairs.columns[i] = LoadShared(from + 4u * static_cast<unsigned>(i));
+    };
+    const auto store = [&](HalfPairs<kWidth>& pairs, long long index, bool has_odd) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        if (is_relu) pairs.columns[i] = AtLeastZero(pairs.columns[i]);
+      }
       if constexpr (kWidth == 1) {
-        StoreOnce(outputs + index, Lower(left));
-        if (has_odd) StoreOnce(outputs + index + image, Upper(left));
+        StoreOnce(outputs + index, Lower(pairs.columns[0]));
+        if (has_odd) StoreOnce(outputs + index + image, Upper(pairs.columns[0]));
       } else {
-        Half2 right = LoadShared(from + 4);
-        if (is_relu) right = AtLeastZero(right);
+        const Half2 left = pairs.columns[0], right = pairs.columns[1];
         StoreOnce(reinterpret_cast<Half2*>(outputs + index), SelectBytes(left, right, kLowerHalves));
         if (has_odd)
           StoreOnce(reinterpret_cast<Half2*>(outputs + index + image), SelectBytes(left, right, kUpperHalves));
       }
-    });
+    };
+    ForOutputs<kWidth, 1, HalfPairs<kWidth>>(tile, load, store);
   }
+
+  // Of neighbouring columns of an image.
+  template <int kWidth>
+  struct Sums {
+    float columns[kWidth];
+    Half2 residual;
+  };
 
   template <int kWidth>
   __device__ __forceinline__ void StoreSums(const Tile& tile, int odd) const {
-    const long long image = static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
-    ForOutputs<kWidth>(tile, [&](long long index, Shared from, bool has_odd) {
+    const Epilogue& e = t_.epilogue;
+    const Half* const residual = static_cast<const Half*>(e.residual);
+    const long long image = odd * static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
+    const auto load = [&](Sums<kWidth>& sums, long long index, Shared from, bool has_odd) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        sums.columns[i] = BitsToFloat(LoadShared(from + 4u * static_cast<unsigned>(i)));
+      }
+      sums.residual = 0;
+      if (residual == nullptr || (odd == 1 && !has_odd)) return;
+      if constexpr (kWidth == 1) {
+        sums.residual = LoadOnce(residual + index + image);
+      } else {
+        sums.residual = LoadOnce(reinterpret_cast<const Half2*>(residual + index + image));
+      }
+    };
+    const auto store = [&](const Sums<kWidth>& sums, long long index, bool has_odd) {
       if (odd == 1 && !has_odd) return;
-      index += odd * image;
-      const float left = Finished(index, BitsToFloat(LoadShared(from)));
-      Half* const output = static_cast<Half*>(t_.y) + index;
+      Half* const output = static_cast<Half*>(t_.y) + index + image;
+      const float left = Finished(sums.columns[0], Lower(sums.residual));
       if constexpr (kWidth == 1) {
         StoreOnce(output, ToHalf(left));
       } else {
-        const float right = Finished(index + 1, BitsToFloat(LoadShared(from + 4)));
-        StoreOnce(reinterpret_cast<Half2*>(output), ToHalves(left, right));
+        StoreOnce(reinterpret_cast<Half2*>(output), ToHalves(left, Finished(sums.columns[1], Upper(sums.residual))));
       }
-    });
+    };
+    ForOutputs<kWidth, 2, Sums<kWidth>>(tile, load, store);
   }
 
-  __device__ __forceinline__ float Finished(long long index, float sum) const {
+  __device__ __forceinline__ float Finished(float sum, Half residual) const {
     const Epilogue& e = t_.epilogue;
-    if (e.residual != nullptr) sum += ToFloat(LoadOnce(static_cast<const Half*>(e.residual) + index));
+    if (e.residual != nullptr) sum += ToFloat(residual);
     return Activate(e.activation, sum, e.alpha, e.beta);
   }
 };

@@ -7,6 +7,10 @@
 // four neighbours are such that hardly a row has three non-zeros among them, for any tap. Channels that are left with
 // non-zeros come once more.
 //
+// Each block has an order of channels of its own, so blocks share nothing that is staged: what turns columns of images
+// into images of columns is done again for each 64 outputs. Where that is often, X is interleaved before
+// (kIsInterleaved, interleave.cuh), and staging is copies of 16 bytes.
+//
 // A warpgroup computes 64 output channels at kPositions neighbouring pixels of 8 images; its sums stay in registers, as
 // floats. Two multiply, the third stages. Positions go on from a row of outputs to the next one: what lies
 // between, where a row ends, is computed and dropped.
@@ -16,8 +20,8 @@
 
 namespace sparseconv::cuda {
 
-template <int kPositions>
-class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
+template <int kPositions, bool kIsInterleaved>
+class WgmmaConv : private TensorTile<WgmmaConv<kPositions, kIsInterleaved>> {
   using Base = TensorTile<WgmmaConv>;
   friend Base;
 
@@ -38,12 +42,16 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
     const unsigned* begins = p_.block_begins + tile.group * t_.row_blocks_per_group + tile.first_row_tile / t_.warps_m;
     first_chunk_ = static_cast<int>(begins[0]);
     num_chunks_ = static_cast<int>(begins[1]) - first_chunk_;
-    if (Uniform(threadIdx.x / 32) >= kWgmmaProductThreads / 32) {
-      this->Stage(tile);
-      return;
+    if (!IsProductWarp()) {
+      if constexpr (kIsInterleaved) {
+        StageInterleaved(tile);
+      } else {
+        this->Stage(tile);
+      }
+    } else {
+      Multiply(tile);
     }
-    Multiply(tile);
-    SyncFinish();  // nobody reads stages any more
+    __syncthreads();  // nobody reads stages any more
     this->Finish(tile);
   }
 
@@ -61,6 +69,7 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
   static constexpr int kBatches = 3;
   static constexpr unsigned kPixelBytes = kWgmmaPixelBytes;
   static constexpr unsigned kWarpgroup = 128;
+  static constexpr int kStagingWarps = (kWgmmaThreads - kWgmmaProductThreads) / 32;
   static constexpr unsigned kStepsAtOnce = 9;
   // Bytes of the weight, of 64 rows and 32 columns: two of four values, and where they stand.
   static constexpr unsigned kValueBytes = 2048, kPlaceBytes = 256;
@@ -72,6 +81,10 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
   template <class Value>
   static __device__ __forceinline__ Value Uniform(Value value) {
     return __shfl_sync(0xFFFFFFFFu, value, 0);
+  }
+
+  static __device__ __forceinline__ bool IsProductWarp() {
+    return Uniform(threadIdx.x / 32) < kWgmmaProductThreads / 32;
   }
 
   // --- staging ------------------------------------------------------------------------------------------------------
@@ -94,8 +107,11 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
   }
 
   __device__ __forceinline__ void BeginStage(const Tile&, const Position& at, const Staging& staging) const {
+    BeginStage(at, staging.first == 0);
+  }
+  __device__ __forceinline__ void BeginStage(const Position& at, bool is_first) const {
     if (at.round > 0) WaitForBarrier(Emptied(at.stage), (at.round - 1) % 2);
-    if (staging.first != 0) return;
+    if (!is_first) return;
     const unsigned* begins = p_.chunk_begins + first_chunk_ + at.chunk;
     const unsigned bytes = 16 * (begins[1] - begins[0]);
     ExpectBytes(Filled(at.stage), bytes);
@@ -107,6 +123,52 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
   __device__ __forceinline__ void EndStage(int stage) const {
     FenceSharedForTensorCores();
     Arrive(Filled(stage));
+  }
+
+  // Of an interleaved X: each warp copies a quarter of a chunk's channels, each lane a pixel of 32 at a time.
+  __device__ __forceinline__ void StageInterleaved(const Tile& tile) {
+    constexpr int kPlaces = kWgmmaChannels / kStagingWarps;
+    const int first = static_cast<int>(threadIdx.x) - kWgmmaProductThreads;
+    const int first_place = first / 32 * kPlaces;
+    const int pixels = t_.in_rows * t_.in_columns;
+    if (num_chunks_ > 0) ChooseChannels(tile, 0);
+    PlanPixels(first, pixels);
+    const auto plane = static_cast<unsigned>(p_.x_rows * p_.x_row_pixels);
+    const auto eight = static_cast<long long>(tile.first_image / kTensorImages);
+    const uint4* x = static_cast<const uint4*>(t_.x) +
+                     (eight * t_.in_channels + tile.group * t_.group_in_channels) * plane +
+                     (tile.y * t_.strides[0] * p_.x_row_pixels + tile.x / t_.tile_w * p_.x_window_columns);
+    for (Position at; at.chunk < num_chunks_; this->Advance(at)) {
+      unsigned planes[kPlaces];
+#pragma unroll
+      for (int i = 0; i < kPlaces; ++i) planes[i] = Channel(at.chunk, static_cast<unsigned>(first_place + i)) * plane;
+      if (at.chunk + 1 < num_chunks_) ChooseChannels(tile, at.chunk + 1);  // on their way meanwhile
+      BeginStage(at, first == 0);
+      const Shared stage = this->StageAddress(at.stage) + static_cast<unsigned>(first_place) * ChannelBytes();
+      for (int pixel = static_cast<int>(Lane()); pixel < pixels; pixel += 32) {
+        unsigned offset, to;
+        LoadSharedPair(PixelAddress(pixel), offset, to);
+#pragma unroll
+        for (int i = 0; i < kPlaces; ++i) {
+          CopyAsync16ByLines(stage + to + static_cast<unsigned>(i) * ChannelBytes(), x + (offset + planes[i]));
+        }
+      }
+      ArriveAfterCopies(Filled(at.stage));
+    }
+  }
+
+  // Where a tile's pixels lie in a plane of X, in pixels, and in a stage, in bytes: the same for all channels.
+  __device__ __forceinline__ void PlanPixels(int first, int pixels) const {
+    for (int pixel = first; pixel < pixels; pixel += 32 * kStagingWarps) {
+      int column;
+      const int row = Split(pixel, t_.in_columns, column);
+      StoreShared(PixelAddress(pixel), static_cast<unsigned>(row * p_.x_row_pixels + column));
+      StoreShared(PixelAddress(pixel) + 4, this->PixelBytes(row, column));
+    }
+    WaitAtBarrier(1, 32 * kStagingWarps);
+  }
+  __device__ __forceinline__ Shared PixelAddress(int pixel) const {
+    return stages_ + static_cast<unsigned>(t_.num_stages * t_.stage_bytes + 8 * pixel);
   }
 
   // --- products -----------------------------------------------------------------------------------------------------
@@ -122,6 +184,7 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
     const int num_chunks = Uniform(num_chunks_);
     for (Position at; at.chunk < num_chunks; this->Advance(at)) {
       WaitForBarrier(Filled(at.stage), at.round % 2);
+      if constexpr (kIsInterleaved) FenceSharedForTensorCores();  // copies arrive without a thread that could
       MultiplyChunk(this->StageAddress(at.stage), first, values, places);
       if (Lane() == 0) Arrive(Emptied(at.stage));
     }
@@ -186,9 +249,6 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
-  static __device__ __forceinline__ int FinishThreads() { return kWgmmaProductThreads; }
-  static __device__ __forceinline__ void SyncFinish() { WaitAtBarrier(1, kWgmmaProductThreads); }
-
   // All positions of the runs, one after the other.
   __device__ __forceinline__ int SlotOf(int y, int x) const {
     int line, column;
@@ -198,6 +258,7 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions>> {
 
   template <class Word>
   __device__ __forceinline__ void KeepSums(const Word& word) const {
+    if (!IsProductWarp()) return;
     const int group = static_cast<int>(threadIdx.x / kWarpgroup);
     const int row = group % t_.warps_m * kRows + FirstRow();
 #pragma unroll

@@ -326,6 +326,18 @@ void Arrive(unsigned number) {
   EndPhaseIfComplete(barrier);
 }
 
+// The barrier waits for the copies as for bulk ones, and the first half of each arrives early as well.
+void ArriveAfterCopies(unsigned number) {
+  Barrier& barrier = FindBarrier(number);
+  for (const Copy& copy : state.current->copies) {
+    barrier.bytes += copy.bytes;
+    std::memcpy(copy.to, copy.from, copy.bytes / 2);
+    barrier.copies.push_back(copy);
+  }
+  state.current->copies.clear();
+  Arrive(number);
+}
+
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
   Barrier& barrier = FindBarrier(number);
   if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);

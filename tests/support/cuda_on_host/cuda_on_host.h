@@ -71,6 +71,7 @@ void WaitForCopies(unsigned pending);
 void InitBarrier(unsigned number, unsigned arrivals);
 void FenceBarrierInit();
 void Arrive(unsigned number);
+void ArriveAfterCopies(unsigned number);
 void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);

@@ -115,6 +115,7 @@ inline void ArriveAtBarrier(int number, unsigned threads) { cuda_on_host::Arrive
 inline void CopyAsync4(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 4); }
 inline void CopyAsync16(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 16); }
 inline void CopyAsync16Cached(Shared to, const void* from) { CopyAsync16(to, from); }
+inline void CopyAsync16ByLines(Shared to, const void* from) { CopyAsync16(to, from); }
 inline void CommitCopies() { cuda_on_host::CommitCopies(); }
 template <int kPending>
 void WaitForCopies() {
@@ -126,6 +127,7 @@ inline void ExitThread() {}
 inline void InitBarrier(Shared barrier, unsigned arrivals) { cuda_on_host::InitBarrier(barrier, arrivals); }
 inline void FenceBarrierInit() { cuda_on_host::FenceBarrierInit(); }
 inline void Arrive(Shared barrier) { cuda_on_host::Arrive(barrier); }
+inline void ArriveAfterCopies(Shared barrier) { cuda_on_host::ArriveAfterCopies(barrier); }
 inline void ExpectBytes(Shared barrier, unsigned bytes) { cuda_on_host::ExpectBytes(barrier, bytes); }
 inline bool IsElected() { return threadIdx.x % 32 == 0; }
 inline void WaitForBarrier(Shared barrier, unsigned parity) { cuda_on_host::WaitForBarrier(barrier, parity); }

@@ -116,7 +116,8 @@ struct WgmmaProduct {
         block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
         channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        kernels(device.max_shared_bytes - kReservedSharedBytes) {
+        kernels(device.max_shared_bytes - kReservedSharedBytes),
+        interleaved_kernels(device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.chunks.data(), weight.chunks.size());
     memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
     memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
@@ -128,6 +129,7 @@ struct WgmmaProduct {
   const size_t chunk_begins, block_begins, channels;  // offsets
   const Memory memory;
   const WgmmaKernels kernels;
+  const InterleavedWgmmaKernels interleaved_kernels;
 };
 
 // The node's own kernel, loaded.
@@ -336,6 +338,7 @@ std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, 
   if (!wgmma_ || (!must_run && !IsWorthWarpgroups(geometry_, wgmma_->facts, key.batch))) return std::nullopt;
   WgmmaFacts facts = wgmma_->facts;
   facts.x_columns = key.x_columns;
+  facts.interleave = op_.cuda.interleave;
   auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, facts);
   if (!launch && must_run) Fail("the warpgroup kernel cannot run this call: no tile of it fits");
   // The tensor-core kernel has smaller tiles, which more multiprocessors get some of.
@@ -468,7 +471,18 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   params.chunk_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->chunk_begins));
   params.block_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->block_begins));
   params.channels = static_cast<const int*>(wgmma_->memory.at(wgmma_->channels));
-  cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+  if (!launch.interleave) {
+    cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+    return;
+  }
+  const auto& kernels = wgmma_->interleaved_kernels;
+  const ort::DeviceScratch x(call.context, call.inputs.x.memory_info, launch.interleave->bytes);
+  InterleaveParams interleave = launch.interleave->params;
+  interleave.x = params.tile.x;
+  interleave.out = x.data();
+  params.tile.x = x.data();
+  cuda::Launch(kernels.Interleave(), launch.interleave->shape, interleave, call.stream);
+  cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.

@@ -52,6 +52,8 @@ std::shared_ptr<const Library> LibraryOfWgmma() {
   return shared->Get();
 }
 
+std::vector<int> AllWgmmaPositions() { return {std::begin(kWgmmaPositions), std::end(kWgmmaPositions)}; }
+
 }  // namespace
 
 LibraryKernels::LibraryKernels(bool is_half) : library_(LibraryOfCsr()) {
@@ -83,7 +85,10 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
                      TensorPositions(tile_rows), max_shared_bytes) {}
 
 WgmmaKernels::WgmmaKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", {std::begin(kWgmmaPositions), std::end(kWgmmaPositions)},
-                     max_shared_bytes) {}
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllWgmmaPositions(), max_shared_bytes) {}
+
+InterleavedWgmmaKernels::InterleavedWgmmaKernels(int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_interleaved_p", AllWgmmaPositions(), max_shared_bytes),
+      interleave_(library().Function("sparseconv_interleave")) {}
 
 }  // namespace sparseconv::cuda

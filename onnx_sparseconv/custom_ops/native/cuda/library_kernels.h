@@ -39,6 +39,8 @@ class ProductKernels {
   ProductKernels(std::shared_ptr<const Library> library, const std::string& prefix, const std::vector<int>& positions,
                  int max_shared_bytes);
 
+  const Library& library() const { return *library_; }
+
  private:
   std::shared_ptr<const Library> library_;
   std::map<int, FunctionHandle> products_;
@@ -50,10 +52,20 @@ class TensorKernels : public ProductKernels {
   TensorKernels(int tile_rows, int max_shared_bytes);
 };
 
-// Those of warpgroups. The GPU must be of kWgmmaArchitecture.
+// Those of warpgroups, for X as it is. The GPU must be of kWgmmaArchitecture.
 class WgmmaKernels : public ProductKernels {
  public:
   explicit WgmmaKernels(int max_shared_bytes);
+};
+
+// Those for an X that is interleaved, and what interleaves it.
+class InterleavedWgmmaKernels : public ProductKernels {
+ public:
+  explicit InterleavedWgmmaKernels(int max_shared_bytes);
+  FunctionHandle Interleave() const { return interleave_; }
+
+ private:
+  FunctionHandle interleave_;
 };
 
 }  // namespace sparseconv::cuda

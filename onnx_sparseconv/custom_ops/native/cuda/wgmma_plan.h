@@ -25,15 +25,24 @@ struct WgmmaFacts {
   int64_t num_steps = 0;    // of all blocks, times their row tiles
   int64_t num_chunks = 0;   // of all blocks
   int max_chunk_bytes = 0;
-  int x_columns = 4;  // X begins at a multiple of so many halves: 4, 2 or 1
+  int x_columns = 4;               // X begins at a multiple of so many halves: 4, 2 or 1
+  std::optional<bool> interleave;  // X, before; no value leaves the choice to the plan
 };
 
 WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries);
+
+// What interleaves X before.
+struct InterleaveLaunch {
+  InterleaveParams params{};  // all but the pointers
+  size_t bytes = 0;           // of what it writes
+  LaunchShape shape;
+};
 
 struct WgmmaLaunch {
   WgmmaParams params{};  // all but the pointers, and `is_y_paired`, which depends on one
   int positions = 0;     // of a warpgroup
   LaunchShape shape;
+  std::optional<InterleaveLaunch> interleave;
 };
 
 // Whether the kernel is faster than the others that need no image, about: for windows whose channels hardly come twice,
