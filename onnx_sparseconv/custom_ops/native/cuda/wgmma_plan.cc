@@ -15,16 +15,17 @@ constexpr int64_t kBarrierBytes = 16;
 // With more of them there is less of the first-level cache: slower, on an H200.
 constexpr int64_t kWgmmaStages = 2;
 constexpr int64_t kInputUnit = 128;
-// Steps, against those of a weight whose channels come once each: with more, the tensor-core kernel is faster.
-constexpr double kMaxRepeats = 2.0;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 to 512 channels, 64 images, on an H200.
-constexpr double kPositionCycles = 4.6;   // of a step, for a position of a warpgroup
-constexpr double kChunkCycles = 150.0;    // for warps to wait for each other
-constexpr double kBlockCycles = 13500.0;  // to begin and to store
-constexpr double kOverlap = 0.3;          // what the lesser of those add to the greatest
-// Bytes from the second-level cache a cycle, and cycles to stage a column of 8 images.
-constexpr double kL2BytesACycle = 28.0, kColumnCycles = 0.7;
-constexpr double kInterleavedL2BytesACycle = 32.0, kInterleavedColumnCycles = 0.25;
+constexpr double kPositionCycles = 4.6;  // of a step, for a position of a warpgroup
+constexpr double kChunkCycles = 150.0;   // for warps to wait for each other
+constexpr double kOverlap = 0.3;         // what the lesser of those add to the greatest
+// How a block's input gets to shared memory: bytes from the second-level cache a cycle, cycles to stage a column of 8
+// images, and to begin and to store.
+struct StagingCosts {
+  double bytes_a_cycle, column_cycles, block_cycles;
+};
+constexpr StagingCosts kDirect = {32.0, 0.6, 21500.0};
+constexpr StagingCosts kInterleaved = {32.0, 0.25, 13000.0};
 // To interleave X: bytes read and written a cycle, and a launch.
 constexpr double kMemoryBytesACycle = 15.0;
 constexpr double kLaunchCycles = 4000.0;
@@ -52,12 +53,12 @@ struct Window {
   int64_t input_bytes;              // of a stage
 };
 
-// How a block's input gets to shared memory.
+// Input of a block.
 struct WgmmaStaging {
+  StagingCosts costs;
   int64_t table_bytes;
-  double bytes_a_cycle;
-  double chunk_bytes, chunk_cycles;  // of input
-  double before_cycles = 0.0;        // of the whole launch
+  double chunk_bytes, chunk_columns;
+  double before_cycles = 0.0;  // of the whole launch
   std::optional<InterleaveLaunch> interleave;
 };
 
@@ -121,10 +122,10 @@ class Planner {
     const auto units = TensorUnits::Choose(facts_.x_columns, sizes_.in_dims[2], stride_x_, kWgmmaChannels, window.rows,
                                            window.columns, kStagingThreads);
     WgmmaStaging direct;
+    direct.costs = kDirect;
     direct.table_bytes = units.table_bytes;
-    direct.bytes_a_cycle = kL2BytesACycle;
     direct.chunk_bytes = static_cast<double>(window.rows * (window.columns + 16)) * kPixelBytes;
-    direct.chunk_cycles = static_cast<double>(units.count * units.columns) * kColumnCycles;
+    direct.chunk_columns = static_cast<double>(units.count * units.columns);
     if (!facts_.interleave.value_or(false)) Consider(tiling, window, units, direct);
     if (!facts_.interleave.value_or(true)) return true;
     if (const auto interleaved = Interleaved(tiling, window)) Consider(tiling, window, units, *interleaved);
@@ -167,11 +168,10 @@ class Planner {
                        static_cast<size_t>(rows * columns) * 2 * kTensorImages;
 
     WgmmaStaging staging;
+    staging.costs = kInterleaved;
     staging.table_bytes = CeilDivide(window.rows * window.columns * int64_t{8}, kBarrierBytes) * kBarrierBytes;
-    staging.bytes_a_cycle = kInterleavedL2BytesACycle;
     staging.chunk_bytes = static_cast<double>(window.rows * window.columns) * kPixelBytes;
-    staging.chunk_cycles =
-        static_cast<double>(window.rows * window.columns * kWgmmaChannels) * kInterleavedColumnCycles;
+    staging.chunk_columns = static_cast<double>(window.rows * window.columns * kWgmmaChannels);
     const double x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels) *
                            static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
     staging.before_cycles = kLaunchCycles + (x_bytes + static_cast<double>(interleave.bytes)) /
@@ -202,10 +202,11 @@ class Planner {
     const double steps = static_cast<double>(facts_.num_steps) / all_blocks;  // of one run
     const double product = steps * static_cast<double>(tiling.runs() * tiling.positions) * kPositionCycles;
     const double bytes = steps * 2304.0 + chunks * staging.chunk_bytes;
-    const double parts[] = {product, bytes / staging.bytes_a_cycle, chunks * staging.chunk_cycles};
+    const double parts[] = {product, bytes / staging.costs.bytes_a_cycle,
+                            chunks * staging.chunk_columns * staging.costs.column_cycles};
     const double greatest = std::max({parts[0], parts[1], parts[2]});
-    const double block =
-        greatest + kOverlap * (parts[0] + parts[1] + parts[2] - greatest) + chunks * kChunkCycles + kBlockCycles;
+    const double block = greatest + kOverlap * (parts[0] + parts[1] + parts[2] - greatest) + chunks * kChunkCycles +
+                         staging.costs.block_cycles;
     const double cycles =
         staging.before_cycles + static_cast<double>(CeilDivide(blocks, int64_t{device_.num_multiprocessors})) * block;
     if (cycles >= best_.cycles) return;
@@ -272,12 +273,8 @@ WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries) {
 }
 
 bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch) {
-  if (geometry.taps() == 1) return false;
-  const int64_t chunks = CeilDivide(geometry.group_in_channels(), int64_t{kWgmmaChannels});
-  const int64_t tiles = geometry.group * facts.form.blocks_per_group * facts.form.row_tiles;
-  const auto steps = static_cast<double>(chunks * tiles * geometry.taps());  // of a weight without a zero, in its order
-  if (static_cast<double>(facts.num_steps) > kMaxRepeats * steps) return false;
-  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
+  return geometry.taps() > 1 &&
+         AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,

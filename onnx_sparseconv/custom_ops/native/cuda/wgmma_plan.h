@@ -45,8 +45,7 @@ struct WgmmaLaunch {
   std::optional<InterleaveLaunch> interleave;
 };
 
-// Whether the kernel is faster than the others that need no image, about: for windows whose channels hardly come twice,
-// and enough images.
+// Whether the kernel is faster than the others that need no image, about: for windows and enough images.
 bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch);
 
 // Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
