@@ -1,7 +1,9 @@
 """Fits the rule for GPU targets to the layers that were measured, and says how good it is.
 
     python benchmarks/fit_gpu_rule.py            # write the constants and the table of docs/gpu-rule.md anew
-    python benchmarks/fit_gpu_rule.py --check    # fail if they are not what results/gpu-layers.json says
+    python benchmarks/fit_gpu_rule.py --check    # fail if they are not what the results say
+
+The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -29,25 +31,30 @@ from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
     SparseWork,
     TimeModel,
+    WarpgroupWork,
     as_arrays,
     dense_work,
     sparse_work,
+    warpgroup_work,
 )
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
+LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
 ARCHITECTURE = 90
-# Clock under load of the GPU that is measured.
+# Clock under load of the GPU that is measured, and its multiprocessors.
 CLOCK_MHZ = 1755.0
+MULTIPROCESSORS = 132.0
 # What a node of a model costs the GPU at least. The empty model, whose time is taken off, has one.
 NODE_US = 2.0
 # Where the search begins: what is plausible for an H200.
 START = TimeModel(
     clock_mhz=CLOCK_MHZ,
+    multiprocessors=MULTIPROCESSORS,
     float_tflops=450.0,
     half_tflops=750.0,
     half_depth=1500.0,
@@ -59,6 +66,10 @@ START = TimeModel(
     dense_launch_us=2.0,
     sparse_launch_us=2.0,
     sparse_slowdown=1.0,
+    warpgroup_launch_us=4.0,
+    warpgroup_block_us=8.0,
+    warpgroup_chunk_us=2.0,
+    interleave_tb=3.5,
 )
 DENSE = (
     "float_tflops",
@@ -70,13 +81,15 @@ DENSE = (
     "dense_launch_us",
 )
 SPARSE = ("sparse_launch_us", "sparse_slowdown")
+WARPGROUP = ("warpgroup_launch_us", "warpgroup_block_us", "warpgroup_chunk_us", "interleave_tb")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
 # A layer that runs at this share of dense or above loses nothing to speak of.
 NO_LOSS = 0.97
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.
 MAX_LOSS = 0.9
-MARGINS = tuple(round(1.05 + 0.05 * step, 2) for step in range(6))
+# Not less: a layer that is foretold to gain a little may lose, for speed-ups are foretold within about a quarter.
+MARGINS = tuple(round(1.2 + 0.05 * step, 2) for step in range(6))
 # Constants as written may differ so much from those of another fit: they are rounded, and machines differ.
 CHECK_TOLERANCE = 0.02
 
@@ -88,8 +101,9 @@ class Rows:
     Attributes:
         layers: names.
         dtypes, batches: of each.
-        dense, sparse: what they have to do.
-        dense_us, sparse_us: what they took, back to back, less an empty run, plus `NODE_US`.
+        dense, sparse, warpgroup: what they have to do; infinitely much where the library's kernel does not run.
+        dense_us, sparse_us, warpgroup_us: what they took, back to back, less an empty run, plus `NODE_US`; infinity
+            where the library's kernel does not run.
     """
 
     layers: tuple[str, ...]
@@ -97,25 +111,49 @@ class Rows:
     batches: tuple[int, ...]
     dense: DenseWork
     sparse: SparseWork
+    warpgroup: WarpgroupWork
     dense_us: np.ndarray
     sparse_us: np.ndarray
+    warpgroup_us: np.ndarray
 
     def select(self, wanted: np.ndarray) -> Rows:
         """Some of them."""
         index = np.flatnonzero(wanted)
         names = [tuple(values[i] for i in index) for values in (self.layers, self.dtypes, self.batches)]
-        dense = DenseWork(**{name: values[index] for name, values in vars(self.dense).items()})
-        sparse = SparseWork(**{name: values[index] for name, values in vars(self.sparse).items()})
-        return Rows(*names, dense, sparse, self.dense_us[index], self.sparse_us[index])
+        works = [
+            type(work)(**{name: values[index] for name, values in vars(work).items()})
+            for work in (self.dense, self.sparse, self.warpgroup)
+        ]
+        return Rows(*names, *works, self.dense_us[index], self.sparse_us[index], self.warpgroup_us[index])
 
 
-def read_rows(path: Path) -> Rows:
-    """The rows of a results file that a plan of today would run.
+NO_WARPGROUPS = WarpgroupWork(math.inf, math.inf, math.inf)
+
+
+def read_warpgroups(path: Path) -> dict[tuple[object, ...], float]:
+    """What layers took on the library's warpgroup kernel, by name, sparsity, type and batch size."""
+    results = json.loads(path.read_text())
+    found = {}
+    for record in results["layers"]:
+        setting, best = record["setting"], record["comparisons"].get(record.get("best"), {})
+        if best.get("sparse_kernel") == "cuda.wgmma":
+            key = (record["layer"]["name"], setting["sparsity"], setting["dtype"], setting["batch"])
+            found[key] = _layer_us(results, record, "sparse")
+    return found
+
+
+def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str) -> float:
+    floor = results["floor"][record["best"]]["burst_us"]
+    return float(max(record["comparisons"][record["best"]][f"{side}_burst_us"] - floor, 0.0) + NODE_US)
+
+
+def read_rows(path: Path, library_path: Path) -> Rows:
+    """The rows of a results file that a plan of today would run, with those of the library's kernels beside them.
 
     Raises:
         ValueError: the weights of a row cannot be made again as they were.
     """
-    results = json.loads(path.read_text())
+    results, warpgroups = json.loads(path.read_text()), read_warpgroups(library_path)
     plans: dict[tuple[object, ...], tuple[SparseLayer, GeneratedPlan | None]] = {}
     found = []
     for record in results["layers"]:
@@ -129,14 +167,22 @@ def read_rows(path: Path) -> Rows:
             plans[key] = made, plan if isinstance(plan, GeneratedPlan) else None
         made, plan = plans[key]
         if plan is not None:
-            floor = results["floor"][record["best"]]["burst_us"]
-            times = [max(best[f"{side}_burst_us"] - floor, 0.0) + NODE_US for side in ("dense", "sparse")]
+            times = [_layer_us(results, record, side) for side in ("dense", "sparse")]
             batch = setting["batch"]
-            works = dense_work(made, batch), sparse_work(made, plan, batch, CLOCK_MHZ)
-            found.append((layer["name"], setting["dtype"], batch, *works, *times))
-    names, dtypes, batches, dense, sparse, dense_us, sparse_us = zip(*found, strict=True)
-    works = DenseWork(**as_arrays(list(dense))), SparseWork(**as_arrays(list(sparse)))
-    return Rows(names, dtypes, batches, *works, np.array(dense_us), np.array(sparse_us))
+            on_warpgroups = warpgroup_work(made, ARCHITECTURE, batch, MULTIPROCESSORS)
+            warpgroup_us = math.inf if on_warpgroups is None else warpgroups.get((*key, batch), math.inf)
+            works = (
+                dense_work(made, batch),
+                sparse_work(made, plan, batch, CLOCK_MHZ),
+                NO_WARPGROUPS if on_warpgroups is None or warpgroup_us == math.inf else on_warpgroups,
+            )
+            found.append((layer["name"], setting["dtype"], batch, *works, *times, warpgroup_us))
+    names, dtypes, batches, dense, sparse, warpgroup, *times = zip(*found, strict=True)
+    works = [
+        kind(**as_arrays(list(of_kind)))
+        for kind, of_kind in ((DenseWork, dense), (SparseWork, sparse), (WarpgroupWork, warpgroup))
+    ]
+    return Rows(names, dtypes, batches, *works, *map(np.array, times))
 
 
 def make_measured_layer(layer: dict[str, Any], setting: dict[str, Any], nonzeros: int) -> SparseLayer:
@@ -174,7 +220,15 @@ def fit(rows: Rows) -> TimeModel:
         START, least_depth=float(np.min(rows.dense.depth)), least_moutputs=float(np.min(rows.dense.moutputs))
     )
     model = _fit_some(least, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
-    return _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
+    model = _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
+    on = rows.select(np.isfinite(rows.warpgroup_us))
+    return _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(on.warpgroup) / on.warpgroup_us))
+
+
+def fastest_us(rows: Rows, sparse_us: np.ndarray, warpgroup_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the sparse kernel that is foretold to be the faster one: what was foretold, and what it took."""
+    on_warpgroups = warpgroup_us < sparse_us
+    return np.minimum(sparse_us, warpgroup_us), np.where(on_warpgroups, rows.warpgroup_us, rows.sparse_us)
 
 
 def _fit_some(start: TimeModel, names: Sequence[str], errors: Callable[[TimeModel], np.ndarray]) -> TimeModel:
@@ -231,24 +285,30 @@ class Quality:
     gain_error: float
 
 
+# Of dense convolutions, of generated kernels and of the warpgroup kernel, an array each.
+Times = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
 def decide(dense_us: np.ndarray, sparse_us: np.ndarray, margin: float) -> np.ndarray:
     """Which layers the rule rewrites, by such times."""
     return (dense_us / sparse_us >= margin) & (dense_us - sparse_us >= MIN_SAVED_US)
 
 
-def rate(rows: Rows, dense_us: np.ndarray, sparse_us: np.ndarray, margin: float) -> Quality:
+def rate(rows: Rows, times: Times, margin: float) -> Quality:
     """Compare foretold times with the measured ones."""
-    gain, foretold = rows.dense_us / rows.sparse_us, dense_us / sparse_us
-    rewritten, worth_it = decide(dense_us, sparse_us, margin), decide(rows.dense_us, rows.sparse_us, 1.0)
+    dense_us, (sparse_us, took_us) = times[0], fastest_us(rows, *times[1:])
+    gain, foretold = rows.dense_us / took_us, dense_us / sparse_us
+    best_us = np.minimum(rows.sparse_us, rows.warpgroup_us)
+    rewritten, worth_it = decide(dense_us, sparse_us, margin), decide(rows.dense_us, best_us, 1.0)
     losing, missed = rewritten & (gain < 1), ~rewritten & worth_it
-    errors = [_typical(a / b) for a, b in ((dense_us, rows.dense_us), (sparse_us, rows.sparse_us), (foretold, gain))]
+    errors = [_typical(a / b) for a, b in ((dense_us, rows.dense_us), (sparse_us, took_us), (foretold, gain))]
     return Quality(
         len(gain),
         int(np.sum(rewritten == worth_it)),
         int(losing.sum()),
         float(np.min(gain[losing], initial=1.0)),
         int(missed.sum()),
-        float(np.max(gain[missed], initial=1.0)),
+        float(np.max((rows.dense_us / best_us)[missed], initial=1.0)),
         *errors,
     )
 
@@ -259,20 +319,26 @@ def _typical(ratios: np.ndarray) -> float:
 
 def choose_margin(rows: Rows, model: TimeModel) -> float:
     """The least margin with which no measured layer would be rewritten that loses much; else that with the fewest."""
-    gain = rows.dense_us / rows.sparse_us
-    foretold = model.dense_us(rows.dense), model.sparse_us(rows.sparse)
-    return min(MARGINS, key=lambda margin: (int(np.sum(decide(*foretold, margin) & (gain < MAX_LOSS))), margin))
+    dense_us, *others = foretell(rows, model)
+    sparse_us, took_us = fastest_us(rows, *others)
+    loses = rows.dense_us / took_us < MAX_LOSS
+    return min(MARGINS, key=lambda margin: (int(np.sum(decide(dense_us, sparse_us, margin) & loses)), margin))
 
 
-def foretell_unseen(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+def foretell(rows: Rows, model: TimeModel) -> Times:
+    """Times of each layer."""
+    return model.dense_us(rows.dense), model.sparse_us(rows.sparse), model.warpgroup_us(rows.warpgroup)
+
+
+def foretell_unseen(rows: Rows) -> Times:
     """Times of each layer by a model that was fitted without any row of that layer."""
-    dense, sparse = np.empty_like(rows.dense_us), np.empty_like(rows.sparse_us)
+    times = tuple(np.empty_like(rows.dense_us) for _ in range(3))
     names = np.array(rows.layers)
     for name in dict.fromkeys(rows.layers):
         left_out = rows.select(names == name)
-        model = fit(rows.select(names != name))
-        dense[names == name], sparse[names == name] = model.dense_us(left_out.dense), model.sparse_us(left_out.sparse)
-    return dense, sparse
+        for all_times, some in zip(times, foretell(left_out, fit(rows.select(names != name))), strict=True):
+            all_times[names == name] = some
+    return times[0], times[1], times[2]
 
 
 def rounded(model: TimeModel) -> TimeModel:
@@ -298,16 +364,16 @@ def constants_text(model: TimeModel, margin: float, device: str) -> str:
 
 def quality_table(rows: Rows, model: TimeModel, margin: float) -> str:
     """Markdown: how good the rule is, by type and batch size, and on layers that were left out of the fit."""
-    dense_us, sparse_us = model.dense_us(rows.dense), model.sparse_us(rows.sparse)
+    times = foretell(rows, model)
     head = ["layers", "measured", "right", "lose, rewritten", "worst", "gain, left dense", "best"]
     head += ["error of dense", "of sparse", "of speed-up"]
-    lines = [_table_row("all", rate(rows, dense_us, sparse_us, margin))]
+    lines = [_table_row("all", rate(rows, times, margin))]
     kinds = list(dict.fromkeys(zip(rows.dtypes, rows.batches, strict=True)))
     for dtype, batch in kinds:
         chosen = np.array([(d, b) == (dtype, batch) for d, b in zip(rows.dtypes, rows.batches, strict=True)])
-        quality = rate(rows.select(chosen), dense_us[chosen], sparse_us[chosen], margin)
+        quality = rate(rows.select(chosen), (times[0][chosen], times[1][chosen], times[2][chosen]), margin)
         lines.append(_table_row(f"{dtype}, batch {batch}", quality))
-    unseen = rate(rows, *foretell_unseen(rows), margin)
+    unseen = rate(rows, foretell_unseen(rows), margin)
     lines.append(_table_row("all, each layer left out of the fit", unseen))
     return _table(head, lines)
 
@@ -373,7 +439,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
     options = parser.parse_args()
-    rows = read_rows(RESULTS)
+    rows = read_rows(RESULTS, LIBRARY_RESULTS)
     if options.check:
         problems = check(rows)
         for problem in problems:

@@ -38,6 +38,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--target", nargs="*", default=[], help="architectures to time generated kernels for")
     parser.add_argument("--precision", default="keep", choices=["keep", "fp16"])
     parser.add_argument("--preset", default="default", choices=PRESET_NAMES)
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="of a model: no layer is begun after that")
     parser.add_argument("--decisions", type=Path, metavar="DIR", help="keep each model's decisions there")
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args()
@@ -58,6 +59,7 @@ def tune_one(model: Path, options: TuneOptions, keep: Path | None = None) -> dic
         "batch": options.cases[0].batch,
         "precision": options.precision,
         "preset": options.preset,
+        "budget_s": options.budget_s,
         "seconds": seconds,
         "num_convs": len(report.decisions.layers),
         "num_sparse": report.decisions.num_sparse,
@@ -83,6 +85,7 @@ def main() -> int:
             preset=asked.preset,
             targets=tuple(asked.target),
             precision=asked.precision,
+            budget_s=asked.budget,
         )
         record = tune_one(model, options, asked.decisions)
         results["models"].append(record)

@@ -173,9 +173,10 @@ def convert(
         notes = (*notes, "a dry run compiles no GPU images")
     elif targets:
         # Last of all: images are made of the nodes as they are now.
-        choices = decisions.kernels if decisions is not None else {}
+        keys = node_keys(plan.sites)
+        choices = dict(zip(keys, plan.kernels, strict=True)) | (decisions.kernels if decisions is not None else {})
         added = add_images(proto, targets, compile_options, compile_progress, choices)
-        report = with_images(report, node_keys(plan.sites), added)
+        report = with_images(report, keys, added)
     if not report.changed:
         return None, replace(report, notes=(*report.notes, *notes))
     size = tensor_bytes(proto)

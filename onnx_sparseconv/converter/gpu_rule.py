@@ -1,14 +1,15 @@
 """Which layers pay on a GPU that is not at hand.
 
-Of every layer that its sparsity speaks for, the time of the generated kernel and that of ONNX Runtime's dense Conv are
-foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a margin at all of them, and on
-all architectures asked for, stays dense. How often that is right: docs/gpu-rule.md.
+Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's warpgroup kernel and of
+ONNX Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a
+margin at all of them, and on all architectures asked for, stays dense. Where the library's kernel is foretold to be
+faster than the generated one, no code is generated. How often that is right: docs/gpu-rule.md.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,8 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
+from onnx_sparseconv.kernels.gpu_times import dense_work, warpgroup_work
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 
@@ -63,7 +66,8 @@ class Prediction:
         batch: images.
         size: spatial sizes of its input.
         dense_us: ONNX Runtime's Conv, with the best of its options.
-        sparse_us: the generated kernel.
+        sparse_us: the sparse kernel.
+        is_generated: whether that is the layer's own, else the library's warpgroup kernel.
     """
 
     architecture: int
@@ -71,6 +75,7 @@ class Prediction:
     size: tuple[int, ...]
     dense_us: float
     sparse_us: float
+    is_generated: bool = True
 
     @property
     def gain(self) -> float:
@@ -86,20 +91,30 @@ class Prediction:
         size = "x".join(map(str, self.size))
         return (
             f"{self.gain:.2f}x on sm_{self.architecture} at batch {self.batch} and {size} "
-            f"({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse)"
+            f"({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse"
+            f"{'' if self.is_generated else ', on warpgroups'})"
         )
 
 
-def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule) -> list[Verdict]:
+# By architecture, 90 for sm_90, the kernel that is to run a layer; nothing where it is the generated one.
+Kernels = Mapping[int, KernelChoice]
+
+
+def decide_for_gpu(
+    sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule
+) -> list[tuple[Verdict, Kernels]]:
     """Reconsider what sparsity decided.
 
     Args:
         sites: the convolutions of a model.
         verdicts: what was decided of each; layers that stay dense do.
         rule: what to decide for.
+
+    Returns:
+        For each site, the decision and the kernels.
     """
     return [
-        _verdict(site, verdict, rule) if verdict.rewrite and site.weight is not None else verdict
+        _decide(site, verdict, rule) if verdict.rewrite and site.weight is not None else (verdict, {})
         for site, verdict in zip(sites, verdicts, strict=True)
     ]
 
@@ -131,7 +146,8 @@ def rule_notes(rule: GpuRule, sites: Sequence[ConvSite], verdicts: Sequence[Verd
 
 
 def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
-    """Times of a layer at everything that the rule asks for; or why there is no generated kernel.
+    """Times of a layer at everything that the rule asks for, of the kernel that is foretold to be the faster one on
+    each architecture; or why there is none.
 
     Args:
         site: a convolution with a known weight and geometry.
@@ -162,16 +178,26 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
         )
         for size in sizes
     ]
-    found = []
+    found: list[Prediction] = []
     for architecture in rule.architectures:
+        generated: list[Prediction] | Refusal = []
+        library: list[Prediction] = []
         for layer, size in zip(layers, sizes, strict=True):
             if isinstance(layer, Refusal):
                 return Refusal(f"sm_{architecture}: {layer.reason}")
             # Of an open size the plan knows nothing, as when it is made for good.
             plan = choose_plan(replace(layer, in_size=None) if is_open else layer, architecture)
             if isinstance(plan, Refusal):
-                return Refusal(f"sm_{architecture}: {plan.reason}")
-            found += [_predict(layer, plan, architecture, batch, size) for batch in batches]
+                generated = Refusal(f"sm_{architecture}: {plan.reason}")
+            elif isinstance(generated, list):
+                generated += [_predict(layer, plan, architecture, batch, size) for batch in batches]
+            library += [p for b in batches if (p := _predict_library(layer, architecture, b, size)) is not None]
+        runs_all = len(library) == len(sizes) * len(batches)
+        if isinstance(generated, Refusal):
+            if not runs_all:
+                return generated
+            generated = []
+        found += max((generated, library if runs_all else []), key=lambda all_: min((p.gain for p in all_), default=0))
     return found
 
 
@@ -181,11 +207,23 @@ def _predict(
     return Prediction(architecture, batch, size, *MODEL.layer_us(layer, plan, batch))
 
 
-def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
+def _predict_library(layer: SparseLayer, architecture: int, batch: int, size: tuple[int, ...]) -> Prediction | None:
+    work = warpgroup_work(layer, architecture, batch, MODEL.multiprocessors)
+    if work is None:
+        return None
+    dense_us, sparse_us = MODEL.dense_us(dense_work(layer, batch)), MODEL.warpgroup_us(work)
+    return Prediction(architecture, batch, size, float(dense_us), float(sparse_us), is_generated=False)
+
+
+def _decide(site: ConvSite, verdict: Verdict, rule: GpuRule) -> tuple[Verdict, Kernels]:
     found = predict(site, rule)
     if isinstance(found, Refusal):
         text = f"no GPU kernel can be made for {found.reason}; the general one is seldom faster than dense"
-        return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
+        return Verdict(False, Reason.NO_PREDICTED_GAIN, text), {}
+    return _verdict(found, verdict, rule), {one.architecture: CSR for one in found if not one.is_generated}
+
+
+def _verdict(found: Sequence[Prediction], verdict: Verdict, rule: GpuRule) -> Verdict:
     worst = min(found, key=lambda one: one.gain)
     least = min(found, key=lambda one: one.saved_us)
     if worst.gain >= rule.min_gain and least.saved_us >= MIN_SAVED_US:

@@ -7,6 +7,7 @@ MEASURED_ON = "NVIDIA H200"
 MEASURED_ARCHITECTURE = 90
 MODEL = TimeModel(
     clock_mhz=1755.0,
+    multiprocessors=132.0,
     float_tflops=505.8,
     half_tflops=749.6,
     half_depth=2601.0,
@@ -18,6 +19,10 @@ MODEL = TimeModel(
     dense_launch_us=2.395,
     sparse_launch_us=1.901,
     sparse_slowdown=0.9829,
+    warpgroup_launch_us=3.562,
+    warpgroup_block_us=7.938,
+    warpgroup_chunk_us=1.987,
+    interleave_tb=3.741,
 )
 # A layer is rewritten where it is foretold to gain by this factor, at least. The least one with which no
 # measured layer would be rewritten that loses more than a tenth, else of those with the fewest.

@@ -2,8 +2,8 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`. The figures of both come from measured layers, by
-``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
+generated kernel, by `estimate_cycles`, or the library's warpgroup kernel (`warpgroup_work`). The figures of all come
+from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
 from __future__ import annotations
@@ -57,11 +57,26 @@ class SparseWork:
 
 
 @dataclass(frozen=True)
-class TimeModel:
-    """Times of layers in a chain of many, so without what a call costs. All but ``clock_mhz`` comes from measurements.
+class WarpgroupWork:
+    """What the library's warpgroup kernel has to do, for a batch.
 
     Attributes:
-        clock_mhz: of the GPU that was measured, under load.
+        waves: blocks that a multiprocessor computes, one after the other.
+        chunks: that a block goes through, of 32 channels, 9 taps and 56 positions.
+        mbytes: of the input, read and written once by what interleaves it, in millions.
+    """
+
+    waves: Figure
+    chunks: Figure
+    mbytes: Figure
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """Times of layers in a chain of many, so without what a call costs. All but the first two come from measurements.
+
+    Attributes:
+        clock_mhz, multiprocessors: of the GPU that was measured, under load.
         float_tflops, half_tflops: peak of dense convolutions, TF32 and float16.
         half_depth: terms of a sum at which half of the peak is reached.
         half_moutputs: outputs, in millions, at which that is halved once more.
@@ -71,9 +86,13 @@ class TimeModel:
         layout_us: to change the layout of what is no matrix product.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
         sparse_slowdown: of the generated kernel, against `estimate_cycles`.
+        warpgroup_launch_us, warpgroup_block_us, warpgroup_chunk_us: of the warpgroup kernel: to begin, of a block, and
+            of a chunk.
+        interleave_tb: of what interleaves its input, terabytes a second.
     """
 
     clock_mhz: float
+    multiprocessors: float
     float_tflops: float
     half_tflops: float
     half_depth: float
@@ -85,6 +104,10 @@ class TimeModel:
     dense_launch_us: float
     sparse_launch_us: float
     sparse_slowdown: float
+    warpgroup_launch_us: float
+    warpgroup_block_us: float
+    warpgroup_chunk_us: float
+    interleave_tb: float
 
     def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
         """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
@@ -98,6 +121,12 @@ class TimeModel:
     def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:
         """Microseconds of the generated kernel; arrays give arrays."""
         return np.asarray(self.sparse_launch_us + self.sparse_slowdown * np.asarray(work.work_us), np.float64)
+
+    def warpgroup_us(self, work: WarpgroupWork) -> NDArray[np.float64]:
+        """Microseconds of the warpgroup kernel and of what interleaves its input; arrays give arrays."""
+        block = self.warpgroup_block_us + self.warpgroup_chunk_us * np.asarray(work.chunks)
+        before = self.warpgroup_launch_us + np.asarray(work.mbytes) / self.interleave_tb
+        return np.asarray(before + np.asarray(work.waves) * block, np.float64)
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
@@ -147,6 +176,68 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
     """
     _out_size(layer)  # it must be known
     return SparseWork(estimate_cycles(layer, plan, batch) / clock_mhz)
+
+
+# The warpgroup kernel as the native library has it (wgmma_conv.cuh, wgmma_plan.cc).
+_ARCHITECTURE = 90
+_ROWS, _CHANNELS, _IMAGES, _WARPGROUPS = 64, 32, 8, 2
+_POSITIONS = (24, 28, 30, 32)
+# Taps and positions of a block by which a chunk is counted.
+_TAPS_A_CHUNK, _POSITIONS_A_CHUNK = 9, 56
+# How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
+# of 64 to 512 channels, packed.
+_REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
+
+
+def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> WarpgroupWork | None:
+    """What a layer asks of the library's warpgroup kernel; None where it would not run by itself, or nothing like it
+    was measured: other than float16, 1x1, strides, dilations, kernels beyond 3x3, few channels, images or outputs.
+
+    Args:
+        layer: with a known input size.
+        architecture: 90 for sm_90.
+        batch: images.
+        multiprocessors: of the GPU.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    taps = math.prod(layer.kernel_shape)
+    if architecture != _ARCHITECTURE or layer.element_type != np.float16 or batch < _IMAGES:
+        return None
+    if taps == 1 or max(layer.kernel_shape) > 3 or layer.strides != (1, 1) or layer.dilations != (1, 1):
+        return None
+    if layer.group_in_channels < _CHANNELS or layer.group_out_channels < _ROWS:
+        return None
+    out_h, out_w = _out_size(layer)
+    tiles, positions = min(_warpgroup_tiles(out_h, out_w, layer.kernel_shape[1] - 1), key=math.prod)
+    row_blocks = layer.group * math.ceil(layer.group_out_channels / _ROWS)
+    blocks = tiles * row_blocks * math.ceil(batch / _IMAGES)
+    if blocks < multiprocessors:
+        return None
+    zeros = 1 - np.count_nonzero(layer.used_weights) / layer.weight.size
+    chunks = math.ceil(layer.group_in_channels / _CHANNELS) * float(np.interp(zeros, *_REPEATS))
+    elements = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
+    return WarpgroupWork(
+        waves=float(math.ceil(blocks / multiprocessors)),
+        chunks=chunks * taps / _TAPS_A_CHUNK * positions / _POSITIONS_A_CHUNK,
+        mbytes=1e-6 * elements * layer.element_type.itemsize,
+    )
+
+
+def _warpgroup_tiles(out_h: int, out_w: int, reach: int) -> list[tuple[int, int]]:
+    """Ways to cut the outputs of a map: into how many tiles, and positions that a block computes for each."""
+    found = []
+    for positions in _POSITIONS:
+        in_row = math.ceil(out_w / positions)
+        run_w = math.ceil(out_w / in_row)
+        for runs_x in range(1, min(_WARPGROUPS, in_row) + 1):
+            tile_w = runs_x * run_w
+            # Positions go on from a row of outputs to the next one, behind what lies between.
+            lines = min(out_h, 1 + (positions - run_w) // (tile_w + reach)) if in_row == 1 else 1
+            tiles = math.ceil(out_w / tile_w) * math.ceil(out_h / (_WARPGROUPS // runs_x * lines))
+            found.append((tiles, _WARPGROUPS * positions))
+    return found
 
 
 def _out_size(layer: SparseLayer) -> tuple[int, int]:

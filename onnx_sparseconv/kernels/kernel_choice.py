@@ -15,7 +15,7 @@ from onnx_sparseconv.kernels.plan import GeneratedPlan, candidate_plans, choose_
 KernelName = Literal["generated", "csr"]
 KERNEL_NAMES: tuple[KernelName, ...] = get_args(KernelName)
 # Why a layer for which the general kernel was chosen gets no image.
-CSR_CHOSEN = "the general kernel was chosen, by measurement or by hand"
+CSR_CHOSEN = "the library's own kernels were chosen, by measurement, by the rule or by hand"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class KernelChoice:
     """The kernel of a layer on one architecture.
 
     Attributes:
-        kernel: ``generated`` for code of the layer's own, ``csr`` for the general kernel.
+        kernel: ``generated`` for code of the layer's own, ``csr`` for the kernels that the library carries.
         tile_channels, chunk_channels, threads: of the plan, as in `GeneratedPlan`; 0 for ``csr``.
         in_size: ``(height, width)`` of X that the plan was made for, for models that leave theirs open; None where it
             was made for none. A packed plan, of a small map, runs this size alone.
@@ -69,7 +69,7 @@ def find_plan(layer: SparseLayer, architecture: int, choice: KernelChoice) -> Ge
 
     Returns:
         The plan; where no plan has as many channels in a tile, what `choose_plan` takes, which may be a refusal. A
-        refusal as well where the general kernel was chosen.
+        refusal as well where the library's own kernels were chosen.
     """
     if choice.kernel == "csr":
         return Refusal(CSR_CHOSEN)

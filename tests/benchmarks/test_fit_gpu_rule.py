@@ -16,13 +16,13 @@ def program():
 
 @pytest.fixture
 def rows(program):
-    return program.read_rows(program.RESULTS)
+    return program.read_rows(program.RESULTS, program.LIBRARY_RESULTS)
 
 
 def test_the_constants_decide_the_measured_layers_as_measured(program, rows):
     """Whatever was changed since: where this fails, run ``python benchmarks/fit_gpu_rule.py``."""
     model, margin = program.gpu_time_constants.MODEL, program.gpu_time_constants.MIN_GAIN
-    quality = program.rate(rows, model.dense_us(rows.dense), model.sparse_us(rows.sparse), margin)
+    quality = program.rate(rows, program.foretell(rows, model), margin)
     assert quality.rows >= 90
     assert quality.right >= 0.85 * quality.rows
     assert quality.losing <= 0.03 * quality.rows
@@ -30,30 +30,41 @@ def test_the_constants_decide_the_measured_layers_as_measured(program, rows):
 
 
 def test_layers_that_the_fit_did_not_see_are_decided_right_too(program, rows):
-    quality = program.rate(rows, *program.foretell_unseen(rows), program.gpu_time_constants.MIN_GAIN)
+    quality = program.rate(rows, program.foretell_unseen(rows), program.gpu_time_constants.MIN_GAIN)
     assert quality.right >= 0.8 * quality.rows
 
 
 def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     truth = dataclasses.replace(
-        program.fit(rows), float_tflops=300.0, half_tflops=600.0, layout_us=9.0, sparse_slowdown=1.7
+        program.fit(rows),
+        float_tflops=300.0,
+        half_tflops=600.0,
+        layout_us=9.0,
+        sparse_slowdown=1.7,
+        warpgroup_block_us=12.0,
+        warpgroup_chunk_us=3.0,
     )
-    made = dataclasses.replace(rows, dense_us=truth.dense_us(rows.dense), sparse_us=truth.sparse_us(rows.sparse))
+    dense_us, sparse_us, warpgroup_us = program.foretell(rows, truth)
+    made = dataclasses.replace(rows, dense_us=dense_us, sparse_us=sparse_us, warpgroup_us=warpgroup_us)
     found = program.fit(made)
     # Not exactly: constants are pulled to where the search begins.
     assert found.float_tflops == pytest.approx(300, rel=0.05)
     assert found.half_tflops == pytest.approx(600, rel=0.05)
     assert found.layout_us == pytest.approx(9, rel=0.05)
     assert found.sparse_slowdown == pytest.approx(1.7, rel=0.05)
-    quality = program.rate(made, found.dense_us(made.dense), found.sparse_us(made.sparse), 1.2)
+    assert found.warpgroup_block_us == pytest.approx(12, rel=0.1)
+    assert found.warpgroup_chunk_us == pytest.approx(3, rel=0.1)
+    quality = program.rate(made, program.foretell(made, found), 1.2)
     assert quality.gain_error < 1.1
 
 
 def test_the_figures_of_quality(program, rows):
     some = rows.select(np.arange(len(rows.layers)) < 4)
+    none = np.full(4, np.inf)
     measured = {"dense_us": np.array([400.0, 100.0, 200.0, 16.0]), "sparse_us": np.array([100.0, 200.0, 100.0, 8.0])}
-    some = dataclasses.replace(some, **measured)
-    found = program.rate(some, np.array([400.0, 300.0, 100.0, 24.0]), np.array([100.0, 200.0, 100.0, 12.0]), 1.2)
+    some = dataclasses.replace(some, **measured, warpgroup_us=none)
+    foretold = np.array([400.0, 300.0, 100.0, 24.0]), np.array([100.0, 200.0, 100.0, 12.0]), none
+    found = program.rate(some, foretold, 1.2)
     # As measured, one that would lose, one that would be missed, and one that saves next to nothing.
     assert (found.rows, found.right, found.losing, found.missed) == (4, 1, 1, 1)
     assert (found.worst_loss, found.best_missed) == (0.5, 2.0)
@@ -62,10 +73,22 @@ def test_the_figures_of_quality(program, rows):
     assert found.gain_error == pytest.approx(np.exp(np.sqrt((np.log(3) ** 2 + np.log(2) ** 2) / 4)))
 
 
+def test_of_two_sparse_kernels_the_one_that_is_foretold_to_be_faster_counts(program, rows):
+    some = rows.select(np.arange(len(rows.layers)) < 2)
+    times = {"dense_us": [400.0, 400.0], "sparse_us": [100.0, 100.0], "warpgroup_us": [50.0, 50.0]}
+    some = dataclasses.replace(some, **{name: np.array(values) for name, values in times.items()})
+    foretold = np.array([400.0, 400.0]), np.array([100.0, 100.0]), np.array([50.0, 500.0])
+    np.testing.assert_array_equal(program.fastest_us(some, *foretold[1:]), [[50.0, 100.0], [50.0, 100.0]])
+    found = program.rate(some, foretold, 1.2)
+    assert (found.right, found.sparse_error, found.gain_error) == (2, 1.0, 1.0)
+
+
 def test_the_margin_lets_no_measured_layer_lose_much(program, rows):
     model = program.fit(rows)
     margin = program.choose_margin(rows, model)
-    dense, sparse, gain = model.dense_us(rows.dense), model.sparse_us(rows.sparse), rows.dense_us / rows.sparse_us
+    dense, *others = program.foretell(rows, model)
+    sparse, took = program.fastest_us(rows, *others)
+    gain = rows.dense_us / took
     rewritten = [(dense >= m * sparse) & (dense - sparse >= program.MIN_SAVED_US) for m in program.MARGINS]
     losers = [int(np.sum(one & (gain < program.MAX_LOSS))) for one in rewritten]
     assert losers[program.MARGINS.index(margin)] == min(losers)

@@ -14,6 +14,7 @@ from onnx_sparseconv.converter.gpu_rule import DEFAULT_BATCHES, GpuRule, predict
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.kernel_choice import CSR
 from onnx_sparseconv.kernels.layer import Refusal
 from tests.support.gpu_images import needs_nvrtc
 
@@ -34,6 +35,7 @@ def foretold(monkeypatch):
         return gpu_rule.Prediction(architecture, batch, size, 100.0 * gain, 100.0)
 
     monkeypatch.setattr(gpu_rule, "_predict", predict_one)
+    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: None)
 
 
 def network(*layers, batch="n", sizes=None, dtype=np.float32, **attributes):
@@ -144,6 +146,37 @@ def test_float16_is_foretold_as_float16():
     (will_be,) = predictions(network(NARROW), GpuRule((90,), (64,), to_half=True))
     assert will_be == half
     assert half.dense_us < single.dense_us
+
+
+def test_the_kernel_that_is_foretold_to_be_faster_is_chosen():
+    """In float16, the library's warpgroup kernel for what is wide; with few images it is not there."""
+    wide, narrow = (512, 512, 3, 28, 0.9), NARROW
+    plan = make_plan(load(network(wide, narrow)), DecisionOptions(), GpuRule((90,), (64,), to_half=True))
+    assert [layer.verdict.rewrite for layer in plan.report.layers] == [True, True]
+    assert plan.kernels == [{90: CSR}, {}]
+    assert "us sparse, on warpgroups)" in plan.report.layers[0].verdict.text
+    for rule in (GpuRule((90,), (64,)), GpuRule((90,), (1, 64), to_half=True), GpuRule((80,), (64,), to_half=True)):
+        plan = make_plan(load(network(wide)), DecisionOptions(), rule)
+        assert plan.kernels == [{}]
+        assert "warpgroups" not in plan.report.layers[0].verdict.text
+
+
+def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):
+    monkeypatch.setattr(gpu_rule, "choose_plan", lambda *_: Refusal("too long"))
+    found = predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,), to_half=True))
+    assert [one.is_generated for one in found] == [False]
+    assert isinstance(predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,))), Refusal)
+
+
+@needs_nvrtc
+def test_no_image_is_made_where_the_library_has_the_faster_kernel():
+    model = network((256, 64, 3, 56, 0.9), batch=64)
+    options = ConvertOptions(targets=("sm_90",), precision="fp16")
+    _, report = convert(model, options=options)
+    (layer,) = report.model.layers
+    assert layer.verdict.rewrite
+    assert "the library's own kernels were chosen" in layer.images[0].refusal
+    assert layer.images[0].size_bytes == 0
 
 
 @pytest.mark.usefixtures("foretold")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
-from onnx_sparseconv.kernels.gpu_times import DenseWork, SparseWork, as_arrays, dense_work, sparse_work
+from onnx_sparseconv.kernels.gpu_times import DenseWork, SparseWork, as_arrays, dense_work, sparse_work, warpgroup_work
 from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
 from tests.support.sparse_models import random_weight
@@ -60,6 +60,45 @@ def test_a_layer_of_unknown_size_has_no_time():
         dense_work(layer, 1)
     with pytest.raises(ValueError, match="not known"):
         sparse_work(layer, choose_plan(layer, 90), 1, MODEL.clock_mhz)
+
+
+def on_warpgroups(layer, batch=64, architecture=90):
+    return warpgroup_work(layer, architecture, batch, MODEL.multiprocessors)
+
+
+def test_what_a_layer_has_to_do_on_warpgroups():
+    layer = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16)
+    work = on_warpgroups(layer)
+    # 8 blocks of 64 outputs, 8 eights of images, tiles of 2 rows: 896 blocks on 132 multiprocessors.
+    assert work.waves == 7
+    assert work.chunks == pytest.approx(16, rel=0.03)
+    assert work.mbytes == pytest.approx(2e-6 * 2 * 64 * 512 * 28 * 28)
+    # Two rows of 14 share a run, with the two positions of padding between them.
+    assert on_warpgroups(make((512, 512, 3, 3), size=(14, 14), dtype=np.float16)).chunks == pytest.approx(
+        16 * 60 / 56, rel=0.03
+    )
+    denser = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16, density=0.3)
+    assert on_warpgroups(denser).chunks > 1.2 * work.chunks
+    assert MODEL.warpgroup_us(on_warpgroups(denser)) > MODEL.warpgroup_us(work)
+
+
+@pytest.mark.parametrize(
+    ("changes", "call"),
+    [
+        ({"dtype": np.float32}, {}),
+        ({"shape": (512, 512, 1, 1)}, {}),
+        ({"shape": (512, 512, 5, 5)}, {}),
+        ({"stride": 2}, {}),
+        ({"shape": (512, 24, 3, 3)}, {}),
+        ({"shape": (40, 512, 3, 3)}, {}),
+        ({}, {"batch": 4}),
+        ({"size": (7, 7)}, {"batch": 8}),
+        ({}, {"architecture": 100}),
+    ],
+)
+def test_what_was_not_measured_on_warpgroups_is_not_foretold(changes, call):
+    layer = make(**{"shape": (512, 512, 3, 3), "size": (28, 28), "dtype": np.float16, **changes})
+    assert on_warpgroups(layer, **call) is None
 
 
 def test_more_work_takes_longer_and_zeros_only_help_the_sparse_kernel():

@@ -297,7 +297,7 @@ def test_the_general_kernel_can_win_and_gets_no_image(tuned):
     assert kernels(report) == {"conv0": "csr"}
     model, converted = convert(proto, options=ConvertOptions(decisions=report.decisions))
     assert images(model) == {"conv0": ()}
-    assert "the general kernel was chosen" in converted.model.layers[0].images[0].refusal
+    assert "the library's own kernels were chosen" in converted.model.layers[0].images[0].refusal
 
 
 @pytest.mark.usefixtures("compiled")
