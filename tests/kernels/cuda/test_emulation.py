@@ -58,6 +58,20 @@ ASYNC_16 = (
 """
     + REVERSE
 )
+ASYNC_BARRIER = (
+    """
+    const Shared barrier = SharedAddress(shared + 64);
+    if (t == 0) {
+      InitBarrier(barrier, 64);
+      FenceBarrierInit();
+    }
+    __syncthreads();
+    if (t < 16) CopyAsync16ByLines(SharedAddress(shared + 4 * t), x + 4 * t);
+    ArriveAfterCopies(barrier);
+    WaitForBarrier(barrier, 0);
+"""
+    + REVERSE
+)
 PIPELINED = """
     const Shared to = SharedAddress(shared + t);
     CopyAsync4(to, x + t);
@@ -170,6 +184,11 @@ WRONG = {
     "no barrier after copies": (ASYNC.replace("__syncthreads();", ""), None),
     "no barrier after stores": (STORE.replace("__syncthreads();", ""), None),
     "the wait leaves too many groups": (ASYNC.replace("<0>", "<1>"), None),
+    "an arrival that waits for no copies": (ASYNC_BARRIER.replace("ArriveAfterCopies", "Arrive"), None),
+    "no wait for copies at a barrier": (
+        ASYNC_BARRIER.replace("WaitForBarrier(barrier, 0);", ""),
+        "under way when the block ends",
+    ),
     "no wait for a bulk copy": (BULK.replace("WaitForBarrier(barrier, 0);", ""), "under way when the block ends"),
     "only one thread waits for a bulk copy": (BULK.replace("WaitForBarrier", "if (t == 0) WaitForBarrier"), None),
     "the wrong phase": (BULK.replace("(barrier, 0)", "(barrier, 1)"), "under way when the block ends"),
@@ -223,6 +242,7 @@ BODIES = [
     STORE,
     ASYNC,
     ASYNC_16,
+    ASYNC_BARRIER,
     BULK,
     PIPELINED,
     PHASES,
@@ -263,7 +283,9 @@ def run(body, *, x=None, size=THREADS, shared_bytes=None, grid=(1,)):
     return y
 
 
-@pytest.mark.parametrize("body", [STORE, ASYNC, ASYNC_16, BULK], ids=["store", "async", "async16", "bulk"])
+@pytest.mark.parametrize(
+    "body", [STORE, ASYNC, ASYNC_16, ASYNC_BARRIER, BULK], ids=["store", "async", "async16", "async barrier", "bulk"]
+)
 def test_correct_kernels_run(body):
     np.testing.assert_array_equal(run(body), BACKWARDS)
 

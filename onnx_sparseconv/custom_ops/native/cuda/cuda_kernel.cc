@@ -352,17 +352,19 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   CheckCsrSizes(geometry_, plan.sizes, key.batch);
   if (key.batch == 0) return plan;
   plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, device_, op_.cuda.sub_batch);
+  if (image_) {
+    if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
+      GeneratedFacts facts = image_->facts;
+      facts.is_x_aligned = key.is_x_aligned;
+      plan.generated = ChooseLaunch(image_->plan, *sizes, device_, facts, op_.cuda, &plan.reason);
+    }
+    if (plan.generated) return plan;
+    if (op_.cuda.kernel == KernelChoice::kGenerated) {
+      Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
+    }
+  }
   plan.wgmma = PlanWgmma(plan.sizes, key);
   if (!plan.wgmma) plan.tensor = PlanTensor(plan.sizes, key);
-  if (!image_) return plan;
-  if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
-    GeneratedFacts facts = image_->facts;
-    facts.is_x_aligned = key.is_x_aligned;
-    plan.generated = ChooseLaunch(image_->plan, *sizes, device_, facts, op_.cuda, &plan.reason);
-  }
-  if (!plan.generated && op_.cuda.kernel == KernelChoice::kGenerated) {
-    Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
-  }
   return plan;
 }
 
