@@ -289,4 +289,4 @@ def test_other_targets_may_be_asked_for(tmp_path):
     _, report = convert(model(1), options=options)
     assert report.targets == ("sm_86",)
     (image,) = report.model.layers[0].images
-    assert "the general kernel was chosen" in image.refusal
+    assert "the library's own kernels were chosen" in image.refusal
