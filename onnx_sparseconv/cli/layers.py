@@ -126,7 +126,8 @@ def refused_image_lines(layers: Sequence[LayerReport]) -> list[str]:
                 where = f"{shorten(layer_label(layer))} ({image.architecture})" if image.architecture else layer.name
                 reasons.setdefault(image.refusal, []).append(where)
     return [
-        f"  no image, the general kernel will run: {', '.join(names)}: {reason}" for reason, names in reasons.items()
+        f"  no image, the library's own kernels will run: {', '.join(names)}: {reason}"
+        for reason, names in reasons.items()
     ]
 
 

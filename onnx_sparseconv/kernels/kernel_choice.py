@@ -14,7 +14,7 @@ from onnx_sparseconv.kernels.plan import GeneratedPlan, candidate_plans, choose_
 
 KernelName = Literal["generated", "csr"]
 KERNEL_NAMES: tuple[KernelName, ...] = get_args(KernelName)
-# Why a layer for which the general kernel was chosen gets no image.
+# Why a layer for which the library's own kernels were chosen gets no image.
 CSR_CHOSEN = "the library's own kernels were chosen, by measurement, by the rule or by hand"
 
 
