@@ -174,8 +174,9 @@ def convert(
     elif targets:
         # Last of all: images are made of the nodes as they are now.
         keys = node_keys(plan.sites)
-        choices = dict(zip(keys, plan.kernels, strict=True)) | (decisions.kernels if decisions is not None else {})
-        added = add_images(proto, targets, compile_options, compile_progress, choices)
+        choices = decisions.kernels if decisions is not None else {}
+        foretold = dict(zip(keys, plan.kernels, strict=True))
+        added = add_images(proto, targets, compile_options, compile_progress, choices, foretold=foretold)
         report = with_images(report, keys, added)
     if not report.changed:
         return None, replace(report, notes=(*report.notes, *notes))

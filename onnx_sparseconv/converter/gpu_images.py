@@ -37,6 +37,8 @@ _FREE = frozenset({ATTRIBUTE, "alpha", "beta", "weight_negative_zeros"})
 
 # Graph and name of a node, and how many of that name came before it in that graph.
 NodeKey = tuple[str, str, int]
+# By node and architecture, 90 for sm_90, the kernel that is to run it.
+Choices = Mapping[NodeKey, Mapping[int, KernelChoice]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ def add_images(
     targets: Sequence[Target],
     options: CompileOptions,
     progress: Progress | None = None,
-    choices: Mapping[NodeKey, Mapping[int, KernelChoice]] | None = None,
+    choices: Choices | None = None,
+    *,
+    foretold: Choices | None = None,
 ) -> AddedImages:
     """Compile images for every sparse node of a model and put them into the nodes, instead of those that are there.
 
@@ -69,13 +73,16 @@ def add_images(
         options: processes and cache.
         progress: called before the first image, and after each.
         choices: by node and architecture, the kernel that was chosen; for all others the plan is.
+        foretold: what a rule chose for float16, where ``choices`` have nothing; for nodes that are float16 now.
 
     Raises:
         CompileError: a compiler failed.
     """
     nodes = sparse_nodes(proto)
     possible = {key: node.layer for key, node in nodes.items() if isinstance(node.layer, SparseLayer)}
-    chosen = [(choices or {}).get(key, {}) for key in possible]
+    is_half = {key: layer.element_type == np.float16 for key, layer in possible.items()}
+    choices = {key: choice for key, choice in (foretold or {}).items() if is_half.get(key)} | dict(choices or {})
+    chosen = [choices.get(key, {}) for key in possible]
     named = [(nodes[key].name, layer) for key, layer in possible.items()]
     made = dict(zip(possible, compile_layers(named, targets, options, progress=progress, choices=chosen), strict=True))
     found: dict[NodeKey, tuple[ImageReport, ...]] = {}
@@ -87,7 +94,7 @@ def add_images(
         stored[key] = _set_images(node.proto, [o.image for o in outcomes if o.image is not None])
         found[key] = tuple(_report(target, o) for target, o in zip(targets, outcomes, strict=True))
         problems.update(dict.fromkeys(o.cache_problem for o in outcomes if o.cache_problem))
-        problems.update(dict.fromkeys(_not_as_chosen(node.name, outcomes, (choices or {}).get(key, {}))))
+        problems.update(dict.fromkeys(_not_as_chosen(node.name, outcomes, choices.get(key, {}))))
     problems.update(dict.fromkeys(missing_tools(targets, [o for outcomes in made.values() for o in outcomes])))
     return AddedImages(found, stored, tuple(problems))
 

@@ -179,6 +179,15 @@ def test_no_image_is_made_where_the_library_has_the_faster_kernel():
     assert layer.images[0].size_bytes == 0
 
 
+@needs_nvrtc
+def test_a_layer_that_stays_float_gets_its_image():
+    """The rule took it for float16, in which the library has the faster kernel."""
+    model = network((256, 64, 3, 56, 0.9), (256, 64, 3, 56, 0.9), batch=64)
+    options = ConvertOptions(targets=("sm_90",), precision="fp16", keep_float=("conv0",))
+    _, report = convert(model, options=options)
+    assert [layer.images[0].size_bytes > 0 for layer in report.model.layers] == [True, False]
+
+
 @pytest.mark.usefixtures("foretold")
 def test_every_architecture_has_to_gain(monkeypatch):
     model = network(NARROW)
