@@ -318,7 +318,7 @@ def _typical(ratios: np.ndarray) -> float:
 
 
 def choose_margin(rows: Rows, model: TimeModel) -> float:
-    """The least margin with which no measured layer would be rewritten that loses much; else that with the fewest."""
+    """The least margin with which no measured layer would be rewritten that loses much, else that with the fewest."""
     dense_us, *others = foretell(rows, model)
     sparse_us, took_us = fastest_us(rows, *others)
     loses = rows.dense_us / took_us < MAX_LOSS
@@ -356,8 +356,8 @@ def constants_text(model: TimeModel, margin: float, device: str) -> str:
         "# What the layers were measured on, and its architecture.\n"
         f'MEASURED_ON = "{device}"\nMEASURED_ARCHITECTURE = {ARCHITECTURE}\n'
         f"MODEL = TimeModel(\n{lines}\n)\n"
-        "# A layer is rewritten where it is foretold to gain by this factor, at least. The least one with which no\n"
-        "# measured layer would be rewritten that loses more than a tenth, else of those with the fewest.\n"
+        "# A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with\n"
+        "# which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.\n"
         f"MIN_GAIN = {margin!r}\n"
     )
 

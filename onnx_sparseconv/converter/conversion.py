@@ -134,7 +134,8 @@ def convert(
         inlined, notes = inline_functions(loaded.proto)
         loaded = replace(loaded, proto=inlined)
         notes = (*notes, *(fix_initializers(inlined) if options.force else ()))
-    plan = make_plan(loaded, options, _gpu_rule(options, targets))
+    rule = _gpu_rule(options, targets)
+    plan = make_plan(loaded, options, rule)
     report = ConversionReport(
         source=loaded.path,
         output=None,
@@ -173,11 +174,9 @@ def convert(
         notes = (*notes, "a dry run compiles no GPU images")
     elif targets:
         # Last of all: images are made of the nodes as they are now.
-        keys = node_keys(plan.sites)
         choices = decisions.kernels if decisions is not None else {}
-        foretold = dict(zip(keys, plan.kernels, strict=True))
-        added = add_images(proto, targets, compile_options, compile_progress, choices, foretold=foretold)
-        report = with_images(report, keys, added)
+        added = add_images(proto, targets, compile_options, compile_progress, choices, rule=rule)
+        report = with_images(report, node_keys(plan.sites), added)
     if not report.changed:
         return None, replace(report, notes=(*report.notes, *notes))
     size = tensor_bytes(proto)

@@ -16,6 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.gpu_rule import GpuRule, choose_kernels
 from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES
 from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
 from onnx_sparseconv.converter.report import ConversionReport, ImageReport
@@ -63,7 +64,7 @@ def add_images(
     progress: Progress | None = None,
     choices: Choices | None = None,
     *,
-    foretold: Choices | None = None,
+    rule: GpuRule | None = None,
 ) -> AddedImages:
     """Compile images for every sparse node of a model and put them into the nodes, instead of those that are there.
 
@@ -73,16 +74,15 @@ def add_images(
         options: processes and cache.
         progress: called before the first image, and after each.
         choices: by node and architecture, the kernel that was chosen; for all others the plan is.
-        foretold: what a rule chose for float16, where ``choices`` have nothing; for nodes that are float16 now.
+        rule: what to choose kernels for where ``choices`` have none; None: all others get images.
 
     Raises:
         CompileError: a compiler failed.
     """
     nodes = sparse_nodes(proto)
     possible = {key: node.layer for key, node in nodes.items() if isinstance(node.layer, SparseLayer)}
-    is_half = {key: layer.element_type == np.float16 for key, layer in possible.items()}
-    choices = {key: choice for key, choice in (foretold or {}).items() if is_half.get(key)} | dict(choices or {})
-    chosen = [choices.get(key, {}) for key in possible]
+    choices = {key: {**_foretold(nodes[key], rule), **(choices or {}).get(key, {})} for key in possible}
+    chosen = list(choices.values())
     named = [(nodes[key].name, layer) for key, layer in possible.items()]
     made = dict(zip(possible, compile_layers(named, targets, options, progress=progress, choices=chosen), strict=True))
     found: dict[NodeKey, tuple[ImageReport, ...]] = {}
@@ -99,6 +99,12 @@ def add_images(
     return AddedImages(found, stored, tuple(problems))
 
 
+def _foretold(node: SparseNode, rule: GpuRule | None) -> dict[int, KernelChoice]:
+    if rule is None or node.input_shape is None or isinstance(node.layer, Refusal):
+        return {}
+    return choose_kernels(node.layer, node.input_shape, rule)
+
+
 @dataclass(frozen=True, eq=False)
 class SparseNode:
     """A sparse convolution of a converted model, as code is generated for it.
@@ -107,18 +113,20 @@ class SparseNode:
         name: for messages.
         proto: the node itself.
         layer: what it computes, or why no code can be generated for it.
+        input_shape: of X, with None for sizes that are open; None where nothing is known of it.
     """
 
     name: str
     proto: NodeProto
     layer: SparseLayer | Refusal
+    input_shape: tuple[int | None, ...] | None = None
 
 
 def sparse_nodes(proto: ModelProto) -> dict[NodeKey, SparseNode]:
     """Every sparse convolution of a model."""
     sites = find_conv_sites(ModelView(proto), ShapeMap(proto))
     return {
-        key: SparseNode(site.name, site.proto, _make_layer(site))
+        key: SparseNode(site.name, site.proto, _make_layer(site), site.input_shape)
         for key, site in zip(node_keys(sites), sites, strict=True)
         if site.is_sparse
     }

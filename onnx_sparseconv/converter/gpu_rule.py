@@ -9,7 +9,8 @@ faster than the generated one, no code is generated. How often that is right: do
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -96,27 +97,38 @@ class Prediction:
         )
 
 
-# By architecture, 90 for sm_90, the kernel that is to run a layer; nothing where it is the generated one.
-Kernels = Mapping[int, KernelChoice]
-
-
-def decide_for_gpu(
-    sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule
-) -> list[tuple[Verdict, Kernels]]:
+def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule) -> list[Verdict]:
     """Reconsider what sparsity decided.
 
     Args:
         sites: the convolutions of a model.
         verdicts: what was decided of each; layers that stay dense do.
         rule: what to decide for.
-
-    Returns:
-        For each site, the decision and the kernels.
     """
     return [
-        _decide(site, verdict, rule) if verdict.rewrite and site.weight is not None else (verdict, {})
+        _verdict(site, verdict, rule) if verdict.rewrite and site.weight is not None else verdict
         for site, verdict in zip(sites, verdicts, strict=True)
     ]
+
+
+def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int, KernelChoice]:
+    """By architecture, 90 for sm_90, the kernel of a layer that is sparse anyway; nothing where it is the generated
+    one.
+
+    Args:
+        layer: as it will run.
+        shape: of its input; None where a size is open.
+        rule: what to decide for.
+    """
+    asked = _Asked.of(shape, rule)
+    chosen = {}
+    for architecture in rule.architectures:
+        if not _predict_library(layer, asked, architecture):
+            continue  # a plan of generated code takes longer
+        fastest = _predict_fastest(layer, asked, architecture)
+        if not isinstance(fastest, Refusal) and not fastest[0].is_generated:
+            chosen[architecture] = CSR
+    return chosen
 
 
 def rule_notes(rule: GpuRule, sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
@@ -156,48 +168,73 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
     assert site.weight is not None
     assert site.geometry is not None
     weight, geometry = site.weight.values, site.geometry
-    rank = len(geometry.kernel_shape)
-    shape = site.input_shape if site.input_shape is not None else (None,) * (rank + 2)
-    is_open = any(size is None for size in shape[2:])
-    sizes = [
-        tuple(size if size is not None else default for size in shape[2:])
-        for default in (DEFAULT_SIZES if is_open else DEFAULT_SIZES[:1])
-    ]
-    batches = (rule.batches or DEFAULT_BATCHES) if shape[0] is None else (shape[0],)
-    dtype = np.dtype(np.float16) if rule.to_half else weight.dtype
-    layers = [
-        make_layer(
-            weight,
-            strides=geometry.strides,
-            dilations=geometry.dilations,
-            pads=geometry.pads,
-            group=geometry.group,
-            element_type=dtype,
-            activation=0,
-            in_size=size,
-        )
-        for size in sizes
-    ]
+    layer = make_layer(
+        weight,
+        strides=geometry.strides,
+        dilations=geometry.dilations,
+        pads=geometry.pads,
+        group=geometry.group,
+        element_type=np.dtype(np.float16) if rule.to_half else weight.dtype,
+        activation=0,
+    )
+    if isinstance(layer, Refusal):
+        return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
+    shape = site.input_shape if site.input_shape is not None else (None,) * (len(geometry.kernel_shape) + 2)
+    asked = _Asked.of(shape, rule)
     found: list[Prediction] = []
     for architecture in rule.architectures:
-        generated: list[Prediction] | Refusal = []
-        library: list[Prediction] = []
-        for layer, size in zip(layers, sizes, strict=True):
-            if isinstance(layer, Refusal):
-                return Refusal(f"sm_{architecture}: {layer.reason}")
-            # Of an open size the plan knows nothing, as when it is made for good.
-            plan = choose_plan(replace(layer, in_size=None) if is_open else layer, architecture)
-            if isinstance(plan, Refusal):
-                generated = Refusal(f"sm_{architecture}: {plan.reason}")
-            elif isinstance(generated, list):
-                generated += [_predict(layer, plan, architecture, batch, size) for batch in batches]
-            library += [p for b in batches if (p := _predict_library(layer, architecture, b, size)) is not None]
-        runs_all = len(library) == len(sizes) * len(batches)
-        if isinstance(generated, Refusal):
-            if not runs_all:
-                return generated
-            generated = []
-        found += max((generated, library if runs_all else []), key=lambda all_: min((p.gain for p in all_), default=0))
+        fastest = _predict_fastest(layer, asked, architecture)
+        if isinstance(fastest, Refusal):
+            return Refusal(f"sm_{architecture}: {fastest.reason}")
+        found += fastest
+    return found
+
+
+# Of an input, N, C and the spatial sizes; None where one is open.
+Shape = Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The calls of a layer that matter: all these batch sizes, with all these spatial sizes."""
+
+    batches: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    is_open: bool  # whether the model leaves a spatial size open
+
+    @staticmethod
+    def of(shape: Shape, rule: GpuRule) -> _Asked:
+        is_open = any(size is None for size in shape[2:])
+        sizes = tuple(
+            tuple(size if size is not None else default for size in shape[2:])
+            for default in (DEFAULT_SIZES if is_open else DEFAULT_SIZES[:1])
+        )
+        batches = (rule.batches or DEFAULT_BATCHES) if shape[0] is None else (shape[0],)
+        return _Asked(batches, sizes, is_open)
+
+
+def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
+    """A layer with that input; as `make_layer` sees sizes of one and of three axes."""
+    return replace(layer, in_size=size if len(size) == 2 else (1, math.prod(size)))
+
+
+def _predict_fastest(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction] | Refusal:
+    """Times by the kernel whose least gain is the greater one."""
+    generated, library = _predict_generated(layer, asked, architecture), _predict_library(layer, asked, architecture)
+    if isinstance(generated, Refusal):
+        return library or generated
+    return max((generated, library), key=lambda all_: min((one.gain for one in all_), default=0.0))
+
+
+def _predict_generated(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction] | Refusal:
+    found = []
+    for size in asked.sizes:
+        sized = _sized(layer, size)
+        # Of an open size the plan knows nothing, as when it is made for good.
+        plan = choose_plan(replace(layer, in_size=None) if asked.is_open else sized, architecture)
+        if isinstance(plan, Refusal):
+            return plan
+        found += [_predict(sized, plan, architecture, batch, size) for batch in asked.batches]
     return found
 
 
@@ -207,23 +244,24 @@ def _predict(
     return Prediction(architecture, batch, size, *MODEL.layer_us(layer, plan, batch))
 
 
-def _predict_library(layer: SparseLayer, architecture: int, batch: int, size: tuple[int, ...]) -> Prediction | None:
-    work = warpgroup_work(layer, architecture, batch, MODEL.multiprocessors)
-    if work is None:
-        return None
-    dense_us, sparse_us = MODEL.dense_us(dense_work(layer, batch)), MODEL.warpgroup_us(work)
-    return Prediction(architecture, batch, size, float(dense_us), float(sparse_us), is_generated=False)
+def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction]:
+    """By the library's warpgroup kernel; nothing unless it runs at everything that is asked for."""
+    found = []
+    for size, batch in itertools.product(asked.sizes, asked.batches):
+        sized = _sized(layer, size)
+        work = warpgroup_work(sized, architecture, batch, MODEL.multiprocessors)
+        if work is None:
+            return []
+        times = float(MODEL.dense_us(dense_work(sized, batch))), float(MODEL.warpgroup_us(work))
+        found.append(Prediction(architecture, batch, size, *times, is_generated=False))
+    return found
 
 
-def _decide(site: ConvSite, verdict: Verdict, rule: GpuRule) -> tuple[Verdict, Kernels]:
+def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
     found = predict(site, rule)
     if isinstance(found, Refusal):
         text = f"no GPU kernel can be made for {found.reason}; the general one is seldom faster than dense"
-        return Verdict(False, Reason.NO_PREDICTED_GAIN, text), {}
-    return _verdict(found, verdict, rule), {one.architecture: CSR for one in found if not one.is_generated}
-
-
-def _verdict(found: Sequence[Prediction], verdict: Verdict, rule: GpuRule) -> Verdict:
+        return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
     worst = min(found, key=lambda one: one.gain)
     least = min(found, key=lambda one: one.saved_us)
     if worst.gain >= rule.min_gain and least.saved_us >= MIN_SAVED_US:

@@ -24,6 +24,6 @@ MODEL = TimeModel(
     warpgroup_chunk_us=1.987,
     interleave_tb=3.741,
 )
-# A layer is rewritten where it is foretold to gain by this factor, at least. The least one with which no
-# measured layer would be rewritten that loses more than a tenth, else of those with the fewest.
+# A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with
+# which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.
 MIN_GAIN = 1.2

@@ -182,8 +182,8 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
 _ARCHITECTURE = 90
 _ROWS, _CHANNELS, _IMAGES, _WARPGROUPS = 64, 32, 8, 2
 _POSITIONS = (24, 28, 30, 32)
-# Taps and positions of a block by which a chunk is counted.
-_TAPS_A_CHUNK, _POSITIONS_A_CHUNK = 9, 56
+# Positions of a block by which a chunk is counted.
+_POSITIONS_A_CHUNK = 56
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
 # of 64 to 512 channels, packed.
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
@@ -191,7 +191,7 @@ _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
 
 def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> WarpgroupWork | None:
     """What a layer asks of the library's warpgroup kernel; None where it would not run by itself, or nothing like it
-    was measured: other than float16, 1x1, strides, dilations, kernels beyond 3x3, few channels, images or outputs.
+    was measured: other than float16, other kernels than 3x3, strides, dilations, few channels, images or outputs.
 
     Args:
         layer: with a known input size.
@@ -202,10 +202,9 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     Raises:
         ValueError: the input size is not known.
     """
-    taps = math.prod(layer.kernel_shape)
     if architecture != _ARCHITECTURE or layer.element_type != np.float16 or batch < _IMAGES:
         return None
-    if taps == 1 or max(layer.kernel_shape) > 3 or layer.strides != (1, 1) or layer.dilations != (1, 1):
+    if layer.kernel_shape != (3, 3) or layer.strides != (1, 1) or layer.dilations != (1, 1):
         return None
     if layer.group_in_channels < _CHANNELS or layer.group_out_channels < _ROWS:
         return None
@@ -220,7 +219,7 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     elements = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     return WarpgroupWork(
         waves=float(math.ceil(blocks / multiprocessors)),
-        chunks=chunks * taps / _TAPS_A_CHUNK * positions / _POSITIONS_A_CHUNK,
+        chunks=chunks * positions / _POSITIONS_A_CHUNK,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
     )
 
@@ -231,6 +230,7 @@ def _warpgroup_tiles(out_h: int, out_w: int, reach: int) -> list[tuple[int, int]
     for positions in _POSITIONS:
         in_row = math.ceil(out_w / positions)
         run_w = math.ceil(out_w / in_row)
+        run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < positions
         for runs_x in range(1, min(_WARPGROUPS, in_row) + 1):
             tile_w = runs_x * run_w
             # Positions go on from a row of outputs to the next one, behind what lies between.

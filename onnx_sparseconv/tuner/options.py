@@ -146,6 +146,7 @@ class TuneOptions:
         return ConvertOptions(
             decisions=decisions,
             targets=targets,
+            batches=tuple({case.batch: None for case in self.cases if case.batch}) if targets else (),
             nvrtc=self.nvrtc,
             jobs=self.jobs,
             cache_dir=self.cache_dir,

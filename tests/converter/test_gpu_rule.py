@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
@@ -10,12 +12,12 @@ from onnx_sparseconv.converter import ConvertOptions, convert, gpu_rule
 from onnx_sparseconv.converter.analyse import make_plan
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
-from onnx_sparseconv.converter.gpu_rule import DEFAULT_BATCHES, GpuRule, predict
+from onnx_sparseconv.converter.gpu_rule import DEFAULT_BATCHES, GpuRule, choose_kernels, predict
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.kernels.kernel_choice import CSR
-from onnx_sparseconv.kernels.layer import Refusal
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
+from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from tests.support.gpu_images import needs_nvrtc
 
 # Gains at any batch size, as measured on an H200 (3.8x and more); loses at any; gains at batch 1, loses at batch 64.
@@ -35,7 +37,7 @@ def foretold(monkeypatch):
         return gpu_rule.Prediction(architecture, batch, size, 100.0 * gain, 100.0)
 
     monkeypatch.setattr(gpu_rule, "_predict", predict_one)
-    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: None)
+    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: [])
 
 
 def network(*layers, batch="n", sizes=None, dtype=np.float32, **attributes):
@@ -151,14 +153,41 @@ def test_float16_is_foretold_as_float16():
 def test_the_kernel_that_is_foretold_to_be_faster_is_chosen():
     """In float16, the library's warpgroup kernel for what is wide; with few images it is not there."""
     wide, narrow = (512, 512, 3, 28, 0.9), NARROW
-    plan = make_plan(load(network(wide, narrow)), DecisionOptions(), GpuRule((90,), (64,), to_half=True))
-    assert [layer.verdict.rewrite for layer in plan.report.layers] == [True, True]
-    assert plan.kernels == [{90: CSR}, {}]
-    assert "us sparse, on warpgroups)" in plan.report.layers[0].verdict.text
+    model = network(wide, narrow)
+    found = verdicts(model, GpuRule((90,), (64,), to_half=True))
+    assert [verdict.rewrite for verdict in found] == [True, True]
+    assert ["us sparse, on warpgroups)" in verdict.text for verdict in found] == [True, False]
     for rule in (GpuRule((90,), (64,)), GpuRule((90,), (1, 64), to_half=True), GpuRule((80,), (64,), to_half=True)):
-        plan = make_plan(load(network(wide)), DecisionOptions(), rule)
-        assert plan.kernels == [{}]
-        assert "warpgroups" not in plan.report.layers[0].verdict.text
+        assert not any("warpgroups" in verdict.text for verdict in verdicts(model, rule))
+
+
+def half_layer(out_channels, channels, sparsity, size=28):
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((out_channels, channels, 3, 3)) * (
+        rng.random((out_channels, channels, 3, 3)) > sparsity
+    )
+    return make_layer(
+        weight.astype(np.float16),
+        strides=(1, 1),
+        dilations=(1, 1),
+        pads=(1, 1, 1, 1),
+        group=1,
+        element_type=np.dtype(np.float16),
+        activation=0,
+        in_size=(size, size),
+    )
+
+
+def test_kernels_are_chosen_for_each_architecture():
+    wide, shape = half_layer(512, 512, 0.9), (None, 512, 28, 28)
+    assert choose_kernels(wide, shape, GpuRule((80, 90), (64,))) == {90: CSR}
+    assert choose_kernels(wide, (64, *shape[1:]), GpuRule((90,), (1,))) == {90: CSR}  # the model's own batch size
+    assert choose_kernels(wide, (None, 512, None, 28), GpuRule((90,), (64,))) == {90: CSR}
+    for rule in (GpuRule((90,)), GpuRule((90,), (64, 4)), GpuRule((80,), (64,))):
+        assert choose_kernels(wide, shape, rule) == {}
+    assert choose_kernels(half_layer(64, 64, 0.95, 56), (64, 64, 56, 56), GpuRule((90,))) == {}
+    single = dataclasses.replace(wide, element_type=np.dtype(np.float32))
+    assert choose_kernels(single, shape, GpuRule((90,), (64,))) == {}
 
 
 def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):
@@ -168,21 +197,37 @@ def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):
     assert isinstance(predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,))), Refusal)
 
 
+WIDE_HALF = (256, 64, 3, 56, 0.9)
+
+
 @needs_nvrtc
-def test_no_image_is_made_where_the_library_has_the_faster_kernel():
-    model = network((256, 64, 3, 56, 0.9), batch=64)
-    options = ConvertOptions(targets=("sm_90",), precision="fp16")
-    _, report = convert(model, options=options)
+@pytest.mark.parametrize("asked", [{}, {"force": True}, {"min_sparsity": 0.5}])
+def test_no_image_is_made_where_the_library_has_the_faster_kernel(asked):
+    options = ConvertOptions(targets=("sm_90",), precision="fp16", **asked)
+    converted, report = convert(network(WIDE_HALF, batch=64), options=options)
     (layer,) = report.model.layers
     assert layer.verdict.rewrite
     assert "the library's own kernels were chosen" in layer.images[0].refusal
-    assert layer.images[0].size_bytes == 0
+    # Nor where it is converted again.
+    _, report = convert(converted, options=ConvertOptions(targets=("sm_90",)))
+    assert "the library's own kernels were chosen" in report.model.layers[0].images[0].refusal
+
+
+@needs_nvrtc
+def test_a_kernel_that_was_chosen_for_one_architecture_leaves_the_others_to_the_rule():
+    kernels = {"sm_80": KernelChoice("csr")}
+    decision = LayerDecision("conv0", "", 0, Choice.SPARSE, Choice.SPARSE, Cause.MEASURED, "timed", kernels=kernels)
+    decisions = Decisions("model", {}, (), (decision,))
+    model = network(WIDE_HALF, batch=64, dtype=np.float16)
+    options = ConvertOptions(targets=("sm_90", "sm_80"), decisions=decisions)
+    _, report = convert(model, options=options)
+    assert [image.size_bytes for image in report.model.layers[0].images] == [0, 0]
 
 
 @needs_nvrtc
 def test_a_layer_that_stays_float_gets_its_image():
     """The rule took it for float16, in which the library has the faster kernel."""
-    model = network((256, 64, 3, 56, 0.9), (256, 64, 3, 56, 0.9), batch=64)
+    model = network(WIDE_HALF, WIDE_HALF, batch=64)
     options = ConvertOptions(targets=("sm_90",), precision="fp16", keep_float=("conv0",))
     _, report = convert(model, options=options)
     assert [layer.images[0].size_bytes > 0 for layer in report.model.layers] == [True, False]

@@ -77,6 +77,8 @@ def test_what_a_layer_has_to_do_on_warpgroups():
     assert on_warpgroups(make((512, 512, 3, 3), size=(14, 14), dtype=np.float16)).chunks == pytest.approx(
         16 * 60 / 56, rel=0.03
     )
+    # Rows of an odd width are cut as they are: two of 15 go into 32 positions.
+    assert on_warpgroups(make((512, 512, 3, 3), size=(15, 15), dtype=np.float16)).waves == 2
     denser = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16, density=0.3)
     assert on_warpgroups(denser).chunks > 1.2 * work.chunks
     assert MODEL.warpgroup_us(on_warpgroups(denser)) > MODEL.warpgroup_us(work)
@@ -88,6 +90,7 @@ def test_what_a_layer_has_to_do_on_warpgroups():
         ({"dtype": np.float32}, {}),
         ({"shape": (512, 512, 1, 1)}, {}),
         ({"shape": (512, 512, 5, 5)}, {}),
+        ({"shape": (512, 512, 1, 3)}, {}),
         ({"stride": 2}, {}),
         ({"shape": (512, 24, 3, 3)}, {}),
         ({"shape": (40, 512, 3, 3)}, {}),

@@ -60,7 +60,6 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions, kIsInterleaved>> {
   using Base::Split;
   using Base::stages_;
   using Base::t_;
-  using Base::Warp;
   using typename Base::Position;
   using typename Base::Staging;
   using typename Base::Tile;

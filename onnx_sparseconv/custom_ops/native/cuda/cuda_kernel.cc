@@ -478,11 +478,16 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
     return;
   }
   const auto& kernels = wgmma_->interleaved_kernels;
-  const ort::DeviceScratch x(call.context, call.inputs.x.memory_info, launch.interleave->bytes);
+  std::optional<ort::DeviceScratch> x;
+  try {
+    x.emplace(call.context, call.inputs.x.memory_info, launch.interleave->bytes);
+  } catch (const Error& error) {
+    Fail(error.what(), "; with the session config entry 'sparseconv.cuda_interleave' set to no, none is needed");
+  }
   InterleaveParams interleave = launch.interleave->params;
   interleave.x = params.tile.x;
-  interleave.out = x.data();
-  params.tile.x = x.data();
+  interleave.out = x->data();
+  params.tile.x = x->data();
   cuda::Launch(kernels.Interleave(), launch.interleave->shape, interleave, call.stream);
   cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
 }

@@ -85,10 +85,10 @@ class Planner {
     const int64_t out_h = sizes_.out_dims[1], out_w = sizes_.out_dims[2];
     const int64_t runs = kWarpgroups / facts_.form.row_tiles;
     for (const int positions : kWgmmaPositions) {
-      // As few runs in a row as can be, of even width where that takes no further one.
+      // As few runs in a row as can be, of even width in rows of even width, where that takes no further one.
       const int64_t in_row = CeilDivide(out_w, int64_t{positions});
       int64_t run_w = CeilDivide(out_w, in_row);
-      if (run_w % 2 != 0 && run_w < positions) ++run_w;
+      if (out_w % 2 == 0 && run_w % 2 != 0 && run_w < positions) ++run_w;
       for (int64_t runs_x = 1; runs_x <= std::min(runs, in_row); runs_x *= 2) {
         const int64_t max_lines = in_row == 1 ? std::min<int64_t>(out_h, positions) : 1;
         for (int64_t lines = 1; lines <= max_lines; ++lines) {
