@@ -169,14 +169,16 @@ def read_rows(path: Path, library_path: Path) -> Rows:
         if plan is not None:
             times = [_layer_us(results, record, side) for side in ("dense", "sparse")]
             batch = setting["batch"]
-            on_warpgroups = warpgroup_work(made, ARCHITECTURE, batch, MULTIPROCESSORS)
-            warpgroup_us = math.inf if on_warpgroups is None else warpgroups.get((*key, batch), math.inf)
+            on_warpgroups = None
+            if (*key, batch) in warpgroups:
+                on_warpgroups = warpgroup_work(made, ARCHITECTURE, batch, MULTIPROCESSORS)
             works = (
                 dense_work(made, batch),
                 sparse_work(made, plan, batch, CLOCK_MHZ),
-                NO_WARPGROUPS if on_warpgroups is None or warpgroup_us == math.inf else on_warpgroups,
+                on_warpgroups or NO_WARPGROUPS,
             )
-            found.append((layer["name"], setting["dtype"], batch, *works, *times, warpgroup_us))
+            times.append(warpgroups[*key, batch] if on_warpgroups else math.inf)
+            found.append((layer["name"], setting["dtype"], batch, *works, *times))
     names, dtypes, batches, dense, sparse, warpgroup, *times = zip(*found, strict=True)
     works = [
         kind(**as_arrays(list(of_kind)))

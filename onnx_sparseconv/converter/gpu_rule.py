@@ -123,10 +123,9 @@ def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int,
     asked = _Asked.of(shape, rule)
     chosen = {}
     for architecture in rule.architectures:
-        if not _predict_library(layer, asked, architecture):
-            continue  # a plan of generated code takes longer
-        fastest = _predict_fastest(layer, asked, architecture)
-        if not isinstance(fastest, Refusal) and not fastest[0].is_generated:
+        library = _predict_library(layer, asked, architecture)
+        # A plan of generated code takes longer.
+        if library and _faster(_predict_generated(layer, asked, architecture), library) is library:
             chosen[architecture] = CSR
     return chosen
 
@@ -183,10 +182,14 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
     asked = _Asked.of(shape, rule)
     found: list[Prediction] = []
     for architecture in rule.architectures:
-        fastest = _predict_fastest(layer, asked, architecture)
-        if isinstance(fastest, Refusal):
-            return Refusal(f"sm_{architecture}: {fastest.reason}")
-        found += fastest
+        generated, library = (
+            _predict_generated(layer, asked, architecture),
+            _predict_library(layer, asked, architecture),
+        )
+        faster = _faster(generated, library)
+        if isinstance(faster, Refusal):
+            return Refusal(f"sm_{architecture}: {faster.reason}")
+        found += faster
     return found
 
 
@@ -218,9 +221,8 @@ def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
     return replace(layer, in_size=size if len(size) == 2 else (1, math.prod(size)))
 
 
-def _predict_fastest(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction] | Refusal:
-    """Times by the kernel whose least gain is the greater one."""
-    generated, library = _predict_generated(layer, asked, architecture), _predict_library(layer, asked, architecture)
+def _faster(generated: list[Prediction] | Refusal, library: list[Prediction]) -> list[Prediction] | Refusal:
+    """Those by the kernel whose least gain is the greater one; ``library`` is empty where its kernel does not run."""
     if isinstance(generated, Refusal):
         return library or generated
     return max((generated, library), key=lambda all_: min((one.gain for one in all_), default=0.0))

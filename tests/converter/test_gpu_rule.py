@@ -17,8 +17,9 @@ from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
-from onnx_sparseconv.kernels.layer import Refusal, make_layer
+from onnx_sparseconv.kernels.layer import Refusal
 from tests.support.gpu_images import needs_nvrtc
+from tests.support.sparse_layers import sparse_layer
 
 # Gains at any batch size, as measured on an H200 (3.8x and more); loses at any; gains at batch 1, loses at batch 64.
 NARROW = (64, 64, 3, 56, 0.95)
@@ -161,31 +162,15 @@ def test_the_kernel_that_is_foretold_to_be_faster_is_chosen():
         assert not any("warpgroups" in verdict.text for verdict in verdicts(model, rule))
 
 
-def half_layer(out_channels, channels, sparsity, size=28):
-    rng = np.random.default_rng(0)
-    weight = rng.standard_normal((out_channels, channels, 3, 3)) * (
-        rng.random((out_channels, channels, 3, 3)) > sparsity
-    )
-    return make_layer(
-        weight.astype(np.float16),
-        strides=(1, 1),
-        dilations=(1, 1),
-        pads=(1, 1, 1, 1),
-        group=1,
-        element_type=np.dtype(np.float16),
-        activation=0,
-        in_size=(size, size),
-    )
-
-
 def test_kernels_are_chosen_for_each_architecture():
-    wide, shape = half_layer(512, 512, 0.9), (None, 512, 28, 28)
+    wide, shape = sparse_layer((512, 512, 3, 3), dtype=np.float16), (None, 512, 28, 28)
     assert choose_kernels(wide, shape, GpuRule((80, 90), (64,))) == {90: CSR}
     assert choose_kernels(wide, (64, *shape[1:]), GpuRule((90,), (1,))) == {90: CSR}  # the model's own batch size
     assert choose_kernels(wide, (None, 512, None, 28), GpuRule((90,), (64,))) == {90: CSR}
     for rule in (GpuRule((90,)), GpuRule((90,), (64, 4)), GpuRule((80,), (64,))):
         assert choose_kernels(wide, shape, rule) == {}
-    assert choose_kernels(half_layer(64, 64, 0.95, 56), (64, 64, 56, 56), GpuRule((90,))) == {}
+    narrow = sparse_layer((64, 64, 3, 3), size=(56, 56), density=0.05, dtype=np.float16)
+    assert choose_kernels(narrow, (64, 64, 56, 56), GpuRule((90,))) == {}
     single = dataclasses.replace(wide, element_type=np.dtype(np.float32))
     assert choose_kernels(single, shape, GpuRule((90,), (64,))) == {}
 

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
 from onnx_sparseconv.kernels.gpu_times import DenseWork, SparseWork, as_arrays, dense_work, sparse_work, warpgroup_work
-from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
-from tests.support.sparse_models import random_weight
+from tests.support.sparse_layers import sparse_layer
 
-
-def make(shape=(64, 32, 3, 3), *, size=(28, 30), density=0.1, dtype=np.float32, stride=1):
-    pad = shape[2] // 2
-    return make_layer(
-        random_weight(shape, density),
-        strides=(stride, stride),
-        dilations=(1, 1),
-        pads=(pad,) * 4,
-        group=1,
-        element_type=np.dtype(dtype),
-        activation=0,
-        in_size=size,
-    )
+make = functools.partial(sparse_layer, size=(28, 30))
 
 
 def sparse_us(layer, batch=1):

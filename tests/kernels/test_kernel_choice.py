@@ -17,28 +17,15 @@ from onnx_sparseconv.kernels.kernel_choice import (
     ranked_plans,
     sized,
 )
-from onnx_sparseconv.kernels.layer import Refusal, make_layer
+from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.plan import choose_plan, cost
 from onnx_sparseconv.kernels.targets import resolve_targets
 from tests.support.gpu_images import needs_nvrtc
-from tests.support.sparse_models import random_weight
-
-
-def make(density=0.1, size=(28, 28), shape=(64, 32, 3, 3)):
-    return make_layer(
-        random_weight(shape, density),
-        strides=(1, 1),
-        dilations=(1, 1),
-        pads=(1, 1, 1, 1),
-        group=1,
-        element_type=np.dtype(np.float32),
-        activation=0,
-        in_size=size,
-    )
+from tests.support.sparse_layers import sparse_layer
 
 
 def test_plans_are_ranked_by_the_cost_model():
-    layer = make()
+    layer = sparse_layer()
     plans = ranked_plans(layer, 90)
     costs = [cost(layer, plan) for plan in plans]
     assert len(plans) > 3
@@ -47,13 +34,13 @@ def test_plans_are_ranked_by_the_cost_model():
 
 
 def test_every_plan_is_found_again():
-    layer = make()
+    layer = sparse_layer()
     for plan in ranked_plans(layer, 90):
         assert find_plan(layer, 90, choice_of(plan, layer)) == plan
 
 
 def test_what_is_gone_is_replaced_by_what_is_most_like_it():
-    layer = make()
+    layer = sparse_layer()
     plan = ranked_plans(layer, 90)[-1]
     other = dataclasses.replace(choice_of(plan, layer), chunk_channels=plan.chunk_channels + 1, threads=1)
     assert find_plan(layer, 90, other) == plan
@@ -61,31 +48,31 @@ def test_what_is_gone_is_replaced_by_what_is_most_like_it():
 
 
 def test_a_layer_of_open_size_gets_the_plan_of_the_size_that_was_timed():
-    small = make(size=(7, 9))
+    small = sparse_layer(size=(7, 9))
     choice = choice_of(ranked_plans(small, 90)[0], small)
     assert choice.in_size == (7, 9)
     is_open = dataclasses.replace(small, in_size=None)
     assert sized(is_open, choice).in_size == (7, 9)
     assert find_plan(sized(is_open, choice), 90, choice) == find_plan(small, 90, choice)
     # A model that knows better is asked.
-    assert sized(make(), choice).in_size == (28, 28)
+    assert sized(sparse_layer(), choice).in_size == (28, 28)
 
 
 def test_the_general_kernel_has_no_plan():
-    assert find_plan(make(), 90, CSR) == Refusal(CSR_CHOSEN)
+    assert find_plan(sparse_layer(), 90, CSR) == Refusal(CSR_CHOSEN)
     assert str(CSR) == "csr"
     assert str(KernelChoice("generated", 32, 24, 864)) == "generated 32x24x864"
 
 
 def test_a_layer_that_no_plan_runs_is_refused():
-    nothing = dataclasses.replace(make(), weight=np.zeros((8, 8, 3, 3), np.float32))
+    nothing = dataclasses.replace(sparse_layer(), weight=np.zeros((8, 8, 3, 3), np.float32))
     assert ranked_plans(nothing, 90) == []
     assert isinstance(find_plan(nothing, 90, KernelChoice("generated", 8)), Refusal)
 
 
 @needs_nvrtc
 def test_compiling_follows_the_choices(tmp_path):
-    layer = make(0.01, shape=(16, 8, 3, 3))
+    layer = sparse_layer(shape=(16, 8, 3, 3), density=0.01)
     plans = ranked_plans(layer, 90)
     choices = [{90: choice_of(plans[1], layer)}, {90: CSR}, {80: CSR}, {}]
     targets = resolve_targets(["sm_90"])
@@ -98,4 +85,4 @@ def test_compiling_follows_the_choices(tmp_path):
 @pytest.mark.parametrize("choices", [[{}], [{}, {}, {}]])
 def test_choices_are_one_for_each_layer(tmp_path, choices):
     with pytest.raises(ValueError, match="zip"):
-        compile_layers([("a", make()), ("b", make())], (), CompileOptions(1, tmp_path), choices=choices)
+        compile_layers([("a", sparse_layer()), ("b", sparse_layer())], (), CompileOptions(1, tmp_path), choices=choices)

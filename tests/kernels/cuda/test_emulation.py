@@ -23,14 +23,17 @@ THREADS = 64
 
 
 REVERSE = "y[t] = shared[63 - t];"
-BULK = (
-    """
+BEGIN_BARRIER = """
     const Shared barrier = SharedAddress(shared + 64);
     if (t == 0) {
       InitBarrier(barrier, 1);
       FenceBarrierInit();
     }
     __syncthreads();
+"""
+BULK = (
+    BEGIN_BARRIER
+    + """
     if (t == 0) {
       ExpectBytes(barrier, 256);
       CopyBulk(SharedAddress(shared), x, 256, barrier);
@@ -59,13 +62,8 @@ ASYNC_16 = (
     + REVERSE
 )
 ASYNC_BARRIER = (
-    """
-    const Shared barrier = SharedAddress(shared + 64);
-    if (t == 0) {
-      InitBarrier(barrier, 64);
-      FenceBarrierInit();
-    }
-    __syncthreads();
+    BEGIN_BARRIER.replace("(barrier, 1)", "(barrier, 64)")
+    + """
     if (t < 16) CopyAsync16ByLines(SharedAddress(shared + 4 * t), x + 4 * t);
     ArriveAfterCopies(barrier);
     WaitForBarrier(barrier, 0);

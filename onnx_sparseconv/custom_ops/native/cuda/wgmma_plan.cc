@@ -132,10 +132,12 @@ class Planner {
     return true;
   }
 
+  int64_t TilesX(const Tiling& tiling) const { return CeilDivide(sizes_.out_dims[2], tiling.tile_w()); }
+  int64_t TilesY(const Tiling& tiling) const { return CeilDivide(sizes_.out_dims[1], tiling.tile_h()); }
+
   // Nothing where X is too large for it.
   std::optional<WgmmaStaging> Interleaved(const Tiling& tiling, const Window& window) const {
-    const int64_t tiles_x = CeilDivide(sizes_.out_dims[2], tiling.tile_w());
-    const int64_t tiles_y = CeilDivide(sizes_.out_dims[1], tiling.tile_h());
+    const int64_t tiles_x = TilesX(tiling), tiles_y = TilesY(tiling);
     // Windows begin at lines of the cache where that costs little, else at their sectors.
     int64_t window_columns = CeilDivide(window.columns, kLinePixels) * kLinePixels;
     if (8 * window_columns > 9 * window.columns)
@@ -191,8 +193,7 @@ class Planner {
     const int64_t stages_bytes = std::max(kWgmmaStages * stage_bytes, sum_bytes - staging.table_bytes);
     if (stages_bytes > room) return;
 
-    const int64_t tiles_x = CeilDivide(sizes_.out_dims[2], tiling.tile_w());
-    const int64_t tiles_y = CeilDivide(sizes_.out_dims[1], tiling.tile_h());
+    const int64_t tiles_x = TilesX(tiling), tiles_y = TilesY(tiling);
     int64_t blocks = CheckedMultiply(geometry_.group * form.blocks_per_group, tiles_x * tiles_y, "the grid");
     blocks = CheckedMultiply(blocks, CeilDivide(batch_, int64_t{kTensorImages}), "the grid");
     if (blocks > std::numeric_limits<int32_t>::max()) return;
@@ -240,9 +241,10 @@ class Planner {
     params.run_lines = static_cast<int>(tiling.run_lines);
     best_.launch.interleave = staging.interleave;
     if (staging.interleave) {
-      params.x_rows = staging.interleave->params.rows;
-      params.x_row_pixels = staging.interleave->params.windows * staging.interleave->params.window_columns;
-      params.x_window_columns = staging.interleave->params.window_columns;
+      const InterleaveParams& x = staging.interleave->params;
+      params.x_rows = x.rows;
+      params.x_row_pixels = x.windows * x.window_columns;
+      params.x_window_columns = x.window_columns;
     }
     best_.launch.positions = tiling.positions;
     best_.launch.shape.grid[0] = static_cast<unsigned>(blocks);
