@@ -84,8 +84,6 @@ SPARSE = ("sparse_launch_us", "sparse_slowdown")
 WARPGROUP = ("warpgroup_launch_us", "warpgroup_block_us", "warpgroup_chunk_us", "interleave_tb")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
-# A layer that runs at this share of dense or above loses nothing to speak of.
-NO_LOSS = 0.97
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.
 MAX_LOSS = 0.9
 # Not less: a layer that is foretold to gain a little may lose, for speed-ups are foretold within about a quarter.
