@@ -27,10 +27,9 @@ def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name
     assert check_graph(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
 
 
-@pytest.mark.parametrize("interleave", ["no", "yes"])
-def test_a_cuda_graph_of_warpgroups(gpu, interleave):
+def test_a_cuda_graph_of_warpgroups(gpu):
     case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
-    assert check_graph(gpu, case, x_shape, cuda_kernel="wgmma", cuda_interleave=interleave) == "cuda.wgmma"
+    assert check_graph(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
 @pytest.mark.parametrize("splits", [2, 4])
@@ -69,10 +68,9 @@ def gpus():
     return [Place("cuda", device) for device in range(count)]
 
 
-@pytest.mark.parametrize("interleave", ["no", "yes"])
-def test_concurrent_runs_of_warpgroups(gpu, interleave):
+def test_concurrent_runs_of_warpgroups(gpu):
     case, x_shape = case_of("3x3, 7 wide", np.float16, layers=WARPGROUPS)
-    session = gpu.session(make_model(case), cuda_kernel="wgmma", cuda_interleave=interleave)
+    session = gpu.session(make_model(case), cuda_kernel="wgmma")
     check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 
 

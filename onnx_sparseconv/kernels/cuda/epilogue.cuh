@@ -83,6 +83,19 @@ __device__ __forceinline__ float Activate(int code, float x, float alpha, float 
   return code == kSilu || code == kHardSwish ? x * gate : gate;
 }
 
+// The same of several values, in a function that is called: for kernels that would have hundreds of copies of it.
+template <int kCount>
+struct Floats {
+  float at[kCount];
+};
+
+template <int kCount>
+__device__ __noinline__ Floats<kCount> ActivateElsewhere(int code, Floats<kCount> x, float alpha, float beta) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x.at[i] = Activate(code, x.at[i], alpha, beta);
+  return x;
+}
+
 // Stores output `index` of y, which belongs to output channel k. T is float or Half.
 template <class T>
 __device__ __forceinline__ void StoreOutput(const Epilogue& epilogue, void* y, long long index, int k, float sum) {

@@ -64,12 +64,20 @@ __device__ __forceinline__ float Larger(float a, float b) {
 #endif
 }
 
+#if __CUDA_ARCH__ >= 800
+// The larger of each half of `pair` and that of `least`; NaN stays NaN.
+constexpr Half2 kTwiceMinusInfinity = 0xFC00FC00;
+__device__ __forceinline__ Half2 AtLeast(Half2 least, Half2 pair) {
+  Half2 result;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(least));
+  return result;
+}
+#endif
+
 // The larger of each half and zero; NaN stays NaN.
 __device__ __forceinline__ Half2 AtLeastZero(Half2 pair) {
 #if __CUDA_ARCH__ >= 800
-  Half2 result;
-  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(0u));
-  return result;
+  return AtLeast(0u, pair);
 #else
   const float lower = ToFloat(Lower(pair)), upper = ToFloat(Upper(pair));
   return Joined(lower < 0.0f ? Half{0} : Lower(pair), upper < 0.0f ? Half{0} : Upper(pair));
@@ -78,6 +86,12 @@ __device__ __forceinline__ Half2 AtLeastZero(Half2 pair) {
 
 __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ unsigned FloatToBits(float value) { return __float_as_uint(value); }
+
+// The same value, of which the compiler does not know that it is: nothing that is computed of it leaves a loop.
+__device__ __forceinline__ float Unforeseen(float value) {
+  asm volatile("" : "+f"(value));
+  return value;
+}
 
 // Loads what no kernel writes while this one runs. No assembler: that, the compiler may move to before the test that
 // guards it.
@@ -89,9 +103,13 @@ __device__ __forceinline__ Half LoadReadOnly(const Half* address) { return __ldg
 __device__ __forceinline__ float LoadOnce(const float* address) { return __ldcs(address); }
 __device__ __forceinline__ Half2 LoadOnce(const Half2* address) { return __ldcs(address); }
 __device__ __forceinline__ Half LoadOnce(const Half* address) { return __ldcs(address); }
+__device__ __forceinline__ uint2 LoadOnce(const uint2* address) { return __ldcs(address); }
+__device__ __forceinline__ uint4 LoadOnce(const uint4* address) { return __ldcs(address); }
 __device__ __forceinline__ void StoreOnce(float* address, float value) { __stcs(address, value); }
 __device__ __forceinline__ void StoreOnce(Half2* address, Half2 value) { __stcs(address, value); }
 __device__ __forceinline__ void StoreOnce(Half* address, Half value) { __stcs(address, value); }
+__device__ __forceinline__ void StoreOnce(uint2* address, uint2 value) { __stcs(address, value); }
+__device__ __forceinline__ void StoreOnce(uint4* address, uint4 value) { __stcs(address, value); }
 
 // Ends the thread, in whatever function it is.
 __device__ __forceinline__ void ExitThread() { asm volatile("exit;"); }
@@ -104,6 +122,25 @@ __device__ __forceinline__ Shared SharedAddress(const void* pointer) {
 __device__ __forceinline__ unsigned LoadShared(Shared address) {
   unsigned value;
   asm volatile("ld.volatile.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+// The value stays as it is where the condition does not hold.
+__device__ __forceinline__ void LoadSharedIf(unsigned condition, unsigned& value, Shared address) {
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %1, 0;\n"
+      "@loads ld.shared.u32 %0, [%2];\n"
+      "}"
+      : "+r"(value)
+      : "r"(condition), "r"(address)
+      : "memory");
+}
+
+__device__ __forceinline__ Half LoadSharedHalf(Shared address) {
+  Half value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
   return value;
 }
 
@@ -316,8 +353,7 @@ __device__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared bar
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // --- products of warpgroups: each of 128 threads, which call these together ---------------------------------------
 
-// Has the tensor cores see what was written to shared memory: by this thread, once it has said so to those that
-// multiply, or by copies that this one, which multiplies, has waited for.
+// Has the tensor cores see what copies that this thread has waited for wrote to shared memory.
 __device__ __forceinline__ void FenceSharedForTensorCores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -336,16 +372,21 @@ __device__ __forceinline__ void WaitForProducts() {
 
 // Where an operand lies in shared memory: matrices of 8 x 16 bytes, 128 contiguous bytes each, so many bytes from one
 // to the next along the summed axis and along the other.
-using Matrix = unsigned long long;
-__device__ __forceinline__ Matrix MatrixDescriptor(Shared first, unsigned summed_step, unsigned other_step) {
-  return static_cast<Matrix>(first >> 4 & 0x3FFFu) | static_cast<Matrix>(summed_step >> 4) << 16 |
-         static_cast<Matrix>(other_step >> 4) << 32;
+struct Matrix {
+  unsigned lower, upper;
+};
+__device__ __forceinline__ Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) {
+  return {(first >> 4 & 0x3FFFu) | summed_step >> 4 << 16, other_step >> 4};
+}
+// So many bytes on.
+__device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
+  return {matrix.lower + (bytes >> 4), matrix.upper};
 }
 
-// sums [64][8 * positions] += a [64][32, two of four non-zero] * b [32][8 * positions], with 4 * positions sums a
-// thread: of rows r = 16 * (warp % 4) + lane / 4 and r + 8 in turn, two each, of columns 2 * (lane % 4) and the next,
-// then those 8 columns on. The metadata is that of lanes 0 and 1 of each four, as for mma.sp.
-// Operands 0 to 95 and so on, and eight sums.
+// sums [64][8 * positions] += a [64][32, two of four non-zero] * b [32][8 * positions]; sums that are not kept begin
+// with zero. With 4 * positions sums a thread: of rows r = 16 * (warp % 4) + lane / 4 and r + 8 in turn, two each, of
+// columns 2 * (lane % 4) and the next, then those 8 columns on. The metadata is that of lanes 0 and 1 of each four, as
+// for mma.sp. Operands 0 to 95 and so on, and eight sums.
 #define SPARSECONV_OPERANDS_96                                                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19"             \
   ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39" \
@@ -367,17 +408,20 @@ __device__ __forceinline__ Matrix MatrixDescriptor(Shared first, unsigned summed
 #define SPARSECONV_SUMS_112 SPARSECONV_SUMS_96, SPARSECONV_SUMS_8(96), SPARSECONV_SUMS_8(104)
 #define SPARSECONV_SUMS_120 SPARSECONV_SUMS_112, SPARSECONV_SUMS_8(112)
 #define SPARSECONV_SUMS_128 SPARSECONV_SUMS_120, SPARSECONV_SUMS_8(120)
-#define SPARSECONV_MULTIPLY_SPARSE(count, columns, a_operand, b_operand, meta_operand)                          \
-  __device__ __forceinline__ void MultiplySparse(float (&sums)[count], Matrix a, Matrix b, unsigned meta) {     \
-    asm volatile("wgmma.mma_async.sp.sync.aligned.m64n" columns "k32.f32.f16.f16 {" SPARSECONV_OPERANDS_##count \
-                 "}, " a_operand ", " b_operand ", " meta_operand ", 0, 1, 1, 1, 0, 1;"                         \
-                 : SPARSECONV_SUMS_##count                                                                      \
-                 : "l"(a), "l"(b), "r"(meta));                                                                  \
+// `n` .. `n + 5`, the operands behind the sums: both words of A and B, metadata, whether sums are kept.
+#define SPARSECONV_MULTIPLY_SPARSE(count, columns, n, n1, n2, n3, n4, n5)                                          \
+  __device__ __forceinline__ void MultiplySparse(float (&sums)[count], const Matrix& a, const Matrix& b,           \
+                                                 unsigned meta, unsigned keeps_sums) {                             \
+    asm volatile("{\n.reg .pred keeps;\n.reg .b64 a, b;\nsetp.ne.u32 keeps, %" n5 ", 0;\nmov.b64 a, {%" n ", %" n1 \
+                 "};\nmov.b64 b, {%" n2 ", %" n3 "};\nwgmma.mma_async.sp.sync.aligned.m64n" columns                \
+                 "k32.f32.f16.f16 {" SPARSECONV_OPERANDS_##count "}, a, b, %" n4 ", 0, keeps, 1, 1, 0, 1;\n}"      \
+                 : SPARSECONV_SUMS_##count                                                                         \
+                 : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(meta), "r"(keeps_sums));            \
   }
-SPARSECONV_MULTIPLY_SPARSE(96, "192", "%96", "%97", "%98")
-SPARSECONV_MULTIPLY_SPARSE(112, "224", "%112", "%113", "%114")
-SPARSECONV_MULTIPLY_SPARSE(120, "240", "%120", "%121", "%122")
-SPARSECONV_MULTIPLY_SPARSE(128, "256", "%128", "%129", "%130")
+SPARSECONV_MULTIPLY_SPARSE(96, "192", "96", "97", "98", "99", "100", "101")
+SPARSECONV_MULTIPLY_SPARSE(112, "224", "112", "113", "114", "115", "116", "117")
+SPARSECONV_MULTIPLY_SPARSE(120, "240", "120", "121", "122", "123", "124", "125")
+SPARSECONV_MULTIPLY_SPARSE(128, "256", "128", "129", "130", "131", "132", "133")
 #endif
 
 }  // namespace sparseconv::cuda

@@ -175,10 +175,10 @@ constexpr int kMaxTensorThreads = 384;
 // Units of one or two columns, and of four, that a thread of the staging warps loads at a time.
 constexpr int kTensorUnits = 4, kWideTensorUnits = 2;
 
-// What a block of the tensor-core kernels computes, and how it gets its input; see tensor_tile.cuh.
+// What a block of the tensor-core kernels computes; see tensor_tile.cuh.
 //
-// Blocks, fastest first: `row_blocks` of warps_m row tiles, tiles_x, tiles_y, and 8 images. 1-D convolutions have
-// in_h = out_h = 1.
+// Tiles, fastest first: row_blocks_per_group of warps_m row tiles, groups, tiles_x, tiles_y, and 8 images. 1-D
+// convolutions have in_h = out_h = 1.
 struct TileParams {
   const void* x;  // [N, C, H, W], halves
   void* y;        // [N, K, OH, OW]
@@ -186,6 +186,7 @@ struct TileParams {
   int batch;
   int in_channels;
   int out_channels;
+  int groups;
   int group_in_channels;
   int group_out_channels;
   int in_h, in_w, out_h, out_w;
@@ -193,21 +194,14 @@ struct TileParams {
   int pads_begin[2];
   int row_tiles_per_group;
   int row_blocks_per_group;
-  int row_blocks;
   int tiles_x, tiles_y;
   int tile_h, tile_w;  // outputs of a block, of each channel and image
-  int product_warps;   // of a block; the others stage
   int warps_m;         // row tiles of a block
   int num_stages;
   int stage_bytes;          // a multiple of 16
   int in_rows, in_columns;  // that a tile reads
   int line_pitch;           // pixels. A row is strides[1] lines: its column x lies in line x % strides[1], at
                             // x / strides[1]
-  int column_steps[3];      // pixels, from a unit's first column to the others
-  int unit_columns;  // that are loaded together: 4 or 2 where in_w is a multiple of it and X begins at a multiple
-                     // of as many halves, else 1
-  int is_y_paired;   // tile_w and out_w are even, and Y and the residual begin at multiples of 4 bytes
-  int sum_pitch;     // words from one row of outputs to the next, in shared memory
 };
 
 // The tensor-core kernel, float16: `sparseconv_tensor_r<row tiles>_p<positions>`. tensor_conv.cuh says how it works.
@@ -218,15 +212,20 @@ struct TensorParams {
   TileParams tile;
   const void* steps;            // of all row tiles; see tensor_weight.h
   const unsigned* step_begins;  // [groups * row_tiles_per_group][num_chunks + 1]
+  int product_warps;            // of a block; the others stage
   int num_chunks;
   int chunk_channels;
+  int column_steps[3];  // pixels, from a unit's first column to the others
+  int unit_columns;  // that are loaded together: 4 or 2 where in_w is a multiple of it and X begins at a multiple of as
+                     // many halves, else 1
   int channel_pitch;  // pixels, 1 more than a multiple of 8
   int input_bytes;    // of a stage, a multiple of 16; behind them, steps
   int max_steps;      // of a row tile in a chunk
+  int is_y_paired;    // tile_w and out_w are even, and Y and the residual begin at multiples of 4 bytes
+  int sum_pitch;      // words from one row of outputs to the next, in shared memory
 };
 
-// Interleaves images: `sparseconv_interleave`, halves. What the kernels on tensor cores else make of X on its way to
-// shared memory, once for all blocks, with the padding that they read:
+// Interleaves images: `sparseconv_interleave`, halves. X as the warpgroup kernel reads it, with the padding:
 //
 //   out [eights of images][C][rows][windows][window_columns][8 images]
 //
@@ -252,23 +251,36 @@ constexpr int kWgmmaThreads = 384;
 // Channels of a chunk, and pixels of a stage: 8 images of these, and 16 bytes that keep neighbours apart.
 constexpr int kWgmmaChannels = 32;
 constexpr int kWgmmaPixelBytes = 16 * kWgmmaChannels + 16;
+// On their way to Y, outputs of a warp lie in rows of 64 bytes, 32 of them at a time, and 16 more that keep them apart.
+constexpr int kWgmmaRowPitch = 64 + 16;
+constexpr int kWgmmaRowBytes = kWgmmaProductThreads * kWgmmaRowPitch;
 
-// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`, and
-// `sparseconv_wgmma_interleaved_p<positions>` for an X that is interleaved. wgmma_conv.cuh says how it works.
+// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works. The
+// tile's X is what `sparseconv_interleave` wrote.
 //
 // A stage holds pixels of 32 channels, and the chunk's part of the weight. Row tiles are 64 rows. A warpgroup computes
 // one of them, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of each.
+//
+// Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..
+constexpr int kMaxWgmmaPositions = 32;
+constexpr int kMaxWgmmaTaps = 49;
 struct WgmmaParams {
   TileParams tile;
+  int num_tiles;
   const void* chunks;            // of all row blocks; see wgmma_weight.h
   const unsigned* chunk_begins;  // [chunks + 1], in units of 16 bytes
   const unsigned* block_begins;  // [groups * row_blocks_per_group + 1], first chunks
   const int* channels;           // [chunks][kWgmmaChannels], of the group
   int header_bytes;              // of a chunk
   int input_bytes;               // of a stage, a multiple of 128; behind them, the weight's part
-  int table_bytes;               // of units, behind the stages, or of pixels; behind them, barriers
+  int table_bytes;               // of a tile's pixels, behind the stages; behind them, barriers
+  int taps;
+  unsigned tap_bytes[kMaxWgmmaTaps];  // from the pixel that a position reads with the first tap to that of each one
   int run_w, run_lines;
-  int x_rows, x_row_pixels, x_window_columns;  // of an interleaved X, else 0
+  int run_outputs[kMaxWgmmaPositions];  // in Y's plane, the first one's is 0; -1 for a position that has none
+  int out_columns;  // that are stored together, 8, 4, 2 or 1: rows and runs are multiples of it, and what `run_outputs`
+                    // leaves out; Y and the residual begin at such
+  int x_rows, x_row_pixels, x_window_columns;  // of X; a row's are those of all windows
 };
 
 }  // namespace sparseconv::cuda

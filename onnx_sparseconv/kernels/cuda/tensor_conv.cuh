@@ -14,95 +14,45 @@
 // bring: input channels come in chunks, two stages.
 #pragma once
 
-#include "tensor_tile.cuh"
+#include "tensor_input.cuh"
 
 namespace sparseconv::cuda {
 
 template <int kSubtiles, int kPositions>
-class TensorConv : private TensorTile<TensorConv<kSubtiles, kPositions>> {
-  using Base = TensorTile<TensorConv>;
-  friend Base;
+class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
+  static constexpr int kStepBytes = 512 * (kSubtiles + 1);
+  using Input = TensorInput<kStepBytes>;
 
  public:
-  __device__ __forceinline__ TensorConv(const TensorParams& params, const void* shared)
-      : Base(params.tile, shared), p_(params) {}
+  __device__ __forceinline__ TensorConv(const TensorParams& params, const void* shared) : Input(params, shared) {}
 
   __device__ __forceinline__ void Run() {
     const Tile tile = this->TileAt(static_cast<int>(blockIdx.x));
-    if (Base::Warp() < t_.product_warps) {
+    if (Warp() < p_.product_warps) {
       Multiply(tile);
     } else {
       this->Stage(tile);
     }
     __syncthreads();
-    this->Finish(tile);
+    Finish(tile);
   }
 
  private:
-  using Base::Lane;
-  using Base::Split;
-  using Base::stages_;
-  using Base::t_;
-  using Base::Warp;
-  using typename Base::Position;
-  using typename Base::Staging;
-  using typename Base::Tile;
+  using Input::FilledBarrier;
+  using Input::FreeBarrier;
+  using Input::Lane;
+  using Input::p_;
+  using Input::Split;
+  using Input::stages_;
+  using Input::StepAddress;
+  using Input::StepBegins;
+  using Input::t_;
+  using Input::Warp;
+  using typename Input::Position;
+  using typename Input::Tile;
 
-  static constexpr int kStepBytes = 512 * (kSubtiles + 1);
   static constexpr int kRows = 16 * kSubtiles;
-  static constexpr int kBatches = 2;
-  static constexpr unsigned kPixelBytes = 16;
-
-  // --- staging ------------------------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ unsigned ChannelBytes() const {
-    return kPixelBytes * static_cast<unsigned>(p_.channel_pitch);
-  }
-  __device__ __forceinline__ int NumChunks(const Tile&) const { return p_.num_chunks; }
-  __device__ __forceinline__ void ChooseChannels(const Tile&, int) const {}
-  __device__ __forceinline__ int ChunkChannels() const { return p_.chunk_channels; }
-  // The last chunk may have fewer; what stands at the other places is not read.
-  __device__ __forceinline__ unsigned Channel(int chunk, unsigned place) const {
-    return min(static_cast<unsigned>(chunk * p_.chunk_channels) + place,
-               static_cast<unsigned>(t_.group_in_channels - 1));
-  }
-  // The steps of a row tile of the block, behind the input.
-  __device__ __forceinline__ Shared StepAddress(int stage, int row_tile) const {
-    return this->StageAddress(stage) + static_cast<unsigned>(p_.input_bytes + row_tile * p_.max_steps * kStepBytes);
-  }
-  // Where the steps of each chunk begin.
-  __device__ __forceinline__ const unsigned* StepBegins(const Tile& tile, int row_tile) const {
-    return p_.step_begins + (tile.group * t_.row_tiles_per_group + row_tile) * (p_.num_chunks + 1);
-  }
-
-  // Named barriers, two for each stage: that it was filled, and that it may be filled again.
-  static __device__ __forceinline__ int FilledBarrier(int stage) { return 1 + stage; }
-  static __device__ __forceinline__ int FreeBarrier(int stage) { return 3 + stage; }
-
-  __device__ __forceinline__ void BeginStage(const Tile& tile, const Position& at, const Staging& staging) const {
-    if (at.round > 0) WaitAtBarrier(FreeBarrier(at.stage), blockDim.x);
-    StageSteps(tile, at, staging);
-  }
-
-  __device__ __forceinline__ void EndStage(int stage) const {
-    WaitForCopies<0>();
-    ArriveAtBarrier(FilledBarrier(stage), blockDim.x);
-  }
-
-  __device__ __forceinline__ void StageSteps(const Tile& tile, const Position& at, const Staging& staging) const {
-    for (int i = 0; i < t_.warps_m && tile.first_row_tile + i < t_.row_tiles_per_group; ++i) {
-      const unsigned* begins = StepBegins(tile, tile.first_row_tile + i) + at.chunk;
-      const unsigned bytes = (begins[1] - begins[0]) * kStepBytes;
-      const unsigned char* from =
-          static_cast<const unsigned char*>(p_.steps) + static_cast<size_t>(begins[0]) * kStepBytes;
-      const Shared to = StepAddress(at.stage, i);
-      const unsigned stride = static_cast<unsigned>(staging.threads) * 16;
-      for (unsigned byte = static_cast<unsigned>(staging.first) * 16; byte < bytes; byte += stride) {
-        CopyAsync16Cached(to + byte, from + byte);
-      }
-    }
-    CommitCopies();
-  }
+  static constexpr int kImagePairs = kTensorImages / 2;
 
   // --- products -----------------------------------------------------------------------------------------------------
 
@@ -174,18 +124,50 @@ class TensorConv : private TensorTile<TensorConv<kSubtiles, kPositions>> {
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
+  // To be called by all threads. Sums pass through shared memory, so that neighbouring threads store
+  // neighbouring columns: those of two images in a word where they can be rounded at once, else first those of the even
+  // images, then those of the odd ones.
+  __device__ __forceinline__ void Finish(const Tile& tile) const {
+    const Epilogue& e = t_.epilogue;
+    if (e.residual == nullptr && (e.activation == kRelu || e.activation == kNoActivation)) {
+      KeepSums([](float even, float odd) { return ToHalves(even, odd); });
+      __syncthreads();
+      if (p_.is_y_paired) {
+        StoreHalves<2>(tile);
+      } else {
+        StoreHalves<1>(tile);
+      }
+      return;
+    }
+    for (int odd = 0; odd < 2; ++odd) {
+      KeepSums([odd](float even_sum, float odd_sum) { return FloatToBits(odd == 0 ? even_sum : odd_sum); });
+      __syncthreads();
+      if (p_.is_y_paired) {
+        StoreSums<2>(tile, odd);
+      } else {
+        StoreSums<1>(tile, odd);
+      }
+      __syncthreads();
+    }
+  }
+
+  // Of the block's row, a pair of images, and a slot; see `SlotOf`.
+  __device__ __forceinline__ Shared SumAddress(int row, int pair, int slot) const {
+    return stages_ + 4u * static_cast<unsigned>((row * kImagePairs + pair) * p_.sum_pitch + slot);
+  }
+
   __device__ __forceinline__ int SlotOf(int y, int x) const { return y * t_.tile_w + x; }
 
   template <class Word>
   __device__ __forceinline__ void KeepSums(const Word& word) const {
-    if (Warp() >= t_.product_warps) return;
+    if (Warp() >= p_.product_warps) return;
     const int first_row = Warp() % t_.warps_m * kRows + static_cast<int>(Lane()) / 4;
     const int first_slot = Warp() / t_.warps_m * kPositions;
 #pragma unroll
     for (int m = 0; m < kSubtiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const Shared to = this->SumAddress(first_row + m * 16 + 8 * i, static_cast<int>(Lane()) % 4, first_slot);
+        const Shared to = SumAddress(first_row + m * 16 + 8 * i, static_cast<int>(Lane()) % 4, first_slot);
 #pragma unroll
         for (int j = 0; j < kPositions; ++j) {
           StoreShared(to + 4 * j, word(sums_[m][j][2 * i], sums_[m][j][2 * i + 1]));
@@ -194,7 +176,126 @@ class TensorConv : private TensorTile<TensorConv<kSubtiles, kPositions>> {
     }
   }
 
-  const TensorParams& p_;
+  // Calls load(value, index of the even image's output in Y, address of the word, whether there is an odd image) and
+  // then store(value, index, whether there is) for all outputs of the tile, for kWidth columns at a time. A thread
+  // keeps its place in the tile and its images, and goes through the channels, several at a time: it waits for none of
+  // its loads and stores alone.
+  template <int kWidth, int kAtOnce, class Value, class Load, class Store>
+  __device__ __forceinline__ void ForOutputs(const Tile& tile, const Load& load, const Store& store) const {
+    const int places = t_.tile_h * t_.tile_w / kWidth;
+    int place, column;
+    const int row = Split(static_cast<int>(threadIdx.x), places, place);
+    const int line = Split(place * kWidth, t_.tile_w, column);
+    const int y = tile.y + line, x = tile.x + column;
+    const int rows_at_once = static_cast<int>(blockDim.x) / places;
+    const int pairs_at_once = rows_at_once >= kImagePairs ? kImagePairs : rows_at_once >= 2 ? 2 : 1;
+    const int channels_at_once = rows_at_once / pairs_at_once;
+    if (row >= channels_at_once * pairs_at_once || y >= t_.out_h || x >= t_.out_w) return;
+    const int plane = t_.out_h * t_.out_w;
+    const int first_channel = tile.first_row_tile * kRows;
+    const int channels = min(t_.warps_m * kRows, t_.group_out_channels - first_channel);
+    const long long index_step = static_cast<long long>(channels_at_once) * plane;
+    const unsigned from_step = 4u * static_cast<unsigned>(channels_at_once * kImagePairs * p_.sum_pitch);
+    for (int pair = row % pairs_at_once; 2 * pair < tile.images; pair += pairs_at_once) {
+      const bool has_odd = 2 * pair + 1 < tile.images;
+      const int channel = row / pairs_at_once;
+      const long long k = tile.group * t_.group_out_channels + first_channel + channel;
+      long long index =
+          (static_cast<long long>(tile.first_image + 2 * pair) * t_.out_channels + k) * plane + y * t_.out_w + x;
+      Shared from = SumAddress(channel, pair, SlotOf(line, column));
+      for (int count = (channels - channel + channels_at_once - 1) / channels_at_once; count > 0; count -= kAtOnce) {
+        Value values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (i < count) load(values[i], index + i * index_step, from + static_cast<unsigned>(i) * from_step, has_odd);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          if (i < count) store(values[i], index + i * index_step, has_odd);
+        }
+        index += kAtOnce * index_step;
+        from += kAtOnce * from_step;
+      }
+    }
+  }
+
+  // Of neighbouring columns: of two images each.
+  template <int kWidth>
+  struct HalfPairs {
+    Half2 columns[kWidth];
+  };
+
+  template <int kWidth>
+  __device__ __forceinline__ void StoreHalves(const Tile& tile) const {
+    Half* const outputs = static_cast<Half*>(t_.y);
+    const long long image = static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
+    const bool is_relu = t_.epilogue.activation == kRelu;
+    const auto load = [&](HalfPairs<kWidth>& pairs, long long, Shared from, bool) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) pairs.columns[i] = LoadShared(from + 4u * static_cast<unsigned>(i));
+    };
+    const auto store = [&](HalfPairs<kWidth>& pairs, long long index, bool has_odd) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        if (is_relu) pairs.columns[i] = AtLeastZero(pairs.columns[i]);
+      }
+      if constexpr (kWidth == 1) {
+        StoreOnce(outputs + index, Lower(pairs.columns[0]));
+        if (has_odd) StoreOnce(outputs + index + image, Upper(pairs.columns[0]));
+      } else {
+        const Half2 left = pairs.columns[0], right = pairs.columns[1];
+        StoreOnce(reinterpret_cast<Half2*>(outputs + index), SelectBytes(left, right, kLowerHalves));
+        if (has_odd)
+          StoreOnce(reinterpret_cast<Half2*>(outputs + index + image), SelectBytes(left, right, kUpperHalves));
+      }
+    };
+    ForOutputs<kWidth, 1, HalfPairs<kWidth>>(tile, load, store);
+  }
+
+  // Of neighbouring columns of an image.
+  template <int kWidth>
+  struct Sums {
+    float columns[kWidth];
+    Half2 residual;
+  };
+
+  template <int kWidth>
+  __device__ __forceinline__ void StoreSums(const Tile& tile, int odd) const {
+    const Epilogue& e = t_.epilogue;
+    const Half* const residual = static_cast<const Half*>(e.residual);
+    const long long image = odd * static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
+    const auto load = [&](Sums<kWidth>& sums, long long index, Shared from, bool has_odd) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        sums.columns[i] = BitsToFloat(LoadShared(from + 4u * static_cast<unsigned>(i)));
+      }
+      sums.residual = 0;
+      if (residual == nullptr || (odd == 1 && !has_odd)) return;
+      if constexpr (kWidth == 1) {
+        sums.residual = LoadOnce(residual + index + image);
+      } else {
+        sums.residual = LoadOnce(reinterpret_cast<const Half2*>(residual + index + image));
+      }
+    };
+    const auto store = [&](const Sums<kWidth>& sums, long long index, bool has_odd) {
+      if (odd == 1 && !has_odd) return;
+      Half* const output = static_cast<Half*>(t_.y) + index + image;
+      const float left = Finished(sums.columns[0], Lower(sums.residual));
+      if constexpr (kWidth == 1) {
+        StoreOnce(output, ToHalf(left));
+      } else {
+        StoreOnce(reinterpret_cast<Half2*>(output), ToHalves(left, Finished(sums.columns[1], Upper(sums.residual))));
+      }
+    };
+    ForOutputs<kWidth, 2, Sums<kWidth>>(tile, load, store);
+  }
+
+  __device__ __forceinline__ float Finished(float sum, Half residual) const {
+    const Epilogue& e = t_.epilogue;
+    if (e.residual != nullptr) sum += ToFloat(residual);
+    return Activate(e.activation, sum, e.alpha, e.beta);
+  }
+
   float sums_[kSubtiles][kPositions][4];
 };
 

@@ -7,27 +7,29 @@
 // four neighbours are such that hardly a row has three non-zeros among them, for any tap. Channels that are left with
 // non-zeros come once more.
 //
-// Each block has an order of channels of its own, so blocks share nothing that is staged: what turns columns of images
-// into images of columns is done again for each 64 outputs. Where that is often, X is interleaved before
-// (kIsInterleaved, interleave.cuh), and staging is copies of 16 bytes.
+// Each block of rows has an order of channels of its own, so such blocks share nothing that is staged: what turns
+// columns of images into images of columns would be done again for each 64 outputs. So it is done before, once
+// (interleave.cuh), and staging is copies of 16 bytes.
 //
 // A warpgroup computes 64 output channels at kPositions neighbouring pixels of 8 images; its sums stay in registers, as
 // floats. Two multiply, the third stages. Positions go on from a row of outputs to the next one: what lies
 // between, where a row ends, is computed and dropped.
+//
+// There is a block for each multiprocessor, which computes tile after tile: while the sums of one are stored, the next
+// one is staged.
 #pragma once
 
 #include "tensor_tile.cuh"
 
 namespace sparseconv::cuda {
 
-template <int kPositions, bool kIsInterleaved>
-class WgmmaConv : private TensorTile<WgmmaConv<kPositions, kIsInterleaved>> {
-  using Base = TensorTile<WgmmaConv>;
-  friend Base;
-
+template <int kPositions>
+class WgmmaConv : private TensorTile {
  public:
   __device__ __forceinline__ WgmmaConv(const WgmmaParams& params, const void* shared)
-      : Base(params.tile, shared), p_(params) {}
+      : TensorTile(params.tile, shared),
+        p_(params),
+        rows_(Filled(t_.num_stages) + threadIdx.x / 32 * kPartRows * kWgmmaRowPitch) {}
 
   __device__ __forceinline__ void Run() {
     if (threadIdx.x == 0) {
@@ -38,35 +40,16 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions, kIsInterleaved>> {
       FenceBarrierInit();
     }
     __syncthreads();
-    const Tile tile = this->TileAt(static_cast<int>(blockIdx.x));
-    const unsigned* begins = p_.block_begins + tile.group * t_.row_blocks_per_group + tile.first_row_tile / t_.warps_m;
-    first_chunk_ = static_cast<int>(begins[0]);
-    num_chunks_ = static_cast<int>(begins[1]) - first_chunk_;
-    if (!IsProductWarp()) {
-      if constexpr (kIsInterleaved) {
-        StageInterleaved(tile);
-      } else {
-        this->Stage(tile);
-      }
+    if (IsProductWarp()) {
+      Multiply();
     } else {
-      Multiply(tile);
+      Stage();
     }
-    __syncthreads();  // nobody reads stages any more
-    this->Finish(tile);
   }
 
  private:
-  using Base::Lane;
-  using Base::Split;
-  using Base::stages_;
-  using Base::t_;
-  using typename Base::Position;
-  using typename Base::Staging;
-  using typename Base::Tile;
-
   static constexpr int kRows = 64;
-  static constexpr int kBatches = 3;
-  static constexpr unsigned kPixelBytes = kWgmmaPixelBytes;
+  static constexpr unsigned kPixelBytes = 16;  // of a channel
   static constexpr unsigned kWarpgroup = 128;
   static constexpr int kStagingWarps = (kWgmmaThreads - kWgmmaProductThreads) / 32;
   static constexpr unsigned kStepsAtOnce = 9;
@@ -86,83 +69,99 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions, kIsInterleaved>> {
     return Uniform(threadIdx.x / 32) < kWgmmaProductThreads / 32;
   }
 
+  // Those of a tile's row block.
+  struct Chunks {
+    int first, count;
+  };
+
+  __device__ __forceinline__ Chunks ChunksOf(const Tile& tile) const {
+    const unsigned* begins = p_.block_begins + tile.group * t_.row_blocks_per_group + tile.row_block;
+    return {static_cast<int>(begins[0]), static_cast<int>(begins[1] - begins[0])};
+  }
+
+  // Calls function(tile, its chunks) for the block's tiles.
+  template <class Function>
+  __device__ __forceinline__ void ForTiles(const Function& function) const {
+    const int blocks = static_cast<int>(gridDim.x);
+    TilePlace place = PlaceOfTile(static_cast<int>(blockIdx.x));
+    const TilePlace step = PlaceOfTile(blocks);
+    for (int index = static_cast<int>(blockIdx.x); index < p_.num_tiles; index += blocks) {
+      const Tile tile = TileAt(place);
+      function(tile, ChunksOf(tile));
+      Advance(place, step);
+    }
+  }
+
   // --- staging ------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ int NumChunks(const Tile&) const { return num_chunks_; }
   __device__ __forceinline__ Shared Filled(int stage) const {
     return stages_ + static_cast<unsigned>(t_.num_stages * t_.stage_bytes + p_.table_bytes + 16 * stage);
   }
   __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
 
-  static __device__ __forceinline__ unsigned ChannelBytes() { return 16; }
-  static __device__ __forceinline__ int ChunkChannels() { return kWgmmaChannels; }
-
-  // Each lane keeps one.
-  __device__ __forceinline__ void ChooseChannels(const Tile&, int chunk) {
-    channel_ = p_.channels[(first_chunk_ + chunk) * kWgmmaChannels + static_cast<int>(Lane())];
-  }
-  __device__ __forceinline__ unsigned Channel(int, unsigned place) const {
-    return static_cast<unsigned>(__shfl_sync(0xFFFFFFFFu, channel_, static_cast<int>(place)));
-  }
-
-  __device__ __forceinline__ void BeginStage(const Tile&, const Position& at, const Staging& staging) const {
-    BeginStage(at, staging.first == 0);
-  }
-  __device__ __forceinline__ void BeginStage(const Position& at, bool is_first) const {
-    if (at.round > 0) WaitForBarrier(Emptied(at.stage), (at.round - 1) % 2);
-    if (!is_first) return;
-    const unsigned* begins = p_.chunk_begins + first_chunk_ + at.chunk;
-    const unsigned bytes = 16 * (begins[1] - begins[0]);
-    ExpectBytes(Filled(at.stage), bytes);
-    CopyBulkCached(this->StageAddress(at.stage) + static_cast<unsigned>(p_.input_bytes),
-                   static_cast<const unsigned char*>(p_.chunks) + 16 * static_cast<size_t>(begins[0]), bytes,
-                   Filled(at.stage));
-  }
-
-  __device__ __forceinline__ void EndStage(int stage) const {
-    FenceSharedForTensorCores();
-    Arrive(Filled(stage));
-  }
-
-  // Of an interleaved X: each warp copies a quarter of a chunk's channels, each lane a pixel of 32 at a time.
-  __device__ __forceinline__ void StageInterleaved(const Tile& tile) {
+  // Each warp copies a quarter of a chunk's channels, each lane a pixel of 32 at a time.
+  __device__ __forceinline__ void Stage() const {
     constexpr int kPlaces = kWgmmaChannels / kStagingWarps;
     const int first = static_cast<int>(threadIdx.x) - kWgmmaProductThreads;
     const int first_place = first / 32 * kPlaces;
     const int pixels = t_.in_rows * t_.in_columns;
-    if (num_chunks_ > 0) ChooseChannels(tile, 0);
-    PlanPixels(first, pixels);
     const auto plane = static_cast<unsigned>(p_.x_rows * p_.x_row_pixels);
-    const auto eight = static_cast<long long>(tile.first_image / kTensorImages);
-    const uint4* x = static_cast<const uint4*>(t_.x) +
-                     (eight * t_.in_channels + tile.group * t_.group_in_channels) * plane +
-                     (tile.y * t_.strides[0] * p_.x_row_pixels + tile.x / t_.tile_w * p_.x_window_columns);
-    for (Position at; at.chunk < num_chunks_; this->Advance(at)) {
-      unsigned planes[kPlaces];
-#pragma unroll
-      for (int i = 0; i < kPlaces; ++i) planes[i] = Channel(at.chunk, static_cast<unsigned>(first_place + i)) * plane;
-      if (at.chunk + 1 < num_chunks_) ChooseChannels(tile, at.chunk + 1);  // on their way meanwhile
-      BeginStage(at, first == 0);
-      const Shared stage = this->StageAddress(at.stage) + static_cast<unsigned>(first_place) * ChannelBytes();
-      for (int pixel = static_cast<int>(Lane()); pixel < pixels; pixel += 32) {
-        unsigned offset, to;
-        LoadSharedPair(PixelAddress(pixel), offset, to);
+    PlanPixels(first, pixels);
+    Position at;
+    ForTiles([&](const Tile& tile, const Chunks& chunks) {
+      const auto eight = static_cast<long long>(tile.first_image / kTensorImages);
+      const unsigned char* x =
+          static_cast<const unsigned char*>(t_.x) +
+          kPixelBytes * ((eight * t_.in_channels + tile.group * t_.group_in_channels) * plane +
+                         (tile.y * t_.strides[0] * p_.x_row_pixels + tile.column * p_.x_window_columns));
+      // Each lane keeps one channel of a chunk; that of the next chunk is on its way meanwhile.
+      int next_channel = chunks.count > 0 ? ChannelOf(chunks.first) : 0;
+      for (at.chunk = 0; at.chunk < chunks.count; Advance(at)) {
+        const int channel = next_channel;
+        if (at.chunk + 1 < chunks.count) next_channel = ChannelOf(chunks.first + at.chunk + 1);
+        unsigned planes[kPlaces];
 #pragma unroll
         for (int i = 0; i < kPlaces; ++i) {
-          CopyAsync16ByLines(stage + to + static_cast<unsigned>(i) * ChannelBytes(), x + (offset + planes[i]));
+          planes[i] = kPixelBytes * plane * static_cast<unsigned>(__shfl_sync(0xFFFFFFFFu, channel, first_place + i));
         }
+        BeginStage(at, chunks.first + at.chunk, first == 0);
+        const Shared stage = StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes;
+        for (int pixel = static_cast<int>(Lane()); pixel < pixels; pixel += 32) {
+          unsigned offset, to;
+          LoadSharedPair(PixelAddress(pixel), offset, to);
+#pragma unroll
+          for (unsigned i = 0; i < kPlaces; ++i) {
+            CopyAsync16ByLines(stage + to + i * kPixelBytes, x + (offset + planes[i]));
+          }
+        }
+        ArriveAfterCopies(Filled(at.stage));
       }
-      ArriveAfterCopies(Filled(at.stage));
-    }
+    });
   }
 
-  // Where a tile's pixels lie in a plane of X, in pixels, and in a stage, in bytes: the same for all channels.
+  __device__ __forceinline__ int ChannelOf(int chunk) const {
+    return p_.channels[chunk * kWgmmaChannels + static_cast<int>(Lane())];
+  }
+
+  // Has one thread copy the chunk's part of the weight.
+  __device__ __forceinline__ void BeginStage(const Position& at, int chunk, bool is_first) const {
+    if (at.round > 0) WaitForBarrier(Emptied(at.stage), (at.round - 1) % 2);
+    if (!is_first) return;
+    const unsigned* begins = p_.chunk_begins + chunk;
+    const unsigned bytes = 16 * (begins[1] - begins[0]);
+    ExpectBytes(Filled(at.stage), bytes);
+    CopyBulkCached(StageAddress(at.stage) + static_cast<unsigned>(p_.input_bytes),
+                   static_cast<const unsigned char*>(p_.chunks) + 16 * static_cast<size_t>(begins[0]), bytes,
+                   Filled(at.stage));
+  }
+
+  // Where a tile's pixels lie in a plane of X and in a stage, in bytes: the same for all channels.
   __device__ __forceinline__ void PlanPixels(int first, int pixels) const {
     for (int pixel = first; pixel < pixels; pixel += 32 * kStagingWarps) {
       int column;
       const int row = Split(pixel, t_.in_columns, column);
-      StoreShared(PixelAddress(pixel), static_cast<unsigned>(row * p_.x_row_pixels + column));
-      StoreShared(PixelAddress(pixel) + 4, this->PixelBytes(row, column));
+      StoreShared(PixelAddress(pixel), kPixelBytes * static_cast<unsigned>(row * p_.x_row_pixels + column));
+      StoreShared(PixelAddress(pixel) + 4, kWgmmaPixelBytes * PixelAt(row, column));
     }
     WaitAtBarrier(1, 32 * kStagingWarps);
   }
@@ -172,107 +171,351 @@ class WgmmaConv : private TensorTile<WgmmaConv<kPositions, kIsInterleaved>> {
 
   // --- products -----------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ void Multiply(const Tile& tile) {
-    const unsigned group = threadIdx.x / kWarpgroup;
-    const unsigned row_tile = group % static_cast<unsigned>(t_.warps_m);
-    StartSums(tile, row_tile);
-    const Shared first = kPixelBytes * FirstPixel();
+  // The row and column of the tile at which the warpgroup's run begins.
+  struct RunPlace {
+    int y, x;
+  };
+
+  // Biases of the thread's channels.
+  struct Biases {
+    float lower, upper;
+  };
+
+  __device__ __forceinline__ void Multiply() {
+    const unsigned row_tile = threadIdx.x / kWarpgroup % static_cast<unsigned>(t_.warps_m);
+    const RunPlace run = RunOf();
+    const unsigned first =
+        kWgmmaPixelBytes * static_cast<unsigned>(run.y * t_.strides[0] * t_.strides[1] * t_.line_pitch + run.x);
     const unsigned values = static_cast<unsigned>(p_.input_bytes + p_.header_bytes) + row_tile * kValueBytes;
     const unsigned places =
         row_tile * kPlaceBytes + threadIdx.x % kWarpgroup / 32 * 64 + Lane() / 4 * 8 + Lane() % 2 * 4;
-    const int num_chunks = Uniform(num_chunks_);
-    for (Position at; at.chunk < num_chunks; this->Advance(at)) {
-      WaitForBarrier(Filled(at.stage), at.round % 2);
-      if constexpr (kIsInterleaved) FenceSharedForTensorCores();  // copies arrive without a thread that could
-      MultiplyChunk(this->StageAddress(at.stage), first, values, places);
-      if (Lane() == 0) Arrive(Emptied(at.stage));
-    }
-  }
-
-  // The pixel that the warpgroup's first position reads with the first tap.
-  __device__ __forceinline__ unsigned FirstPixel() const {
-    int x;
-    const int run = static_cast<int>(threadIdx.x / kWarpgroup) / t_.warps_m;
-    const int y = Split(run, t_.tile_w / p_.run_w, x) * p_.run_lines;
-    return static_cast<unsigned>(y * LinePixels() + x * p_.run_w);
-  }
-
-  // From a row of outputs to the next one.
-  __device__ __forceinline__ int LinePixels() const { return t_.strides[0] * t_.strides[1] * t_.line_pitch; }
-
-  __device__ __forceinline__ void StartSums(const Tile& tile, unsigned row_tile) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int channel = (tile.first_row_tile + static_cast<int>(row_tile)) * kRows + FirstRow() + 8 * i;
-      const float bias = this->BiasOf(tile, channel);
-#pragma unroll
-      for (int j = 0; j < kPositions; ++j) sums_[4 * j + 2 * i] = sums_[4 * j + 2 * i + 1] = bias;
-    }
-  }
-
-  // Of the row tile; the thread has the row 8 behind it, too.
-  static __device__ __forceinline__ int FirstRow() {
-    return static_cast<int>(threadIdx.x % kWarpgroup) / 32 * 16 + static_cast<int>(Lane()) / 4;
-  }
-
-  // A tap of 32 channels for each step. The metadata of a product must stay in its register until the product is
-  // complete (seen on an H200: the PTX manual says so of sums and of A alone), so each step has one of its own.
-  __device__ __forceinline__ void MultiplyChunk(Shared stage, unsigned first, unsigned values, unsigned places) {
-    const Shared header = stage + static_cast<unsigned>(p_.input_bytes);
-    const unsigned steps = Uniform(LoadShared(header));
-    const auto row_tiles = static_cast<unsigned>(t_.warps_m);
-    Shared a = stage + values;
-    const Shared meta = header + static_cast<unsigned>(p_.header_bytes) + steps * row_tiles * kValueBytes + places;
-    for (unsigned begin = 0; begin < steps; begin += kStepsAtOnce) {
-      unsigned metas[kStepsAtOnce], taps[kStepsAtOnce];
-#pragma unroll
-      for (unsigned i = 0; i < kStepsAtOnce; ++i) {
-        const unsigned step = min(begin + i, steps - 1);
-        metas[i] = LoadShared(meta + step * row_tiles * kPlaceBytes);
-        taps[i] = LoadShared(header + 4 + 4 * step);
-      }
-      FenceSums();
-#pragma unroll
-      for (unsigned i = 0; i < kStepsAtOnce; ++i) {
-        if (begin + i < steps) {
-          const unsigned pixel = (taps[i] & 0xFFFFu) * static_cast<unsigned>(t_.line_pitch) + (taps[i] >> 16);
-          MultiplySparse(sums_, MatrixDescriptor(a, kMatrixBytes, 2 * kMatrixBytes),
-                         MatrixDescriptor(stage + first + pixel * kPixelBytes, kMatrixBytes, kPixelBytes), metas[i]);
-          a += row_tiles * kValueBytes;
+    unsigned metas[kStepsAtOnce] = {};
+    Position at;
+    ForTiles([&](const Tile& tile, const Chunks& chunks) {
+      const int num_chunks = Uniform(chunks.count);
+      const Biases biases = BiasesOf(tile, static_cast<int>(row_tile));
+      if (num_chunks == 0) ClearSums();
+      for (at.chunk = 0; at.chunk < num_chunks; Advance(at)) {
+        WaitForBarrier(Filled(at.stage), at.round % 2);
+        FenceSharedForTensorCores();  // copies arrive without a thread that could
+        MultiplyChunk(at, first, values, places, metas);
+        if (t_.num_stages == 1 || at.chunk + 1 == num_chunks) {
+          WaitForProducts<0>();
+          Release(at.stage);
         }
       }
-      CommitProducts();
-      WaitForProducts<0>();
+      StoreTile(OutputsOf(tile, static_cast<int>(row_tile), run), biases);
+    });
+  }
+
+  __device__ __forceinline__ void Release(int stage) const {
+    if (Lane() == 0) Arrive(Emptied(stage));
+  }
+
+  __device__ __forceinline__ void ClearSums() {
+#pragma unroll
+    for (int i = 0; i < 4 * kPositions; ++i) sums_[i] = 0.0f;
+  }
+
+  __device__ __forceinline__ RunPlace RunOf() const {
+    int x;
+    const int run = static_cast<int>(threadIdx.x / kWarpgroup) / t_.warps_m;
+    const int y = Split(run, t_.tile_w / p_.run_w, x);
+    return {y * p_.run_lines, x * p_.run_w};
+  }
+
+  // A tap of 32 channels for each step. Most chunks have all taps, one after the other.
+  __device__ __forceinline__ void MultiplyChunk(const Position& at, unsigned first, unsigned values, unsigned places,
+                                                unsigned (&metas)[kStepsAtOnce]) {
+    const Shared stage = StageAddress(at.stage), header = stage + static_cast<unsigned>(p_.input_bytes);
+    const unsigned steps = Uniform(LoadShared(header));
+    const auto row_tiles = static_cast<unsigned>(t_.warps_m);
+    ChunkSteps chunk;
+    chunk.steps = steps;
+    chunk.header = header;
+    chunk.meta = header + static_cast<unsigned>(p_.header_bytes) + steps * row_tiles * kValueBytes + places;
+    chunk.a = MatrixAt(Uniform(stage + values), kMatrixBytes, 2 * kMatrixBytes);
+    chunk.b = MatrixAt(Uniform(stage + first), kMatrixBytes, kWgmmaPixelBytes);
+    if (steps == static_cast<unsigned>(p_.taps)) {
+      MultiplySteps<true>(at, chunk, metas);
+    } else {
+      MultiplySteps<false>(at, chunk, metas);
     }
   }
+
+  struct ChunkSteps {
+    unsigned steps;
+    Shared header, meta;
+    Matrix a, b;  // of the first step; for the first tap
+  };
+
+  // Some products are always on their way while what the next ones need is loaded, also from one chunk to the next: the
+  // stage before is released when the first of this one are behind it.
+  //
+  // The metadata of a product must stay in its register until the product is complete (seen on an H200: the PTX manual
+  // says so of sums and of A alone). So those of a part of the steps are loaded when two parts have followed the last
+  // one in these registers, and keep them even where there is no such step.
+  template <bool kHasAllTaps>
+  __device__ __forceinline__ void MultiplySteps(const Position& at, const ChunkSteps& chunk,
+                                                unsigned (&metas)[kStepsAtOnce]) {
+    const auto row_tiles = static_cast<unsigned>(t_.warps_m);
+    const unsigned steps = chunk.steps;
+    for (unsigned begin = 0; begin < steps; begin += kStepsAtOnce) {
+#pragma unroll
+      for (unsigned part = 0; part < kStepParts; ++part) {
+        if (begin + StepPart(part) >= steps) break;
+        unsigned taps[kStepsAtOnce];
+#pragma unroll
+        for (unsigned i = StepPart(part); i < StepPart(part + 1); ++i) {
+          LoadSharedIf(begin + i < steps, metas[i], chunk.meta + (begin + i) * row_tiles * kPlaceBytes);
+          if (!kHasAllTaps) taps[i] = LoadShared(chunk.header + 4 + 4 * min(begin + i, steps - 1));
+        }
+        FenceSums();
+#pragma unroll
+        for (unsigned i = StepPart(part); i < StepPart(part + 1); ++i) {
+          if (begin + i < steps) {
+            const unsigned tap = kHasAllTaps ? p_.tap_bytes[begin + i] : p_.tap_bytes[Uniform(taps[i])];
+            MultiplySparse(sums_, Moved(chunk.a, (begin + i) * row_tiles * kValueBytes), Moved(chunk.b, tap), metas[i],
+                           i > 0 || begin > 0 || at.chunk > 0);
+          }
+        }
+        CommitProducts();
+        WaitForProducts<1>();
+        if (part == 0 && begin == 0 && at.chunk > 0 && t_.num_stages > 1) {
+          Release((at.stage == 0 ? t_.num_stages : at.stage) - 1);
+        }
+      }
+    }
+  }
+
+  // The first step of a part; there are three. The first part is short, for the stage before waits for it.
+  static constexpr unsigned kStepParts = 3;
+  static __device__ __forceinline__ constexpr unsigned StepPart(unsigned part) { return part == 0 ? 0 : 4 * part - 3; }
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
-  // All positions of the runs, one after the other.
-  __device__ __forceinline__ int SlotOf(int y, int x) const {
-    int line, column;
-    const int run = Split(y, p_.run_lines, line) * (t_.tile_w / p_.run_w) + Split(x, p_.run_w, column);
-    return run * kPositions + line * LinePixels() + column;
+  // Outputs pass through shared memory, a part of a warp's at a time: those of 8 channels of 4 images, a row for each.
+  // So neighbouring lanes store neighbouring columns.
+  static constexpr int kParts = 4;
+  static constexpr int kPartRows = 32;
+  static constexpr int kVector = 8;  // halves that are kept together
+
+  // Which of a thread's sums make up a part: of its two channels, and of the images of a pair.
+  struct Part {
+    int upper, odd;
+
+    __device__ __forceinline__ explicit Part(int index) : upper(index / 2), odd(index % 2) {}
+  };
+
+  // Of the warp; those of the thread are the one Lane() / 4 behind it, and the one 8 behind that.
+  __device__ __forceinline__ int FirstChannel(const Tile& tile, int row_tile) const {
+    return (tile.first_row_tile + row_tile) * kRows + static_cast<int>(threadIdx.x % kWarpgroup) / 32 * 16;
   }
 
-  template <class Word>
-  __device__ __forceinline__ void KeepSums(const Word& word) const {
-    if (!IsProductWarp()) return;
-    const int group = static_cast<int>(threadIdx.x / kWarpgroup);
-    const int row = group % t_.warps_m * kRows + FirstRow();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const Shared to = this->SumAddress(row + 8 * i, static_cast<int>(Lane()) % 4, group / t_.warps_m * kPositions);
-#pragma unroll
-      for (int j = 0; j < kPositions; ++j) {
-        StoreShared(to + 4 * j, word(sums_[4 * j + 2 * i], sums_[4 * j + 2 * i + 1]));
+  __device__ __forceinline__ Biases BiasesOf(const Tile& tile, int row_tile) const {
+    const int channel = FirstChannel(tile, row_tile) + static_cast<int>(Lane()) / 4;
+    return {BiasOf(tile, channel), BiasOf(tile, channel + 8)};
+  }
+
+  // Where the sums of a warp belong in Y.
+  struct Outputs {
+    long long first;       // index of that of its first channel and image, of its first position
+    int image, channel;    // from one to the next
+    unsigned end;          // of `run_outputs`, those below are in Y
+    int channels, images;  // that are
+  };
+
+  __device__ __forceinline__ Outputs OutputsOf(const Tile& tile, int row_tile, const RunPlace& run) const {
+    Outputs outputs;
+    const int y = tile.y + run.y, x = tile.x + run.x, channel = FirstChannel(tile, row_tile);
+    outputs.channel = t_.out_h * t_.out_w;
+    outputs.image = outputs.channel * t_.out_channels;
+    outputs.first = static_cast<long long>(tile.first_image) * outputs.image +
+                    ((tile.group * t_.group_out_channels + channel) * outputs.channel + y * t_.out_w + x);
+    const int inside = p_.run_lines == 1 ? (y < t_.out_h ? t_.out_w - x : 0) : (t_.out_h - y) * t_.out_w;
+    outputs.end = static_cast<unsigned>(max(inside, 0));
+    outputs.channels = t_.group_out_channels - channel;
+    outputs.images = tile.images;
+    return outputs;
+  }
+
+  __device__ __forceinline__ void StoreTile(const Outputs& outputs, const Biases& biases) const {
+#pragma unroll 1
+    for (int i = 0; i < kParts; ++i) {
+      if (t_.epilogue.residual != nullptr) {
+        MovePart<false>(outputs, Part(i));
+        WaitForWarp();
       }
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        // They must be named by constants. What is added to them would be for all parts before the first one.
+        if (part == i) KeepPart(Part(part), Unforeseen(Part(part).upper == 0 ? biases.lower : biases.upper));
+      }
+      WaitForWarp();
+      MovePart<true>(outputs, Part(i));
+      WaitForWarp();
     }
   }
 
+  // A barrier, not __syncwarp: behind that, the compiler lets products wait for each other.
+  __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(2 + static_cast<int>(threadIdx.x) / 32, 32); }
+
+  __device__ __forceinline__ Shared RowAddress(int row, int position) const {
+    return rows_ + static_cast<unsigned>(row * kWgmmaRowPitch + 2 * position);
+  }
+
+  // Finishes outputs, where the residuals are that belong to them.
+  __device__ __forceinline__ void KeepPart(const Part& part, float bias) const {
+    const Epilogue& e = t_.epilogue;
+    const Half2 least = e.activation == kRelu ? 0u : kTwiceMinusInfinity;
+#pragma unroll
+    for (int first = 0; first < kPositions; first += kVector) {
+      const Shared address = RowAddress(static_cast<int>(Lane()), first);
+      Floats<kVector> sums;
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        const int position = first + i;
+        sums.at[i] = position < kPositions ? sums_[4 * position + 2 * part.upper + part.odd] + bias : 0.0f;
+      }
+      if (e.residual != nullptr) {
+        const uint4 vector = LoadSharedVector(address);
+        const Half2 residuals[] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          sums.at[i] += ToFloat(i % 2 == 0 ? Lower(residuals[i / 2]) : Upper(residuals[i / 2]));
+        }
+      }
+      if (e.activation != kNoActivation && e.activation != kRelu) {
+        sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+      }
+      Half2 halves[kVector / 2];
+#pragma unroll
+      for (int i = 0; i < kVector / 2; ++i) halves[i] = AtLeast(least, ToHalves(sums.at[2 * i], sums.at[2 * i + 1]));
+      StoreSharedVectorIf(1, address, halves);
+    }
+  }
+
+  // Outputs to Y, or residuals from where they belong to outputs.
+  template <bool kIsOutput>
+  __device__ __forceinline__ void MovePart(const Outputs& outputs, const Part& part) const {
+    if (p_.out_columns == 8) {
+      MoveColumns<kIsOutput, 8>(outputs, part);
+    } else if (p_.out_columns == 4) {
+      MoveColumns<kIsOutput, 4>(outputs, part);
+    } else if (p_.out_columns == 2) {
+      MoveColumns<kIsOutput, 2>(outputs, part);
+    } else {
+      MoveColumns<kIsOutput, 1>(outputs, part);
+    }
+  }
+
+  template <bool kIsOutput, int kColumns>
+  __device__ __forceinline__ void MoveColumns(const Outputs& outputs, const Part& part) const {
+    constexpr int kRowLanes = kMaxWgmmaPositions / kColumns;
+    constexpr int kAtOnce = kColumns == 8 ? 2 : 4;
+    const int lane = static_cast<int>(Lane()), position = lane % kRowLanes * kColumns;
+    // Rows go through the pairs of images, then through the channels. Those of a lane are kColumns apart.
+    const int row = lane / kRowLanes, output = p_.run_outputs[position];
+    const int images = static_cast<unsigned>(output) < outputs.end ? outputs.images - part.odd - row % 4 * 2 : 0;
+    const int channels = outputs.channels - row / 4 - 8 * part.upper;
+    const long long index = outputs.first + (row / 4 + 8 * part.upper) * outputs.channel +
+                            (row % 4 * 2 + part.odd) * outputs.image + output;
+    // Of residuals, nothing is stored.
+    Half* first = static_cast<Half*>(kIsOutput ? t_.y : const_cast<void*>(t_.epilogue.residual)) + index;
+    const Shared shared = RowAddress(row, position);
+#pragma unroll
+    for (int next = 0; next < kPartRows; next += kAtOnce * kColumns) {
+      Columns<kColumns> columns[kAtOnce];
+      Half* at = first;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int skipped = next + i * kColumns;
+        if (kIsOutput) {
+          columns[i].LoadShared(shared + static_cast<unsigned>(skipped * kWgmmaRowPitch));
+        } else {
+          if (skipped % 4 * 2 < images && skipped / 4 < channels) columns[i].Load(at);
+          at += RowStep<kColumns>(outputs, skipped);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int skipped = next + i * kColumns;
+        if (kIsOutput) {
+          if (skipped % 4 * 2 < images && skipped / 4 < channels) columns[i].Store(at);
+          at += RowStep<kColumns>(outputs, skipped);
+        } else {
+          columns[i].StoreShared(shared + static_cast<unsigned>(skipped * kWgmmaRowPitch));
+        }
+      }
+      first = at;
+    }
+  }
+
+  // In the tensor, from where a lane's row belongs to where its next one does, `skipped` rows behind its first one.
+  template <int kColumns>
+  static __device__ __forceinline__ int RowStep(const Outputs& outputs, int skipped) {
+    const int next = skipped + kColumns;
+    return (next / 4 - skipped / 4) * outputs.channel + (next % 4 - skipped % 4) * 2 * outputs.image;
+  }
+
+  // Neighbouring halves.
+  template <int kColumns>
+  struct Columns {
+    Half2 pairs[(kColumns + 1) / 2] = {};
+
+    __device__ __forceinline__ void Load(const Half* from) {
+      if constexpr (kColumns == 1) {
+        pairs[0] = LoadOnce(from);
+      } else if constexpr (kColumns == 2) {
+        pairs[0] = LoadOnce(reinterpret_cast<const Half2*>(from));
+      } else if constexpr (kColumns == 4) {
+        const uint2 words = LoadOnce(reinterpret_cast<const uint2*>(from));
+        pairs[0] = words.x, pairs[1] = words.y;
+      } else {
+        Set(LoadOnce(reinterpret_cast<const uint4*>(from)));
+      }
+    }
+
+    __device__ __forceinline__ void LoadShared(Shared from) {
+      if constexpr (kColumns == 1) {
+        pairs[0] = LoadSharedHalf(from);
+      } else if constexpr (kColumns == 2) {
+        pairs[0] = cuda::LoadShared(from);
+      } else if constexpr (kColumns == 4) {
+        LoadSharedPair(from, pairs[0], pairs[1]);
+      } else {
+        Set(LoadSharedVector(from));
+      }
+    }
+
+    __device__ __forceinline__ void Store(Half* to) const {
+      if constexpr (kColumns == 1) {
+        StoreOnce(to, Lower(pairs[0]));
+      } else if constexpr (kColumns == 2) {
+        StoreOnce(reinterpret_cast<Half2*>(to), pairs[0]);
+      } else if constexpr (kColumns == 4) {
+        StoreOnce(reinterpret_cast<uint2*>(to), uint2{pairs[0], pairs[1]});
+      } else {
+        StoreOnce(reinterpret_cast<uint4*>(to), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+      }
+    }
+
+    __device__ __forceinline__ void StoreShared(Shared to) const {
+      if constexpr (kColumns == 1) {
+        StoreSharedHalf(to, Lower(pairs[0]));
+      } else {
+#pragma unroll
+        for (unsigned i = 0; i < kColumns / 2; ++i) cuda::StoreShared(to + 4 * i, pairs[i]);
+      }
+    }
+
+    __device__ __forceinline__ void Set(const uint4& words) {
+      pairs[0] = words.x, pairs[1] = words.y, pairs[2] = words.z, pairs[3] = words.w;
+    }
+  };
+
   const WgmmaParams& p_;
-  int first_chunk_, num_chunks_;  // of the block
-  int channel_;                   // of a staging thread
+  const Shared rows_;  // of the warp's parts
   float sums_[4 * kPositions];
 };
 

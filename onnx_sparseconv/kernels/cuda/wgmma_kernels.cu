@@ -10,18 +10,16 @@ using sparseconv::cuda::kWgmmaThreads;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
-#define SPARSECONV_WGMMA_KERNEL(name, positions, is_interleaved)                                             \
-  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1) name##positions(const WgmmaParams params) { \
-    extern __shared__ uint4 wgmma_stages[];                                                                  \
-    WgmmaConv<positions, is_interleaved>(params, wgmma_stages).Run();                                        \
+#define SPARSECONV_WGMMA_KERNEL(positions)                       \
+  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1) \
+      sparseconv_wgmma_p##positions(const WgmmaParams params) {  \
+    extern __shared__ uint4 wgmma_stages[];                      \
+    WgmmaConv<positions>(params, wgmma_stages).Run();            \
   }
-#define SPARSECONV_WGMMA_KERNELS(positions)                     \
-  SPARSECONV_WGMMA_KERNEL(sparseconv_wgmma_p, positions, false) \
-  SPARSECONV_WGMMA_KERNEL(sparseconv_wgmma_interleaved_p, positions, true)
 
-SPARSECONV_WGMMA_KERNELS(24)
-SPARSECONV_WGMMA_KERNELS(28)
-SPARSECONV_WGMMA_KERNELS(30)
-SPARSECONV_WGMMA_KERNELS(32)
+SPARSECONV_WGMMA_KERNEL(24)
+SPARSECONV_WGMMA_KERNEL(28)
+SPARSECONV_WGMMA_KERNEL(30)
+SPARSECONV_WGMMA_KERNEL(32)
 
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave(params); }

@@ -173,7 +173,6 @@ def test_sizes_beyond_its_reach_are_refused(make_session, geometry, x_shape):
         ("cuda_splits", "2x"),
         ("cuda_splits", "99999999999999999999"),
         ("cuda_staging", "bulky"),
-        ("cuda_interleave", "1"),
     ],
 )
 def test_a_bad_setting_is_refused_at_registration(make_session, name, value):

@@ -25,10 +25,13 @@ inline Half2 AddHalves(Half2 a, Half2 b) {
   return ToHalves(ToFloat(Lower(a)) + ToFloat(Lower(b)), ToFloat(Upper(a)) + ToFloat(Upper(b)));
 }
 inline float Larger(float a, float b) { return b < a ? a : b; }
-inline Half2 AtLeastZero(Half2 pair) {
-  return Joined(ToFloat(Lower(pair)) < 0.0f ? Half{0} : Lower(pair),
-                ToFloat(Upper(pair)) < 0.0f ? Half{0} : Upper(pair));
+constexpr Half2 kTwiceMinusInfinity = 0xFC00FC00;
+inline Half2 AtLeast(Half2 least, Half2 pair) {
+  const auto larger = [](Half value, Half bound) { return ToFloat(value) < ToFloat(bound) ? bound : value; };
+  return Joined(larger(Lower(pair), Lower(least)), larger(Upper(pair), Upper(least)));
 }
+
+inline Half2 AtLeastZero(Half2 pair) { return AtLeast(0u, pair); }
 
 inline float BitsToFloat(unsigned bits) {
   float value;
@@ -41,6 +44,8 @@ inline unsigned FloatToBits(float value) {
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
+
+inline float Unforeseen(float value) { return value; }
 
 inline float LoadReadOnly(const float* address) { return *address; }
 inline Half LoadReadOnly(const Half* address) { return *address; }
@@ -67,6 +72,10 @@ void StoreOnce(Value* address, Value value) {
 
 inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNumber(pointer); }
 inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
+inline void LoadSharedIf(unsigned condition, unsigned& value, Shared address) {
+  if (condition != 0) value = LoadShared(address);
+}
+inline Half LoadSharedHalf(Shared address) { return cuda_on_host::LoadShared<Half>(address); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
@@ -100,12 +109,16 @@ void WaitForProducts() {
   __syncwarp();
 }
 using Matrix = unsigned long long;
-inline Matrix MatrixDescriptor(Shared first, unsigned summed_step, unsigned other_step) {
+inline Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) {
   return static_cast<Matrix>(first >> 4 & 0x3FFFu) | static_cast<Matrix>(summed_step >> 4) << 16 |
          static_cast<Matrix>(other_step >> 4) << 32;
 }
+inline Matrix Moved(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 template <size_t kSums>
-void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, unsigned meta) {
+void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, unsigned meta, unsigned keeps_sums) {
+  if (keeps_sums == 0) {
+    for (float& sum : sums) sum = 0.0f;
+  }
   cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta);
 }
 

@@ -116,8 +116,7 @@ struct WgmmaProduct {
         block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
         channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        kernels(device.max_shared_bytes - kReservedSharedBytes),
-        interleaved_kernels(device.max_shared_bytes - kReservedSharedBytes) {
+        kernels(device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.chunks.data(), weight.chunks.size());
     memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
     memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
@@ -129,7 +128,6 @@ struct WgmmaProduct {
   const size_t chunk_begins, block_begins, channels;  // offsets
   const Memory memory;
   const WgmmaKernels kernels;
-  const InterleavedWgmmaKernels interleaved_kernels;
 };
 
 // The node's own kernel, loaded.
@@ -336,14 +334,9 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
 std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || (!must_run && !IsWorthWarpgroups(geometry_, wgmma_->facts, key.batch))) return std::nullopt;
-  WgmmaFacts facts = wgmma_->facts;
-  facts.x_columns = key.x_columns;
-  facts.interleave = op_.cuda.interleave;
-  auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, facts);
+  auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, wgmma_->facts);
   if (!launch && must_run) Fail("the warpgroup kernel cannot run this call: no tile of it fits");
-  // The tensor-core kernel has smaller tiles, which more multiprocessors get some of.
-  const bool fills_gpu = launch && launch->shape.grid[0] >= static_cast<unsigned>(device_.num_multiprocessors);
-  return must_run || fills_gpu ? launch : std::nullopt;
+  return must_run || (launch && FillsWarpgroups(*launch, device_)) ? launch : std::nullopt;
 }
 
 Plan CudaKernel::MakePlan(const PlanKey& key) const {
@@ -453,13 +446,13 @@ void CudaKernel::FillTile(const Call& call, TileParams* tile) {
   tile->x = call.inputs.x.data;
   tile->y = call.y;
   tile->epilogue = call.epilogue;
-  tile->is_y_paired = tile->is_y_paired && IsPaired(call.y) && IsPaired(call.epilogue.residual);
 }
 
 void CudaKernel::LaunchTensor(const Call& call) const {
   const TensorLaunch& launch = *call.plan.tensor;
   TensorParams params = launch.params;
   FillTile(call, &params.tile);
+  params.is_y_paired = params.is_y_paired && IsPaired(call.y) && IsPaired(call.epilogue.residual);
   params.steps = tensor_->memory.at(0);
   params.step_begins = static_cast<const unsigned*>(tensor_->memory.at(tensor_->begins_offset));
   cuda::Launch(tensor_->kernels.Product(launch.positions), launch.shape, params, call.stream);
@@ -469,26 +462,24 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   const WgmmaLaunch& launch = *call.plan.wgmma;
   WgmmaParams params = launch.params;
   FillTile(call, &params.tile);
+  const auto addresses = reinterpret_cast<uintptr_t>(call.y) | reinterpret_cast<uintptr_t>(call.epilogue.residual);
+  while (addresses % (sizeof(uint16_t) * static_cast<size_t>(params.out_columns)) != 0) params.out_columns /= 2;
   params.chunks = wgmma_->memory.at(0);
   params.chunk_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->chunk_begins));
   params.block_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->block_begins));
   params.channels = static_cast<const int*>(wgmma_->memory.at(wgmma_->channels));
-  if (!launch.interleave) {
-    cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
-    return;
-  }
-  const auto& kernels = wgmma_->interleaved_kernels;
+  const WgmmaKernels& kernels = wgmma_->kernels;
   std::optional<ort::DeviceScratch> x;
   try {
-    x.emplace(call.context, call.inputs.x.memory_info, launch.interleave->bytes);
+    x.emplace(call.context, call.inputs.x.memory_info, launch.interleave.bytes);
   } catch (const Error& error) {
-    Fail(error.what(), "; with the session config entry 'sparseconv.cuda_interleave' set to no, none is needed");
+    Fail(error.what(), "; with the session config entry 'sparseconv.cuda_kernel' set to tensor, none is needed");
   }
-  InterleaveParams interleave = launch.interleave->params;
+  InterleaveParams interleave = launch.interleave.params;
   interleave.x = params.tile.x;
   interleave.out = x->data();
   params.tile.x = x->data();
-  cuda::Launch(kernels.Interleave(), launch.interleave->shape, interleave, call.stream);
+  cuda::Launch(kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
 }
 

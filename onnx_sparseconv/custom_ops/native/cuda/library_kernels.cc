@@ -85,10 +85,7 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
                      TensorPositions(tile_rows), max_shared_bytes) {}
 
 WgmmaKernels::WgmmaKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllWgmmaPositions(), max_shared_bytes) {}
-
-InterleavedWgmmaKernels::InterleavedWgmmaKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_interleaved_p", AllWgmmaPositions(), max_shared_bytes),
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllWgmmaPositions(), max_shared_bytes),
       interleave_(library().Function("sparseconv_interleave")) {}
 
 }  // namespace sparseconv::cuda

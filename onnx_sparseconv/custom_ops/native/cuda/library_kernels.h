@@ -52,16 +52,10 @@ class TensorKernels : public ProductKernels {
   TensorKernels(int tile_rows, int max_shared_bytes);
 };
 
-// Those of warpgroups, for X as it is. The GPU must be of kWgmmaArchitecture.
+// Those of warpgroups, and what interleaves their X. The GPU must be of kWgmmaArchitecture.
 class WgmmaKernels : public ProductKernels {
  public:
   explicit WgmmaKernels(int max_shared_bytes);
-};
-
-// Those for an X that is interleaved, and what interleaves it.
-class InterleavedWgmmaKernels : public ProductKernels {
- public:
-  explicit InterleavedWgmmaKernels(int max_shared_bytes);
   FunctionHandle Interleave() const { return interleave_; }
 
  private:

@@ -61,10 +61,6 @@ Settings ParseSettings(const std::function<std::optional<std::string>(const char
                                                                 {"vector", kVectorStaging},
                                                                 {"element", kElementStaging}}});
   }
-  if (const char* key = "sparseconv.cuda_interleave"; const auto text = read(key)) {
-    settings.interleave =
-        Choose(key, *text, Names<std::optional<bool>, 3>{{{"auto", std::nullopt}, {"yes", true}, {"no", false}}});
-  }
   if (settings.passes > 1 && settings.splits > 1) {
     Fail("session config entries 'sparseconv.cuda_passes' and 'sparseconv.cuda_splits' cannot both be above 1, found ",
          settings.passes, " and ", settings.splits);

@@ -21,11 +21,10 @@ struct Settings {
   int passes = 0;
   int splits = 0;
   std::optional<Staging> staging;
-  std::optional<bool> interleave;
 
   bool operator<(const Settings& other) const {
-    return std::tie(kernel, sub_batch, passes, splits, staging, interleave) <
-           std::tie(other.kernel, other.sub_batch, other.passes, other.splits, other.staging, other.interleave);
+    return std::tie(kernel, sub_batch, passes, splits, staging) <
+           std::tie(other.kernel, other.sub_batch, other.passes, other.splits, other.staging);
   }
 };
 

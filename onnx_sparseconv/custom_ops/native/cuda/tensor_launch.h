@@ -31,6 +31,7 @@ inline void FillSizes(const ConvGeometry& geometry, const ResolvedGeometry& size
   tile->batch = static_cast<int>(batch);
   tile->in_channels = static_cast<int>(geometry.in_channels);
   tile->out_channels = static_cast<int>(geometry.out_channels);
+  tile->groups = static_cast<int>(geometry.group);
   tile->group_in_channels = static_cast<int>(geometry.group_in_channels());
   tile->group_out_channels = static_cast<int>(geometry.group_out_channels());
   tile->in_h = static_cast<int>(sizes.in_dims[1]);
@@ -68,12 +69,12 @@ struct TensorUnits {
     return units;
   }
 
-  void Fill(int64_t stride_x, int64_t pad_x, int line_pitch, TileParams* tile) const {
-    tile->unit_columns = columns;
+  void Fill(int64_t stride_x, int64_t pad_x, int line_pitch, TensorParams* params) const {
+    params->unit_columns = columns;
     for (int i = 0; i < 3; ++i) {
       // From a column in line `pad_x % 2` of its row to the one `i + 1` further.
       const int column = static_cast<int>(pad_x % 2) + i + 1;
-      tile->column_steps[i] =
+      params->column_steps[i] =
           stride_x == 1 ? i + 1 : (column % 2 - static_cast<int>(pad_x % 2)) * line_pitch + column / 2;
     }
   }

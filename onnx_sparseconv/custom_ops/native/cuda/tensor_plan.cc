@@ -128,26 +128,25 @@ class Planner {
     FillSizes(geometry_, sizes_, batch_, &params.tile);
     params.tile.row_tiles_per_group = form.tiles_per_group;
     params.tile.row_blocks_per_group = static_cast<int>(group_blocks);
-    params.tile.row_blocks = static_cast<int>(geometry_.group * group_blocks);
     params.tile.tiles_x = static_cast<int>(tiles_x);
     params.tile.tiles_y = static_cast<int>(tiles_y);
     params.tile.tile_h = static_cast<int>(tiling.tile_h);
     params.tile.tile_w = static_cast<int>(tiling.tile_w);
-    params.tile.product_warps = static_cast<int>(product_warps);
+    params.product_warps = static_cast<int>(product_warps);
     params.tile.warps_m = static_cast<int>(tiling.warps_m);
     params.num_chunks = form.num_chunks;
     params.chunk_channels = form.chunk_channels;
     params.tile.in_rows = static_cast<int>(in_rows);
     params.tile.in_columns = static_cast<int>(in_columns);
     params.tile.line_pitch = static_cast<int>(line_pitch);
-    units.Fill(stride_x, sizes_.pads_begin[2], params.tile.line_pitch, &params.tile);
+    units.Fill(stride_x, sizes_.pads_begin[2], params.tile.line_pitch, &params);
     params.channel_pitch = static_cast<int>(channel_pitch);
     params.input_bytes = static_cast<int>(input_bytes);
     params.tile.num_stages = 2;
     params.tile.stage_bytes = static_cast<int>(stage_bytes);
     params.max_steps = facts_.max_steps;
-    params.tile.is_y_paired = tiling.tile_w % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
-    params.tile.sum_pitch = static_cast<int>(sum_pitch);
+    params.is_y_paired = tiling.tile_w % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
+    params.sum_pitch = static_cast<int>(sum_pitch);
     estimate.launch.positions = tiling.positions;
     estimate.launch.shape.grid[0] = static_cast<unsigned>(blocks);
     estimate.launch.shape.threads = static_cast<unsigned>(threads);
@@ -161,18 +160,18 @@ class Planner {
   double Cycles(const TensorParams& params, const Tiling& tiling, int64_t num_pairs, int64_t blocks,
                 int64_t shared_bytes) const {
     const TensorForm& form = facts_.form;
-    const int64_t warps = params.tile.product_warps + tiling.staging_warps;
+    const int64_t warps = params.product_warps + tiling.staging_warps;
     const int64_t resident = std::max<int64_t>(
         std::min(kMaxWarps / warps, device_.max_shared_bytes / (shared_bytes + kReservedSharedBytes)), 1);
     const double all_chunks = static_cast<double>(geometry_.group * form.tiles_per_group) * form.num_chunks;
     const double steps = static_cast<double>(facts_.num_steps) / all_chunks;  // of a tile in a chunk
     const auto subtiles = static_cast<double>(form.subtiles()), positions = static_cast<double>(tiling.positions);
     const double units = static_cast<double>(num_pairs) / kWarp;
-    const double rounds = static_cast<double>(CeilDivide(params.tile.product_warps * resident, kQuarters)) /
-                          static_cast<double>(resident);
+    const double rounds =
+        static_cast<double>(CeilDivide(params.product_warps * resident, kQuarters)) / static_cast<double>(resident);
     const double wide = tiling.positions == kWidePositions ? kWideProductFactor : 1.0;
     const double product = rounds * steps * subtiles * positions * kProductCycles * wide;
-    const double shared = params.tile.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
+    const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
                           params.tile.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
     const int64_t row_bytes = params.tile.in_columns * int64_t{2} + kRowBytes;
     const double bytes = params.tile.warps_m * steps * static_cast<double>(form.step_bytes()) +

@@ -10,30 +10,27 @@ namespace sparseconv::cuda {
 namespace {
 
 constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
-constexpr int64_t kStagingThreads = kWgmmaThreads - kWgmmaProductThreads;
 constexpr int64_t kBarrierBytes = 16;
-// With more of them there is less of the first-level cache: slower, on an H200.
+// One only where two do not fit: then nobody stages while others multiply. With more of them there is less of the
+// first-level cache: slower, on an H200.
 constexpr int64_t kWgmmaStages = 2;
 constexpr int64_t kInputUnit = 128;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 to 512 channels, 64 images, on an H200.
 constexpr double kPositionCycles = 4.6;  // of a step, for a position of a warpgroup
 constexpr double kChunkCycles = 150.0;   // for warps to wait for each other
 constexpr double kOverlap = 0.3;         // what the lesser of those add to the greatest
-// How a block's input gets to shared memory: bytes from the second-level cache a cycle, cycles to stage a column of 8
-// images, and to begin and to store.
-struct StagingCosts {
-  double bytes_a_cycle, column_cycles, block_cycles;
-};
-constexpr StagingCosts kDirect = {32.0, 0.6, 21500.0};
-constexpr StagingCosts kInterleaved = {32.0, 0.25, 13000.0};
+constexpr double kColumnCycles = 0.25;   // to copy a column of 8 images
+constexpr double kBytesACycle = 32.0;    // from the second-level cache
+constexpr double kStoreCycles = 9000.0;  // for a tile's outputs, and to begin the next one
+constexpr double kBeginCycles = 3000.0;  // of a block
+// With the most positions, some of what a thread has does not fit its registers.
+constexpr double kFullCycles = 1500.0;
 // To interleave X: bytes read and written a cycle, and a launch.
 constexpr double kMemoryBytesACycle = 15.0;
 constexpr double kLaunchCycles = 4000.0;
 constexpr int64_t kInterleaveThreads = 256;
 constexpr int64_t kMaxGrid = 65535;                    // of y and z
 constexpr int64_t kLinePixels = 8, kSectorPixels = 2;  // of the second-level cache
-
-constexpr double kPixelBytes = 2.0 * kTensorImages * kWgmmaChannels;
 
 // Runs of positions of a block, and their outputs.
 struct Tiling {
@@ -51,15 +48,6 @@ struct Window {
   int64_t rows, columns;
   int64_t line_pitch, line_pixels;  // from a row of outputs to the next one
   int64_t input_bytes;              // of a stage
-};
-
-// Input of a block.
-struct WgmmaStaging {
-  StagingCosts costs;
-  int64_t table_bytes;
-  double chunk_bytes, chunk_columns;
-  double before_cycles = 0.0;  // of the whole launch
-  std::optional<InterleaveLaunch> interleave;
 };
 
 struct Estimate {
@@ -109,7 +97,6 @@ class Planner {
     window.line_pitch = CeilDivide(window.columns, stride_x_);
     window.line_pixels = stride_y_ * stride_x_ * window.line_pitch;
     if ((tiling.run_lines - 1) * window.line_pixels + tiling.run_w > tiling.positions) return false;
-    if (tiling.tile_h() * tiling.tile_w() > kWgmmaProductThreads) return true;
 
     // Positions behind a run's last output read what lies there.
     const int64_t last_run =
@@ -119,16 +106,7 @@ class Planner {
     const int64_t pixels =
         std::max(window.rows * stride_x_ * window.line_pitch, last_run + last_tap + int64_t{tiling.positions});
     window.input_bytes = CeilDivide(pixels * kWgmmaPixelBytes, kInputUnit) * kInputUnit;
-    const auto units = TensorUnits::Choose(facts_.x_columns, sizes_.in_dims[2], stride_x_, kWgmmaChannels, window.rows,
-                                           window.columns, kStagingThreads);
-    WgmmaStaging direct;
-    direct.costs = kDirect;
-    direct.table_bytes = units.table_bytes;
-    direct.chunk_bytes = static_cast<double>(window.rows * (window.columns + 16)) * kPixelBytes;
-    direct.chunk_columns = static_cast<double>(units.count * units.columns);
-    if (!facts_.interleave.value_or(false)) Consider(tiling, window, units, direct);
-    if (!facts_.interleave.value_or(true)) return true;
-    if (const auto interleaved = Interleaved(tiling, window)) Consider(tiling, window, units, *interleaved);
+    if (const auto interleave = Interleaved(tiling, window)) Consider(tiling, window, *interleave);
     return true;
   }
 
@@ -136,7 +114,7 @@ class Planner {
   int64_t TilesY(const Tiling& tiling) const { return CeilDivide(sizes_.out_dims[1], tiling.tile_h()); }
 
   // Nothing where X is too large for it.
-  std::optional<WgmmaStaging> Interleaved(const Tiling& tiling, const Window& window) const {
+  std::optional<InterleaveLaunch> Interleaved(const Tiling& tiling, const Window& window) const {
     const int64_t tiles_x = TilesX(tiling), tiles_y = TilesY(tiling);
     // Windows begin at lines of the cache where that costs little, else at their sectors.
     int64_t window_columns = CeilDivide(window.columns, kLinePixels) * kLinePixels;
@@ -145,7 +123,7 @@ class Planner {
     const int64_t columns = tiles_x * window_columns;
     const int64_t rows = (tiles_y * tiling.tile_h() - 1) * stride_y_ + reach_y_ + 1;
     const int64_t eights = CeilDivide(batch_, int64_t{kTensorImages});
-    constexpr int64_t kMaxPixels = int64_t{1} << 31;  // of an eight of images, in all channels
+    constexpr int64_t kMaxPixels = int64_t{1} << 28;  // of an eight of images, in all channels: 4 GB
     if (geometry_.in_channels > kMaxGrid || eights > kMaxGrid || rows >= kMaxPixels / columns ||
         rows * columns >= kMaxPixels / geometry_.in_channels) {
       return std::nullopt;
@@ -169,47 +147,45 @@ class Planner {
     interleave.bytes = static_cast<size_t>(eights) * static_cast<size_t>(geometry_.in_channels) *
                        static_cast<size_t>(rows * columns) * 2 * kTensorImages;
 
-    WgmmaStaging staging;
-    staging.costs = kInterleaved;
-    staging.table_bytes = CeilDivide(window.rows * window.columns * int64_t{8}, kBarrierBytes) * kBarrierBytes;
-    staging.chunk_bytes = static_cast<double>(window.rows * window.columns) * kPixelBytes;
-    staging.chunk_columns = static_cast<double>(window.rows * window.columns * kWgmmaChannels);
-    const double x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels) *
-                           static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
-    staging.before_cycles = kLaunchCycles + (x_bytes + static_cast<double>(interleave.bytes)) /
-                                                (kMemoryBytesACycle * device_.num_multiprocessors);
-    staging.interleave = interleave;
-    return staging;
+    return interleave;
   }
 
-  void Consider(const Tiling& tiling, const Window& window, const TensorUnits& units, const WgmmaStaging& staging) {
+  double InterleaveCycles(const InterleaveLaunch& interleave) const {
+    const double x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels) *
+                           static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
+    return kLaunchCycles +
+           (x_bytes + static_cast<double>(interleave.bytes)) / (kMemoryBytesACycle * device_.num_multiprocessors);
+  }
+
+  void Consider(const Tiling& tiling, const Window& window, const InterleaveLaunch& interleave) {
     const WgmmaForm& form = facts_.form;
     const int64_t stage_bytes = CeilDivide(window.input_bytes + facts_.max_chunk_bytes, kInputUnit) * kInputUnit;
-    const int64_t block_rows = int64_t{form.row_tiles} * kWgmmaTileRows;
-    const int64_t sum_pitch = tiling.runs() * tiling.positions | 1;
-    const int64_t sum_bytes = block_rows * (kTensorImages / 2) * sum_pitch * int64_t{4};
-    const int64_t room =
-        device_.max_shared_bytes - kReservedSharedBytes - staging.table_bytes - kWgmmaStages * kBarrierBytes;
-    const int64_t stages_bytes = std::max(kWgmmaStages * stage_bytes, sum_bytes - staging.table_bytes);
-    if (stages_bytes > room) return;
+    const int64_t table_bytes = CeilDivide(window.rows * window.columns * int64_t{8}, kBarrierBytes) * kBarrierBytes;
+    const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - table_bytes - kWgmmaRowBytes;
+    const int64_t stages = std::min(room / (stage_bytes + kBarrierBytes), kWgmmaStages);
+    if (stages <= 0) return;
+    const int64_t shared_bytes = stages * (stage_bytes + kBarrierBytes) + table_bytes + kWgmmaRowBytes;
 
     const int64_t tiles_x = TilesX(tiling), tiles_y = TilesY(tiling);
-    int64_t blocks = CheckedMultiply(geometry_.group * form.blocks_per_group, tiles_x * tiles_y, "the grid");
-    blocks = CheckedMultiply(blocks, CeilDivide(batch_, int64_t{kTensorImages}), "the grid");
-    if (blocks > std::numeric_limits<int32_t>::max()) return;
+    int64_t tiles = CheckedMultiply(geometry_.group * form.blocks_per_group, tiles_x * tiles_y, "the tiles");
+    tiles = CheckedMultiply(tiles, CeilDivide(batch_, int64_t{kTensorImages}), "the tiles");
+    // A block's last index goes beyond them.
+    if (tiles > std::numeric_limits<int32_t>::max() - device_.num_multiprocessors) return;
+    const int64_t blocks = std::min<int64_t>(tiles, device_.num_multiprocessors);
 
     const double all_blocks = static_cast<double>(geometry_.group * form.blocks_per_group);
     const double chunks = static_cast<double>(facts_.num_chunks) / all_blocks;
     const double steps = static_cast<double>(facts_.num_steps) / all_blocks;  // of one run
     const double product = steps * static_cast<double>(tiling.runs() * tiling.positions) * kPositionCycles;
-    const double bytes = steps * 2304.0 + chunks * staging.chunk_bytes;
-    const double parts[] = {product, bytes / staging.costs.bytes_a_cycle,
-                            chunks * staging.chunk_columns * staging.costs.column_cycles};
+    const double columns = chunks * static_cast<double>(window.rows * window.columns * kWgmmaChannels);
+    const double bytes = steps * 2304.0 + columns * 2.0 * kTensorImages;
+    const double parts[] = {product, bytes / kBytesACycle, columns * kColumnCycles};
     const double greatest = std::max({parts[0], parts[1], parts[2]});
-    const double block = greatest + kOverlap * (parts[0] + parts[1] + parts[2] - greatest) + chunks * kChunkCycles +
-                         staging.costs.block_cycles;
+    const double a_tile = greatest + (stages > 1 ? kOverlap : 1.0) * (parts[0] + parts[1] + parts[2] - greatest) +
+                          chunks * kChunkCycles + kStoreCycles +
+                          (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0);
     const double cycles =
-        staging.before_cycles + static_cast<double>(CeilDivide(blocks, int64_t{device_.num_multiprocessors})) * block;
+        InterleaveCycles(interleave) + kBeginCycles + static_cast<double>(CeilDivide(tiles, blocks)) * a_tile;
     if (cycles >= best_.cycles) return;
 
     best_.cycles = cycles;
@@ -218,39 +194,64 @@ class Planner {
     TileParams& tile = params.tile;
     FillSizes(geometry_, sizes_, batch_, &tile);
     tile.row_blocks_per_group = form.blocks_per_group;
-    tile.row_blocks = static_cast<int>(geometry_.group * form.blocks_per_group);
     tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
     tile.tiles_x = static_cast<int>(tiles_x);
     tile.tiles_y = static_cast<int>(tiles_y);
     tile.tile_h = static_cast<int>(tiling.tile_h());
     tile.tile_w = static_cast<int>(tiling.tile_w());
-    tile.product_warps = kWgmmaProductThreads / 32;
     tile.warps_m = form.row_tiles;
-    tile.num_stages = static_cast<int>(kWgmmaStages);
+    tile.num_stages = static_cast<int>(stages);
     tile.stage_bytes = static_cast<int>(stage_bytes);
     tile.in_rows = static_cast<int>(window.rows);
     tile.in_columns = static_cast<int>(window.columns);
     tile.line_pitch = static_cast<int>(window.line_pitch);
-    units.Fill(stride_x_, sizes_.pads_begin[2], tile.line_pitch, &tile);
-    tile.is_y_paired = tiling.run_w % 2 == 0 && window.line_pixels % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
-    tile.sum_pitch = static_cast<int>(sum_pitch);
     params.header_bytes = form.header_bytes;
     params.input_bytes = static_cast<int>(window.input_bytes);
-    params.table_bytes = static_cast<int>(stages_bytes - kWgmmaStages * stage_bytes + staging.table_bytes);
+    params.table_bytes = static_cast<int>(table_bytes);
+    params.num_tiles = static_cast<int>(tiles);
+    FillTaps(window, &params);
+    FillOutputs(tiling, window, &params);
     params.run_w = static_cast<int>(tiling.run_w);
     params.run_lines = static_cast<int>(tiling.run_lines);
-    best_.launch.interleave = staging.interleave;
-    if (staging.interleave) {
-      const InterleaveParams& x = staging.interleave->params;
-      params.x_rows = x.rows;
-      params.x_row_pixels = x.windows * x.window_columns;
-      params.x_window_columns = x.window_columns;
-    }
+    params.x_rows = interleave.params.rows;
+    params.x_row_pixels = interleave.params.windows * interleave.params.window_columns;
+    params.x_window_columns = interleave.params.window_columns;
+    best_.launch.interleave = interleave;
+    best_.launch.used_positions = UsedPositions(tiling);
     best_.launch.positions = tiling.positions;
     best_.launch.shape.grid[0] = static_cast<unsigned>(blocks);
     best_.launch.shape.threads = kWgmmaThreads;
-    best_.launch.shape.dynamic_shared_bytes =
-        static_cast<unsigned>(stages_bytes + staging.table_bytes + kWgmmaStages * kBarrierBytes);
+    best_.launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
+  }
+
+  double UsedPositions(const Tiling& tiling) const {
+    const double tiles = static_cast<double>(TilesX(tiling) * TilesY(tiling));
+    return static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]) /
+           (tiles * static_cast<double>(tiling.runs() * tiling.positions));
+  }
+
+  void FillTaps(const Window& window, WgmmaParams* params) const {
+    const int64_t width = geometry_.kernel_shape[2];
+    params->taps = static_cast<int>(geometry_.taps());
+    for (int64_t tap = 0; tap < geometry_.taps(); ++tap) {
+      const int64_t y = tap / width * geometry_.dilations[1], x = tap % width * geometry_.dilations[2];
+      const int64_t pixel = (y * stride_x_ + x % stride_x_) * window.line_pitch + x / stride_x_;
+      params->tap_bytes[tap] = static_cast<unsigned>(pixel * kWgmmaPixelBytes);
+    }
+  }
+
+  void FillOutputs(const Tiling& tiling, const Window& window, WgmmaParams* params) const {
+    const int64_t out_w = sizes_.out_dims[2];
+    for (int64_t i = 0; i < kMaxWgmmaPositions; ++i) {
+      const int64_t line = i / window.line_pixels, column = i % window.line_pixels;
+      const bool is_output = i < tiling.positions && line < tiling.run_lines && column < tiling.run_w;
+      params->run_outputs[i] = is_output ? static_cast<int>(line * out_w + column) : -1;
+    }
+    params->out_columns = kMaxWgmmaColumns;
+    while (out_w % params->out_columns != 0 || tiling.run_w % params->out_columns != 0 ||
+           (tiling.run_lines > 1 && window.line_pixels % params->out_columns != 0)) {
+      params->out_columns /= 2;
+    }
   }
 
   const ConvGeometry& geometry_;
@@ -279,9 +280,18 @@ bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, in
          AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
 }
 
+bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device) {
+  constexpr double kMinUsedPositions = 0.6;  // measured with stride 2 on an H200
+  return launch.params.num_tiles >= device.num_multiprocessors && launch.used_positions >= kMinUsedPositions;
+}
+
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WgmmaFacts& facts) {
   if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
+  // Distances in Y between what a block stores are ints.
+  const int64_t plane = CheckedMultiply(sizes.out_dims[1], sizes.out_dims[2], "a plane of Y");
+  const int64_t images = CheckedMultiply(kTensorImages * geometry.out_channels, plane, "images of Y");
+  if (images > std::numeric_limits<int32_t>::max()) return std::nullopt;
   return Planner(geometry, sizes, batch, device, facts).Choose();
 }
 

@@ -16,7 +16,9 @@ namespace sparseconv::cuda {
 constexpr int kWgmmaArchitecture = 90;
 constexpr int kWgmmaDriver = 12020;
 // Positions of a warpgroup that there are kernels for.
-constexpr int kWgmmaPositions[] = {24, 28, 30, 32};
+constexpr int kWgmmaPositions[] = {24, 28, 30, kMaxWgmmaPositions};
+// Halves that a thread stores together.
+constexpr int kMaxWgmmaColumns = 8;
 
 // What of the packed weight and of the call decides about the launch.
 struct WgmmaFacts {
@@ -25,8 +27,6 @@ struct WgmmaFacts {
   int64_t num_steps = 0;    // of all blocks, times their row tiles
   int64_t num_chunks = 0;   // of all blocks
   int max_chunk_bytes = 0;
-  int x_columns = 4;               // X begins at a multiple of so many halves: 4, 2 or 1
-  std::optional<bool> interleave;  // X, before; no value leaves the choice to the plan
 };
 
 WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries);
@@ -39,16 +39,20 @@ struct InterleaveLaunch {
 };
 
 struct WgmmaLaunch {
-  WgmmaParams params{};  // all but the pointers, and `is_y_paired`, which depends on one
-  int positions = 0;     // of a warpgroup
+  WgmmaParams params{};         // all but the pointers; where these are not aligned, fewer `out_columns`
+  int positions = 0;            // of a warpgroup
+  double used_positions = 0.0;  // share of them that has outputs
   LaunchShape shape;
-  std::optional<InterleaveLaunch> interleave;
+  InterleaveLaunch interleave;
 };
 
 // Whether the kernel is faster than the others that need no image, about: for windows and enough images.
 bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch);
 
-// Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
+// Whether it has enough tiles, and these enough outputs. The tensor-core kernel has smaller ones.
+bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device);
+
+// Nothing where no tile of outputs fits shared memory, X is empty, or it is too large. `batch` is at least 1.
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WgmmaFacts& facts);
 

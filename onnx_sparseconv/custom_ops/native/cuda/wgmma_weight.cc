@@ -18,9 +18,8 @@ constexpr int kMatrixRows = 8;
 constexpr size_t kMatrixBytes = 128;
 constexpr size_t kValueBytes = 2048, kMetadataBytes = 256;  // of a row tile in a step
 constexpr size_t kChunkUnit = 16;
-// More taps leave no room for two stages.
-constexpr int64_t kMaxTaps = 49;
-constexpr int64_t kMaxTapCoordinate = 1 << 16;
+// Of a window; none that is wider fits a stage.
+constexpr int64_t kMaxReach = 1 << 16;
 // Fewer channels leave most of a chunk empty, fewer rows most of a tile.
 constexpr int64_t kMinChannels = 24, kMinRows = 40;
 
@@ -190,7 +189,7 @@ class Packer {
     packed_.chunks.resize(begin + bytes);
     uint8_t* const header = packed_.chunks.data() + begin;
     std::vector<uint32_t> words{static_cast<uint32_t>(taps.size())};
-    for (const int tap : taps) words.push_back(TapWord(tap));
+    for (const int tap : taps) words.push_back(static_cast<uint32_t>(tap));
     std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
     uint8_t* values = header + form_.header_bytes;
     uint8_t* metadata = values + tiles * kValueBytes;
@@ -227,12 +226,6 @@ class Packer {
         [&](int i) { return values_[ValueIndex(row, placed(i).channel, tap)]; });
   }
 
-  uint32_t TapWord(int tap) const {
-    const int64_t width = geometry_.kernel_shape[2], stride = geometry_.strides[2];
-    const int64_t x = tap % width * geometry_.dilations[2], y = tap / width * geometry_.dilations[1];
-    return static_cast<uint32_t>((y * stride + x % stride) | (x / stride) << 16);
-  }
-
   static inline const Placed kNobody{};
 
   const SparseWeight& weight_;
@@ -246,13 +239,12 @@ class Packer {
 }  // namespace
 
 bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry) {
-  const int64_t stride_x = geometry.strides[2];
-  const int64_t last_y = CheckedMultiply(geometry.kernel_shape[1] - 1, geometry.dilations[1], "the kernel's height");
-  const int64_t last_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
-  return geometry.kernel_shape[0] == 1 && geometry.spatial_rank < kSpatialAxes && geometry.taps() <= kMaxTaps &&
+  const int64_t reach_y = CheckedMultiply(geometry.kernel_shape[1] - 1, geometry.dilations[1], "the kernel's height");
+  const int64_t reach_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
+  return geometry.kernel_shape[0] == 1 && geometry.spatial_rank < kSpatialAxes && geometry.taps() <= kMaxWgmmaTaps &&
+         reach_y < kMaxReach && reach_x < kMaxReach && geometry.strides[2] < kMaxReach &&
          geometry.group_in_channels() >= kMinChannels && geometry.group_out_channels() >= kMinRows &&
-         stride_x < kMaxTapCoordinate && last_y < kMaxTapCoordinate && (last_y + 1) * stride_x < kMaxTapCoordinate &&
-         last_x < kMaxTapCoordinate && std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
+         std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
 }
 
 WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {

@@ -5,9 +5,7 @@
 // channel, or none; a channel may have several, for one place takes what fits beside its neighbours, and another one
 // what is left. Each tap that the places of a chunk have entries of is a step. A chunk is
 //
-//   header   [header_bytes]             32-bit words: the number of steps, then each step's tap, line | place << 16
-//   (see
-//                                       TileParams)
+//   header   [header_bytes]             32-bit words: the number of steps, then each step's tap
 //   values   [steps][row_tiles][2048]   halves: operand A of wgmma.mma_async.sp.m64nNk32, two of four columns, as
 //                                       [8 rows of matrices][2 columns of them][8][8]
 //   places   [steps][row_tiles][256]    32-bit words: its metadata, two words for rows r and r + 8 of each 16 rows

@@ -1,0 +1,322 @@
+// How the tensor-core kernel (tensor_conv.cuh) gets its input and weights into shared memory: some warps of a block
+// stage them, in chunks of channels, while the others multiply. A pixel of a channel is that of 8 images, 16 contiguous
+// bytes, so that what a tap reads is aligned wherever it is.
+#pragma once
+
+#include "tensor_tile.cuh"
+
+namespace sparseconv::cuda {
+
+// kStepBytes: of a step of a row tile, see tensor_weight.h.
+template <int kStepBytes>
+class TensorInput : protected TensorTile {
+ protected:
+  __device__ __forceinline__ TensorInput(const TensorParams& params, const void* shared)
+      : TensorTile(params.tile, shared), p_(params) {}
+
+  // To be called by the staging threads.
+  __device__ __forceinline__ void Stage(const Tile& tile) {
+    Staging staging;
+    staging.first = static_cast<int>(threadIdx.x) - 32 * p_.product_warps;
+    staging.threads = static_cast<int>(blockDim.x) - 32 * p_.product_warps;
+    const int plane = t_.in_h * t_.in_w;
+    staging.plane = static_cast<unsigned>(plane / p_.unit_columns);
+    const long long image_size = static_cast<long long>(t_.in_channels) * plane;
+    const Half* image = static_cast<const Half*>(t_.x) + tile.first_image * image_size +
+                        static_cast<long long>(tile.group * t_.group_in_channels) * plane;
+#pragma unroll
+    for (int i = 0; i < kTensorImages; ++i) {
+      staging.images[i] = image;
+      if (i + 1 < tile.images) image += image_size;
+    }
+    if (p_.unit_columns == 4) {
+      StageChunks<4>(tile, staging);
+    } else if (p_.unit_columns == 2) {
+      StageChunks<2>(tile, staging);
+    } else {
+      StageChunks<1>(tile, staging);
+    }
+  }
+
+  // The steps of a row tile of the block, behind the input.
+  __device__ __forceinline__ Shared StepAddress(int stage, int row_tile) const {
+    return this->StageAddress(stage) + static_cast<unsigned>(p_.input_bytes + row_tile * p_.max_steps * kStepBytes);
+  }
+  // Where the steps of each chunk begin.
+  __device__ __forceinline__ const unsigned* StepBegins(const Tile& tile, int row_tile) const {
+    return p_.step_begins + (tile.group * t_.row_tiles_per_group + row_tile) * (p_.num_chunks + 1);
+  }
+
+  // Named barriers, two for each stage: that it was filled, and that it may be filled again.
+  static __device__ __forceinline__ int FilledBarrier(int stage) { return 1 + stage; }
+  static __device__ __forceinline__ int FreeBarrier(int stage) { return 3 + stage; }
+
+  const TensorParams& p_;
+
+ private:
+  // Of units that a staging thread has on their way.
+  static constexpr int kBatches = 2;
+  static constexpr unsigned kPixelBytes = 16;
+  // A unit's target: in its low bits, which of its columns are needed; the first column's place, in bytes from the
+  // stage's begin; above, the channel's place in the chunk.
+  static constexpr unsigned kTargetBytes = 0xFFFF0;
+  static constexpr int kChannelShift = 20;
+
+  // Neighbouring columns of an input row, of one channel and all images, on their way to shared memory.
+  template <int kColumns>
+  struct Unit {
+    uint2 words[kTensorImages];
+    unsigned target;
+  };
+
+  // The units that a thread has on their way.
+  template <int kColumns>
+  struct Batch {
+    static constexpr int kUnits = kColumns == 4 ? kWideTensorUnits : kTensorUnits;
+    Unit<kColumns> units[kUnits];
+  };
+
+  // What the staging threads share.
+  struct Staging {
+    // The first channel of the tile's group of each image. Images that the batch does not have are the last one once
+    // more: nothing is stored of them.
+    const Half* images[kTensorImages];
+    unsigned plane;  // units, of `unit_columns`
+    int first, threads;
+    int batches;  // that a thread stages a chunk in
+  };
+
+  // Of a staging thread: at a batch of a chunk.
+  struct Cursor : Position {
+    int batch = 0;
+  };
+
+  // Units are of kColumns columns. Each thread has batches on their way while an earlier one is stored, whether their
+  // stages are free or not.
+  template <int kColumns>
+  __device__ __forceinline__ void StageChunks(const Tile& tile, Staging& staging) {
+    const int num_chunks = p_.num_chunks;
+    if (num_chunks == 0) return;
+    const Window window = WindowOf(tile);
+    PlanUnits<kColumns>(window, staging);
+    StorePadding(window, staging);
+    const int num_batches = num_chunks * staging.batches;
+    Cursor loaded, stored;
+    Batch<kColumns> batches[kBatches];
+#pragma unroll
+    for (int i = 0; i + 1 < kBatches; ++i) {
+      if (i < num_batches) LoadBatch<kColumns>(tile, staging, loaded, batches[i]);
+    }
+    for (int first = 0; first < num_batches; first += kBatches) {
+#pragma unroll
+      for (int i = 0; i < kBatches; ++i) {
+        if (first + i == num_batches) break;
+        const int next = i + kBatches - 1;
+        if (first + next < num_batches) LoadBatch<kColumns>(tile, staging, loaded, batches[next % kBatches]);
+        StoreBatch<kColumns>(tile, staging, stored, batches[i]);
+      }
+    }
+  }
+
+  // Whether that was the last batch of the chunk.
+  __device__ __forceinline__ bool AdvanceBatch(const Staging& staging, Cursor& cursor) const {
+    if (++cursor.batch < staging.batches) return false;
+    cursor.batch = 0;
+    Advance(cursor);
+    return true;
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void LoadBatch(const Tile& tile, const Staging& staging, Cursor& cursor,
+                                            Batch<kColumns>& batch) {
+    const int unit = staging.first + cursor.batch * Batch<kColumns>::kUnits * staging.threads;
+#pragma unroll
+    for (int i = 0; i < Batch<kColumns>::kUnits; ++i) {
+      Load<kColumns>(staging, unit + i * staging.threads, cursor.chunk, batch.units[i]);
+    }
+    AdvanceBatch(staging, cursor);
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void StoreBatch(const Tile& tile, const Staging& staging, Cursor& cursor,
+                                             const Batch<kColumns>& batch) {
+    const Position at = cursor;
+    if (cursor.batch == 0) BeginStage(tile, at, staging);
+    const Shared stage = StageAddress(at.stage);
+#pragma unroll
+    for (int i = 0; i < Batch<kColumns>::kUnits; ++i) Store<kColumns>(batch.units[i], stage);
+    if (AdvanceBatch(staging, cursor)) EndStage(at.stage);
+  }
+
+  // What a tile reads of a channel, as rows and columns of the tile: those that lie in the input, the others are
+  // padding.
+  struct Window {
+    int first_y, first_x;  // of the input, where the tile begins
+    int row, row_end, column, column_end;
+  };
+
+  __device__ __forceinline__ Window WindowOf(const Tile& tile) const {
+    Window window;
+    window.first_y = tile.y * t_.strides[0] - t_.pads_begin[0];
+    window.first_x = tile.x * t_.strides[1] - t_.pads_begin[1];
+    window.row = max(-window.first_y, 0);
+    window.row_end = max(min(t_.in_rows, t_.in_h - window.first_y), window.row);
+    window.column = max(-window.first_x, 0);
+    window.column_end = max(min(t_.in_columns, t_.in_w - window.first_x), window.column);
+    return window;
+  }
+
+  // Padding is the same for all chunks. A warp stores that of a row at a time.
+  __device__ __forceinline__ void StorePadding(const Window& window, const Staging& staging) {
+    for (int row = staging.first / 32; row < t_.in_rows; row += staging.threads / 32) {
+      const bool has_inside = row >= window.row && row < window.row_end;
+      StoreZeros(row, 0, has_inside ? window.column : t_.in_columns);
+      if (has_inside) StoreZeros(row, window.column_end, t_.in_columns);
+    }
+  }
+
+  // Of all channels and stages.
+  __device__ __forceinline__ void StoreZeros(int row, int column, int column_end) {
+    const unsigned zeros[4] = {0, 0, 0, 0};
+    for (; column < column_end; ++column) {
+      const Shared pixel = StageAddress(0) + kPixelBytes * PixelAt(row, column);
+      for (int place = static_cast<int>(Lane()); place < ChunkChannels(); place += 32) {
+        Shared to = pixel + static_cast<unsigned>(place) * ChannelBytes();
+        for (int stage = 0; stage < t_.num_stages; ++stage, to += static_cast<unsigned>(t_.stage_bytes)) {
+          StoreSharedVectorIf(1, to, zeros);
+        }
+      }
+    }
+  }
+
+  // Two words each, behind the stages.
+  __device__ __forceinline__ Shared UnitAddress(int unit) const {
+    return stages_ + static_cast<unsigned>(t_.num_stages * t_.stage_bytes) + 8u * static_cast<unsigned>(unit);
+  }
+
+  // Where the units of a chunk lie in the plane of their channel, in units, and in the stage: the same for all chunks.
+  // A thread only reads what it wrote itself.
+  //
+  // As many lanes as a unit has columns have the same columns of neighbouring channels: so eight of them, whose vectors
+  // are stored together, meet eight banks.
+  template <int kColumns>
+  __device__ __forceinline__ void PlanUnits(const Window& window, Staging& staging) {
+    const int rows = max(window.row_end - window.row, 1);
+    const bool is_empty = window.row_end == window.row || window.column_end == window.column;
+    // Units begin at multiples of their columns in the input, so that one aligned load brings all.
+    const int first_x = (window.first_x + window.column) / kColumns * kColumns;
+    const int row_units = max((window.first_x + window.column_end - first_x + kColumns - 1) / kColumns, 1);
+    const int places = (ChunkChannels() + kColumns - 1) / kColumns;
+    const int units = is_empty ? 0 : places * kColumns * rows * row_units;
+    const int at_once = Batch<kColumns>::kUnits * staging.threads;
+    staging.batches = max((units + at_once - 1) / at_once, 1);
+    // Units of a thread are `threads` apart: so many columns, rows and places.
+    Place at = PlaceOfUnit(staging.first / kColumns, rows, row_units);
+    const Place step = PlaceOfUnit(staging.threads / kColumns, rows, row_units);
+    for (int unit = staging.first; unit < staging.batches * at_once; unit += staging.threads) {
+      unsigned offset = 0, target = 0;  // of what only fills up a batch
+      const int place = at.place * kColumns + unit % kColumns;
+      if (unit < units && place < ChunkChannels()) {
+        const int row = window.row + at.row, x = first_x + at.unit * kColumns;
+        const int column = x - window.first_x;  // negative where the first ones are not needed
+        offset = static_cast<unsigned>((window.first_y + row) * t_.in_w + x) / kColumns;
+        // A first column that is not needed may lie before the stage.
+        target = (static_cast<unsigned>(place) * ChannelBytes() + kPixelBytes * PixelAt(row, column)) & kTargetBytes;
+        target |= static_cast<unsigned>(place) << kChannelShift;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+          if (column + i >= 0 && column + i < t_.in_columns) target |= 1u << i;
+        }
+      }
+      StoreShared(UnitAddress(unit), offset);
+      StoreShared(UnitAddress(unit) + 4, target);
+      at.unit += step.unit;
+      at.row += step.row;
+      at.place += step.place;
+      if (at.unit >= row_units) at.unit -= row_units, ++at.row;
+      if (at.row >= rows) at.row -= rows, ++at.place;
+    }
+  }
+
+  // Of a unit: in its row, among the rows, and among as many channels as it has columns.
+  struct Place {
+    int unit, row, place;
+  };
+
+  static __device__ __forceinline__ Place PlaceOfUnit(int unit, int rows, int row_units) {
+    Place at;
+    at.place = Split(Split(unit, row_units, at.unit), rows, at.row);
+    return at;
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void Load(const Staging& staging, int unit, int chunk, Unit<kColumns>& staged) {
+    unsigned offset;
+    LoadSharedPair(UnitAddress(unit), offset, staged.target);
+    offset += Channel(chunk, staged.target >> kChannelShift) * staging.plane;
+#pragma unroll
+    for (int i = 0; i < kTensorImages; ++i) {
+      if constexpr (kColumns == 4) {
+        staged.words[i] = LoadReadOnly(reinterpret_cast<const uint2*>(staging.images[i]) + offset);
+      } else if constexpr (kColumns == 2) {
+        staged.words[i].x = LoadReadOnly(reinterpret_cast<const Half2*>(staging.images[i]) + offset);
+      } else {
+        staged.words[i].x = LoadReadOnly(staging.images[i] + offset);
+      }
+    }
+  }
+
+  // From columns of images to images of columns.
+  template <int kColumns>
+  __device__ __forceinline__ void Store(const Unit<kColumns>& staged, Shared stage) const {
+    const unsigned first = staged.target & kTargetBytes;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      unsigned images[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const uint2 &even = staged.words[2 * i], &odd = staged.words[2 * i + 1];
+        images[i] = SelectBytes(column < 2 ? even.x : even.y, column < 2 ? odd.x : odd.y,
+                                column % 2 == 0 ? kLowerHalves : kUpperHalves);
+      }
+      const unsigned step = column == 0 ? 0u : static_cast<unsigned>(p_.column_steps[column - 1]) * kPixelBytes;
+      StoreSharedVectorIf(staged.target & 1u << column, stage + ((first + step) & kTargetBytes), images);
+    }
+  }
+
+  __device__ __forceinline__ unsigned ChannelBytes() const {
+    return kPixelBytes * static_cast<unsigned>(p_.channel_pitch);
+  }
+  __device__ __forceinline__ int ChunkChannels() const { return p_.chunk_channels; }
+  // The last chunk may have fewer; what stands at the other places is not read.
+  __device__ __forceinline__ unsigned Channel(int chunk, unsigned place) const {
+    return min(static_cast<unsigned>(chunk * p_.chunk_channels) + place,
+               static_cast<unsigned>(t_.group_in_channels - 1));
+  }
+  __device__ __forceinline__ void BeginStage(const Tile& tile, const Position& at, const Staging& staging) const {
+    if (at.round > 0) WaitAtBarrier(FreeBarrier(at.stage), blockDim.x);
+    StageSteps(tile, at, staging);
+  }
+
+  __device__ __forceinline__ void EndStage(int stage) const {
+    WaitForCopies<0>();
+    ArriveAtBarrier(FilledBarrier(stage), blockDim.x);
+  }
+
+  __device__ __forceinline__ void StageSteps(const Tile& tile, const Position& at, const Staging& staging) const {
+    for (int i = 0; i < t_.warps_m && tile.first_row_tile + i < t_.row_tiles_per_group; ++i) {
+      const unsigned* begins = StepBegins(tile, tile.first_row_tile + i) + at.chunk;
+      const unsigned bytes = (begins[1] - begins[0]) * kStepBytes;
+      const unsigned char* from =
+          static_cast<const unsigned char*>(p_.steps) + static_cast<size_t>(begins[0]) * kStepBytes;
+      const Shared to = StepAddress(at.stage, i);
+      const unsigned stride = static_cast<unsigned>(staging.threads) * 16;
+      for (unsigned byte = static_cast<unsigned>(staging.first) * 16; byte < bytes; byte += stride) {
+        CopyAsync16Cached(to + byte, from + byte);
+      }
+    }
+    CommitCopies();
+  }
+};
+
+}  // namespace sparseconv::cuda
