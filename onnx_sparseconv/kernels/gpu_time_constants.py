@@ -19,10 +19,10 @@ MODEL = TimeModel(
     dense_launch_us=2.395,
     sparse_launch_us=1.901,
     sparse_slowdown=0.9829,
-    warpgroup_launch_us=3.562,
-    warpgroup_block_us=7.938,
-    warpgroup_chunk_us=1.987,
-    interleave_tb=3.741,
+    warpgroup_launch_us=3.631,
+    warpgroup_block_us=5.238,
+    warpgroup_chunk_us=2.136,
+    interleave_tb=3.637,
 )
 # A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with
 # which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.

@@ -49,7 +49,7 @@ def test_replays_and_threads_can_be_checked():
 
 def test_the_sanitized_sample_runs(capsys):
     sanitized_sample.main(CPU, "")
-    count = sum(map(len, sanitized_sample.SAMPLE.values())) + 2 * len(sanitized_sample.WARPGROUP_SAMPLE)
+    count = sum(map(len, sanitized_sample.SAMPLE.values())) + len(sanitized_sample.WARPGROUP_SAMPLE)
     assert len(capsys.readouterr().out.splitlines()) == count
 
 
