@@ -67,7 +67,7 @@ START = TimeModel(
     sparse_launch_us=2.0,
     sparse_slowdown=1.0,
     warpgroup_launch_us=4.0,
-    warpgroup_block_us=8.0,
+    warpgroup_tile_us=8.0,
     warpgroup_chunk_us=2.0,
     interleave_tb=3.5,
 )
@@ -81,7 +81,7 @@ DENSE = (
     "dense_launch_us",
 )
 SPARSE = ("sparse_launch_us", "sparse_slowdown")
-WARPGROUP = ("warpgroup_launch_us", "warpgroup_block_us", "warpgroup_chunk_us", "interleave_tb")
+WARPGROUP = ("warpgroup_launch_us", "warpgroup_tile_us", "warpgroup_chunk_us", "interleave_tb")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.

@@ -20,7 +20,7 @@ MODEL = TimeModel(
     sparse_launch_us=1.901,
     sparse_slowdown=0.9829,
     warpgroup_launch_us=3.631,
-    warpgroup_block_us=5.238,
+    warpgroup_tile_us=5.238,
     warpgroup_chunk_us=2.136,
     interleave_tb=3.637,
 )

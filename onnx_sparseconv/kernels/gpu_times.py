@@ -61,12 +61,12 @@ class WarpgroupWork:
     """What the library's warpgroup kernel has to do, for a batch.
 
     Attributes:
-        waves: blocks that a multiprocessor computes, one after the other.
-        chunks: that a block goes through, of 32 channels, 9 taps and 56 positions.
+        tiles: of outputs that a multiprocessor computes, one after the other.
+        chunks: that it goes through for each, of 32 channels, 9 taps and 56 positions.
         mbytes: of the input, read and written once by what interleaves it, in millions.
     """
 
-    waves: Figure
+    tiles: Figure
     chunks: Figure
     mbytes: Figure
 
@@ -86,7 +86,7 @@ class TimeModel:
         layout_us: to change the layout of what is no matrix product.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
         sparse_slowdown: of the generated kernel, against `estimate_cycles`.
-        warpgroup_launch_us, warpgroup_block_us, warpgroup_chunk_us: of the warpgroup kernel: to begin, of a block, and
+        warpgroup_launch_us, warpgroup_tile_us, warpgroup_chunk_us: of the warpgroup kernel: to begin, of a tile, and
             of a chunk.
         interleave_tb: of what interleaves its input, terabytes a second.
     """
@@ -105,7 +105,7 @@ class TimeModel:
     sparse_launch_us: float
     sparse_slowdown: float
     warpgroup_launch_us: float
-    warpgroup_block_us: float
+    warpgroup_tile_us: float
     warpgroup_chunk_us: float
     interleave_tb: float
 
@@ -124,9 +124,9 @@ class TimeModel:
 
     def warpgroup_us(self, work: WarpgroupWork) -> NDArray[np.float64]:
         """Microseconds of the warpgroup kernel and of what interleaves its input; arrays give arrays."""
-        block = self.warpgroup_block_us + self.warpgroup_chunk_us * np.asarray(work.chunks)
+        tile = self.warpgroup_tile_us + self.warpgroup_chunk_us * np.asarray(work.chunks)
         before = self.warpgroup_launch_us + np.asarray(work.mbytes) / self.interleave_tb
-        return np.asarray(before + np.asarray(work.waves) * block, np.float64)
+        return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
@@ -182,7 +182,9 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
 _ARCHITECTURE = 90
 _ROWS, _CHANNELS, _IMAGES, _WARPGROUPS = 64, 32, 8, 2
 _POSITIONS = (24, 28, 30, 32)
-# Positions of a block by which a chunk is counted.
+# The share of a tile's positions that has outputs, at least; see wgmma_plan.cc.
+_USED_POSITIONS = 0.6
+# Positions of a tile by which a chunk is counted.
 _POSITIONS_A_CHUNK = 56
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
 # of 64 to 512 channels, packed.
@@ -209,23 +211,23 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     if layer.group_in_channels < _CHANNELS or layer.group_out_channels < _ROWS:
         return None
     out_h, out_w = _out_size(layer)
-    tiles, positions = min(_warpgroup_tiles(out_h, out_w, layer.kernel_shape[1] - 1), key=math.prod)
+    of_map, positions = min(_warpgroup_tiles(out_h, out_w, layer.kernel_shape[1] - 1), key=math.prod)
     row_blocks = layer.group * math.ceil(layer.group_out_channels / _ROWS)
-    blocks = tiles * row_blocks * math.ceil(batch / _IMAGES)
-    if blocks < multiprocessors:
+    tiles = of_map * row_blocks * math.ceil(batch / _IMAGES)
+    if tiles < multiprocessors or out_h * out_w < _USED_POSITIONS * of_map * positions:
         return None
     zeros = 1 - np.count_nonzero(layer.used_weights) / layer.weight.size
     chunks = math.ceil(layer.group_in_channels / _CHANNELS) * float(np.interp(zeros, *_REPEATS))
     elements = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     return WarpgroupWork(
-        waves=float(math.ceil(blocks / multiprocessors)),
+        tiles=float(math.ceil(tiles / multiprocessors)),
         chunks=chunks * positions / _POSITIONS_A_CHUNK,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
     )
 
 
 def _warpgroup_tiles(out_h: int, out_w: int, reach: int) -> list[tuple[int, int]]:
-    """Ways to cut the outputs of a map: into how many tiles, and positions that a block computes for each."""
+    """Ways to cut the outputs of a map: into how many tiles, and positions that are computed for each."""
     found = []
     for positions in _POSITIONS:
         in_row = math.ceil(out_w / positions)

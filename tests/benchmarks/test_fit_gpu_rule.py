@@ -41,7 +41,7 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
         half_tflops=600.0,
         layout_us=9.0,
         sparse_slowdown=1.7,
-        warpgroup_block_us=12.0,
+        warpgroup_tile_us=12.0,
         warpgroup_chunk_us=3.0,
     )
     dense_us, sparse_us, warpgroup_us = program.foretell(rows, truth)
@@ -52,7 +52,7 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     assert found.half_tflops == pytest.approx(600, rel=0.05)
     assert found.layout_us == pytest.approx(9, rel=0.05)
     assert found.sparse_slowdown == pytest.approx(1.7, rel=0.05)
-    assert found.warpgroup_block_us == pytest.approx(12, rel=0.1)
+    assert found.warpgroup_tile_us == pytest.approx(12, rel=0.1)
     assert found.warpgroup_chunk_us == pytest.approx(3, rel=0.1)
     quality = program.rate(made, program.foretell(made, found), 1.2)
     assert quality.gain_error < 1.1

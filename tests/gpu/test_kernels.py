@@ -47,6 +47,15 @@ def test_warpgroups(gpu, name, density, has_residual):
     assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 5)], ids=str)
+def test_warpgroups_go_on_to_further_tiles(gpu, kernel):
+    """More tiles than any GPU has multiprocessors; and 10 taps, the last of which are products of their own."""
+    pads = (kernel[0] // 2, kernel[1] // 2) * 2
+    weight = random_weight((130, 64, *kernel), 0.1, dtype=np.float16)
+    case = SparseConvCase(weight, ConvGeometry(kernel, (1, 1), pads, (1, 1)), dtype=np.dtype(np.float16))
+    assert check(gpu, case, (17, 64, 28, 56), cuda_kernel="wgmma") == "cuda.wgmma"
+
+
 @settings(max_examples=150, **PROPERTY)
 @given(drawn=cases())
 def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):

@@ -58,7 +58,7 @@ def test_what_a_layer_has_to_do_on_warpgroups():
     layer = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16)
     work = on_warpgroups(layer)
     # 8 blocks of 64 outputs, 8 eights of images, tiles of 2 rows: 896 blocks on 132 multiprocessors.
-    assert work.waves == 7
+    assert work.tiles == 7
     assert work.chunks == pytest.approx(16, rel=0.03)
     assert work.mbytes == pytest.approx(2e-6 * 2 * 64 * 512 * 28 * 28)
     # Two rows of 14 share a run, with the two positions of padding between them.
@@ -66,7 +66,7 @@ def test_what_a_layer_has_to_do_on_warpgroups():
         16 * 60 / 56, rel=0.03
     )
     # Rows of an odd width are cut as they are: two of 15 go into 32 positions.
-    assert on_warpgroups(make((512, 512, 3, 3), size=(15, 15), dtype=np.float16)).waves == 2
+    assert on_warpgroups(make((512, 512, 3, 3), size=(15, 15), dtype=np.float16)).tiles == 2
     denser = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16, density=0.3)
     assert on_warpgroups(denser).chunks > 1.2 * work.chunks
     assert MODEL.warpgroup_us(on_warpgroups(denser)) > MODEL.warpgroup_us(work)
@@ -84,6 +84,7 @@ def test_what_a_layer_has_to_do_on_warpgroups():
         ({"shape": (40, 512, 3, 3)}, {}),
         ({}, {"batch": 4}),
         ({"size": (7, 7)}, {"batch": 8}),
+        ({"size": (7, 7)}, {"batch": 128}),
         ({}, {"architecture": 100}),
     ],
 )

@@ -175,7 +175,7 @@ constexpr int kMaxTensorThreads = 384;
 // Units of one or two columns, and of four, that a thread of the staging warps loads at a time.
 constexpr int kTensorUnits = 4, kWideTensorUnits = 2;
 
-// What a block of the tensor-core kernels computes; see tensor_tile.cuh.
+// What the tensor-core kernels compute; see tensor_tile.cuh.
 //
 // Tiles, fastest first: row_blocks_per_group of warps_m row tiles, groups, tiles_x, tiles_y, and 8 images. 1-D
 // convolutions have in_h = out_h = 1.
@@ -195,8 +195,8 @@ struct TileParams {
   int row_tiles_per_group;
   int row_blocks_per_group;
   int tiles_x, tiles_y;
-  int tile_h, tile_w;  // outputs of a block, of each channel and image
-  int warps_m;         // row tiles of a block
+  int tile_h, tile_w;  // outputs of a tile, of each channel and image
+  int warps_m;         // row tiles of a tile of outputs
   int num_stages;
   int stage_bytes;          // a multiple of 16
   int in_rows, in_columns;  // that a tile reads

@@ -1,4 +1,4 @@
-// The tile of outputs that a block of the kernels on sparse tensor cores computes, and where its input lies in shared
+// The tiles of outputs that blocks of the kernels on sparse tensor cores compute, and where its input lies in shared
 // memory: a stage holds a chunk of channels, as pixels (a row's columns) of 8 images.
 #pragma once
 

@@ -253,8 +253,8 @@ class WgmmaConv : private TensorTile {
   // stage before is released when the first of this one are behind it.
   //
   // The metadata of a product must stay in its register until the product is complete (seen on an H200: the PTX manual
-  // says so of sums and of A alone). So those of a part of the steps are loaded when two parts have followed the last
-  // one in these registers, and keep them even where there is no such step.
+  // says so of sums and of A alone). So those of a part of the steps are loaded when another part has followed the last
+  // one in these registers, and that one is complete; and they keep them even where there is no such step.
   template <bool kHasAllTaps>
   __device__ __forceinline__ void MultiplySteps(const Position& at, const ChunkSteps& chunk,
                                                 unsigned (&metas)[kStepsAtOnce]) {
@@ -263,7 +263,10 @@ class WgmmaConv : private TensorTile {
     for (unsigned begin = 0; begin < steps; begin += kStepsAtOnce) {
 #pragma unroll
       for (unsigned part = 0; part < kStepParts; ++part) {
-        if (begin + StepPart(part) >= steps) break;
+        if (begin + StepPart(part) >= steps) {
+          if (part == 1) WaitForProducts<0>();  // none follows the first one, whose registers are the next to be loaded
+          break;
+        }
         unsigned taps[kStepsAtOnce];
 #pragma unroll
         for (unsigned i = StepPart(part); i < StepPart(part + 1); ++i) {

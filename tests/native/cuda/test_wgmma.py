@@ -29,6 +29,7 @@ CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2
         ((64, 32, 3, 3), (12, 23), geometry_2d(3, 2, 0)),
         ((40, 33, 3, 3), (16, 13), ConvGeometry((3, 3), (2, 1), (2, 1, 2, 1), (2, 1))),
         ((96, 24, 3, 3), (9, 16), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), group=2)),
+        ((64, 32, 5, 5), (7, 28), geometry_2d(5, pad=2)),
         ((100, 300, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
     ],
     ids=str,
@@ -47,7 +48,7 @@ def test_layers(make_session, driver, layer, density):
     assert record.kernel == "cuda.wgmma"
 
 
-@pytest.mark.parametrize("size", [(5, 6), (5, 7)], ids=str)
+@pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28), (2, 32)], ids=str)
 @pytest.mark.parametrize("activation", list(Activation))
 def test_activations_and_a_residual(make_session, activation, size):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
@@ -61,9 +62,12 @@ def test_every_batch(make_session, batch):
     run_and_check(session, CASE, (batch, 40, 6, 9))
 
 
-def test_a_weight_without_entries(make_session):
-    case = dataclasses.replace(CASE, weight=np.zeros_like(CASE.weight))
-    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (8, 40, 4, 4))
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(0, 64), slice(64, 128)], ids=["all", "the first", "others"])
+def test_rows_without_entries(make_session, rows):
+    weight = np.zeros((130, 40, 3, 3), HALF)
+    weight[rows] = random_weight(weight.shape, 0.1, dtype=HALF)[rows]
+    case = dataclasses.replace(CASE, weight=weight)
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (17, 40, 4, 14))
 
 
 def test_nothing_but_padding_gives_the_bias(make_session):

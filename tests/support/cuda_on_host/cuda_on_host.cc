@@ -92,6 +92,9 @@ struct Fiber {
   unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
   std::deque<std::vector<Copy>> groups;  // committed, not arrived
+  // Where the metadata of products stands that are not complete: of those not committed, and of each group.
+  std::vector<const unsigned*> metadata;
+  std::deque<std::vector<const unsigned*>> products;
 };
 
 struct Warp {
@@ -444,6 +447,28 @@ void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_
       }
     }
   }
+}
+
+void NoteMetadata(const unsigned* metadata) { state.current->metadata.push_back(metadata); }
+
+void CheckMetadata(const unsigned* metadata) {
+  std::deque<std::vector<const unsigned*>> all = state.current->products;
+  all.push_back(state.current->metadata);
+  for (const auto& group : all) {
+    for (const unsigned* used : group) {
+      if (used == metadata) Fail("the metadata of a product is overwritten before that is complete");
+    }
+  }
+}
+
+void CommitProducts() {
+  state.current->products.emplace_back(std::move(state.current->metadata));
+  state.current->metadata.clear();
+}
+
+void WaitForProducts(unsigned pending) {
+  auto& products = state.current->products;
+  while (products.size() > pending) products.pop_front();
 }
 
 // Counts the warp at a numbered barrier. Returns the phase that it belongs to.

@@ -81,6 +81,12 @@ void LoadMatrices(unsigned row, unsigned (&parts)[4]);
 void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[4],
                     unsigned metadata);
 void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata);
+
+// Products are computed at once, but their metadata must stay where it is until they have been waited for.
+void NoteMetadata(const unsigned* metadata);
+void CheckMetadata(const unsigned* metadata);
+void CommitProducts();
+void WaitForProducts(unsigned pending);
 void WaitAtBarrier(int number, unsigned threads);
 void ArriveAtBarrier(int number, unsigned threads);
 

@@ -73,7 +73,9 @@ void StoreOnce(Value* address, Value value) {
 inline Shared SharedAddress(const void* pointer) { return cuda_on_host::SharedNumber(pointer); }
 inline unsigned LoadShared(Shared address) { return cuda_on_host::LoadShared<unsigned>(address); }
 inline void LoadSharedIf(unsigned condition, unsigned& value, Shared address) {
-  if (condition != 0) value = LoadShared(address);
+  if (condition == 0) return;
+  cuda_on_host::CheckMetadata(&value);
+  value = LoadShared(address);
 }
 inline Half LoadSharedHalf(Shared address) { return cuda_on_host::LoadShared<Half>(address); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
@@ -102,11 +104,12 @@ void MultiplySparse(float (&sums)[4], const uint4& a, const unsigned (&b)[4], un
 
 inline void FenceSharedForTensorCores() {}
 inline void FenceSums() {}
-inline void CommitProducts() {}
+inline void CommitProducts() { cuda_on_host::CommitProducts(); }
 // Products are computed at once, but each lane its own part.
 template <int kPending>
 void WaitForProducts() {
   __syncwarp();
+  cuda_on_host::WaitForProducts(kPending);
 }
 using Matrix = unsigned long long;
 inline Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) {
@@ -115,7 +118,8 @@ inline Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) 
 }
 inline Matrix Moved(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 template <size_t kSums>
-void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, unsigned meta, unsigned keeps_sums) {
+void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {
+  cuda_on_host::NoteMetadata(&meta);
   if (keeps_sums == 0) {
     for (float& sum : sums) sum = 0.0f;
   }

@@ -335,7 +335,8 @@ std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, 
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || (!must_run && !IsWorthWarpgroups(geometry_, wgmma_->facts, key.batch))) return std::nullopt;
   auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, wgmma_->facts);
-  if (!launch && must_run) Fail("the warpgroup kernel cannot run this call: no tile of it fits");
+  if (!launch && must_run)
+    Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   return must_run || (launch && FillsWarpgroups(*launch, device_)) ? launch : std::nullopt;
 }
 
@@ -473,7 +474,7 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   try {
     x.emplace(call.context, call.inputs.x.memory_info, launch.interleave.bytes);
   } catch (const Error& error) {
-    Fail(error.what(), "; with the session config entry 'sparseconv.cuda_kernel' set to tensor, none is needed");
+    Fail(error.what(), "; with the session config entry 'sparseconv.cuda_kernel' set to csr, none is needed");
   }
   InterleaveParams interleave = launch.interleave.params;
   interleave.x = params.tile.x;

@@ -1,5 +1,5 @@
-// What launches of the kernels on tensor cores have in common: when they pay, sizes, and the units in which they stage
-// their input (kernels/cuda/tensor_tile.cuh).
+// What launches of the kernels on tensor cores have in common: when they pay, and sizes; and the units in which one of
+// them stages its input (kernels/cuda/tensor_input.cuh).
 #pragma once
 
 #include <cstdint>

@@ -32,7 +32,7 @@ constexpr int64_t kInterleaveThreads = 256;
 constexpr int64_t kMaxGrid = 65535;                    // of y and z
 constexpr int64_t kLinePixels = 8, kSectorPixels = 2;  // of the second-level cache
 
-// Runs of positions of a block, and their outputs.
+// Runs of positions of a tile, and their outputs.
 struct Tiling {
   int positions;
   int64_t run_w, run_lines;

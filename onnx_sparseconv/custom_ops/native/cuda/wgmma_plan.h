@@ -52,7 +52,7 @@ bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, in
 // Whether it has enough tiles, and these enough outputs. The tensor-core kernel has smaller ones.
 bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device);
 
-// Nothing where no tile of outputs fits shared memory, X is empty, or it is too large. `batch` is at least 1.
+// Nothing where no tile of outputs fits shared memory, X is empty, or X or Y is too large. `batch` is at least 1.
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WgmmaFacts& facts);
 
