@@ -452,12 +452,12 @@ void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_
 void NoteMetadata(const unsigned* metadata) { state.current->metadata.push_back(metadata); }
 
 void CheckMetadata(const unsigned* metadata) {
-  std::deque<std::vector<const unsigned*>> all = state.current->products;
-  all.push_back(state.current->metadata);
-  for (const auto& group : all) {
-    for (const unsigned* used : group) {
-      if (used == metadata) Fail("the metadata of a product is overwritten before that is complete");
-    }
+  const auto is_used = [&](const std::vector<const unsigned*>& used) {
+    return std::find(used.begin(), used.end(), metadata) != used.end();
+  };
+  const auto& products = state.current->products;
+  if (is_used(state.current->metadata) || std::any_of(products.begin(), products.end(), is_used)) {
+    Fail("the metadata of a product is overwritten before that is complete");
   }
 }
 

@@ -335,8 +335,9 @@ std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, 
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || (!must_run && !IsWorthWarpgroups(geometry_, wgmma_->facts, key.batch))) return std::nullopt;
   auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, wgmma_->facts);
-  if (!launch && must_run)
+  if (!launch && must_run) {
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
+  }
   return must_run || (launch && FillsWarpgroups(*launch, device_)) ? launch : std::nullopt;
 }
 

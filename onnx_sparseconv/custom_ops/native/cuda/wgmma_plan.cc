@@ -146,7 +146,6 @@ class Planner {
     interleave.shape.grid[2] = static_cast<unsigned>(eights);
     interleave.bytes = static_cast<size_t>(eights) * static_cast<size_t>(geometry_.in_channels) *
                        static_cast<size_t>(rows * columns) * 2 * kTensorImages;
-
     return interleave;
   }
 
