@@ -43,12 +43,14 @@ class GpuRule:
         architectures: 90 for sm_90; at least one.
         batches: batch sizes, for models that leave theirs open; empty: `DEFAULT_BATCHES`.
         to_half: whether layers will compute in float16, whatever they do now.
+        with_images: whether code is generated for layers; else only the library's own kernels run them.
         min_gain: how many times faster than dense a layer has to be.
     """
 
     architectures: tuple[int, ...]
     batches: tuple[int, ...] = ()
     to_half: bool = False
+    with_images: bool = True
     min_gain: float = MIN_GAIN
 
     def __post_init__(self) -> None:
@@ -182,17 +184,16 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
     asked = _Asked.of(shape, rule)
     found: list[Prediction] = []
     for architecture in rule.architectures:
-        generated, library = (
-            _predict_generated(layer, asked, architecture),
-            _predict_library(layer, asked, architecture),
-        )
-        faster = _faster(generated, library)
+        generated = _predict_generated(layer, asked, architecture) if rule.with_images else _NO_IMAGE
+        faster = _faster(generated, _predict_library(layer, asked, architecture))
         if isinstance(faster, Refusal):
             return Refusal(f"sm_{architecture}: {faster.reason}")
         found += faster
     return found
 
 
+# Where no code is generated.
+_NO_IMAGE = Refusal("no code is generated, and no kernel of the library's own is known to be fast")
 # Of an input, N, C and the spatial sizes; None where one is open.
 Shape = Sequence[int | None]
 
@@ -262,7 +263,8 @@ def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> li
 def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
     found = predict(site, rule)
     if isinstance(found, Refusal):
-        text = f"no GPU kernel can be made for {found.reason}; the general one is seldom faster than dense"
+        why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else _NO_IMAGE.reason
+        text = f"{why}; the general one is seldom faster than dense"
         return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
     worst = min(found, key=lambda one: one.gain)
     least = min(found, key=lambda one: one.saved_us)

@@ -37,6 +37,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "tensor(string)": np.dtype(np.str_),
 }
 _BATCH_NAMES = ("n", "b", "batch", "batchsize", "batch_size", "bs", "num_images", "unk__0")
+# Larger arrays of made-up numbers repeat so many (a prime, so that no two rows or images are alike): making numbers
+# takes longer than the runs that they are for.
+_MOST_NUMBERS = 16_777_259
 # Made-up inputs above this size are an accident, not a wish.
 _MAX_BYTES = 1 << 33
 
@@ -276,7 +279,7 @@ def make_random_inputs(inputs: Sequence[ModelInput], shapes: Mapping[str, Shape]
 
     Floating-point numbers are normally distributed (mean 0, deviation 1). uint8 covers its whole range, as pixels do.
     Other integers are 0 or 1, because they are often indices or lengths; booleans are either; strings are ``a`` or
-    ``b``.
+    ``b``. Large arrays of floating-point numbers repeat the first 16,777,259 of them.
     """
     generator = np.random.default_rng(seed)
     return {i.name: _random_array(_dtype(i), shapes[i.name], generator, i) for i in inputs}
@@ -287,7 +290,9 @@ def _random_array(dtype: np.dtype[Any], shape: Shape, generator: np.random.Gener
     if size_bytes > _MAX_BYTES:
         raise UsageError(f"input {model_input.text} of shape {_dims(shape)} would take {size_bytes} bytes")
     if dtype.kind == "f":
-        return np.asarray(generator.standard_normal(shape)).astype(dtype)
+        size = int(np.prod(shape, dtype=np.int64))
+        numbers = generator.standard_normal(min(size, _MOST_NUMBERS)).astype(dtype)
+        return np.resize(numbers, shape)
     if dtype.kind == "U":
         return np.asarray(generator.choice(np.asarray(["a", "b"], object), shape), object)
     top = 256 if dtype == np.uint8 else 2

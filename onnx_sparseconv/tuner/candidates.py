@@ -17,8 +17,8 @@ from onnx_sparseconv.converter import ConvertOptions, convert
 from onnx_sparseconv.converter.decisions import Choice
 from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
-from onnx_sparseconv.runtime.cuda_mode import modes_for
 from onnx_sparseconv.runtime.session import Provider
+from onnx_sparseconv.tuner.layouts import layouts_of
 
 Progress = Callable[[int, int, str], None]
 # Images that a thread of the CSR kernel may compute.
@@ -181,7 +181,7 @@ def candidates_for(provider: Provider, target: str = "", *, sub_batches: bool = 
     """
     if provider == "cpu":
         return (DenseCandidate(), SparseCandidate())
-    dense = [DenseCandidate(f"dense, {mode.name}", mode.provider_options()) for mode in modes_for("best")]
+    dense = [DenseCandidate(layout.dense, layout.mode.provider_options()) for layout in layouts_of(provider)]
     # Which of the library's own kernels runs a node without an image, the library decides, as it will later.
     general = SparseCandidate("sparse, general", kernels={target: CSR} if target else {})
     csr = {"sparseconv.cuda_kernel": "csr"}

@@ -21,7 +21,7 @@ from onnx_sparseconv.tuner.options import PRESET_NAMES, PresetName
 from onnx_sparseconv.tuner.setting import Setting, differences
 
 # Counts changes to what a line means, and to how layers are timed.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "tuning.jsonl"
 
 
@@ -32,8 +32,8 @@ class LayerTimes:
     Attributes:
         times_us: microseconds by name of the candidate, without the cost of a call; infinite where it cannot run.
         problems: why, by the same names.
-        reorder_in_us, reorder_out_us: what the dense layer's time holds of changing the memory layout of its input and
-            output, which neighbours that are dense too save it.
+        reorder_in_us, reorder_out_us: what the dense layer's time holds, in a layout that is another than the
+            model's, of changing its inputs and its output, which neighbours that are dense too save it.
     """
 
     times_us: Mapping[str, float]

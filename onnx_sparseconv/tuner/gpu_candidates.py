@@ -167,6 +167,12 @@ class GpuSearch:
         return compile_choices(layers, choices, self.target, self.compile_options, progress) if wanted else []
 
 
+def architecture_here() -> int | None:
+    """Of this machine's first GPU, 90 for sm_90; None without one."""
+    gpus = read_cuda_driver().gpus
+    return int(gpus[0].compute_capability.replace(".", "")) if gpus else None
+
+
 def find_target(names: Sequence[str], nvrtc: NvrtcChoice = "auto") -> Target:
     """Of some targets the one that this machine's first GPU would run: what can be timed here.
 
@@ -179,10 +185,10 @@ def find_target(names: Sequence[str], nvrtc: NvrtcChoice = "auto") -> Target:
         UsageError: a name is no architecture, or the GPU runs none of them.
         CompileError: there is no compiler.
     """
-    driver = read_cuda_driver()
-    if not driver.gpus:
-        raise ProviderError(f"target {', '.join(names)}: there is no GPU to time it on: {driver.problem}")
-    here = int(driver.gpus[0].compute_capability.replace(".", ""))
+    here = architecture_here()
+    if here is None:
+        problem = read_cuda_driver().problem
+        raise ProviderError(f"target {', '.join(names)}: there is no GPU to time it on: {problem}")
     targets = resolve_targets(names, nvrtc)
     fitting = [t for t in targets if t.architecture // 10 == here // 10 and t.architecture <= here]
     if not fitting:

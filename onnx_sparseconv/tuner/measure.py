@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
-from onnx_sparseconv.runtime.cuda_mode import CudaMode, modes_for
+from onnx_sparseconv.runtime.cuda_mode import CudaMode
 from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
 from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
 from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on, sparse_nodes
@@ -28,7 +28,9 @@ from onnx_sparseconv.runtime.timing import Clock, Samples, measure
 from onnx_sparseconv.tuner.candidates import Candidate, Prepared
 from onnx_sparseconv.tuner.database import LayerTimes
 from onnx_sparseconv.tuner.in_place import ModelProfile
+from onnx_sparseconv.tuner.layouts import change_models, layouts_of
 from onnx_sparseconv.tuner.options import Case, Preset
+from onnx_sparseconv.tuner.pieces import Shape, run_for_shapes
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 # Of the time of a call, a layer's own is at least this share.
 _LEAST_SHARE = 0.02
 _PROFILED_ROUNDS = 20
+# Of larger outputs about so many elements are looked at.
+_COMPARED = 1 << 22
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
@@ -57,8 +61,13 @@ class Bench(Protocol):
     def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
         """Time one layer in every way, in turn."""
 
-    def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
-        """Time whole models, in turn; the first is the dense one."""
+    def shapes(
+        self, proto: ModelProto, tensors: Sequence[str], case: Case, name: str
+    ) -> tuple[dict[str, Shape], dict[str, Shape]]:
+        """Shapes of a model's inputs and of some of its tensors, as in `run_for_shapes`."""
+
+    def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Mapping[str, Samples], ...]:
+        """Time whole models, in turn, each by the name of its layout; the first is the dense one."""
 
     def in_place(self, dense: WholeModel, sparse: WholeModel, case: Case) -> tuple[ModelProfile, ModelProfile]:
         """Time the layers of whole models, in turn."""
@@ -109,31 +118,35 @@ class OrtBench:
         problems = {name: found for name, found in opened.items() if isinstance(found, str)}
         times = {candidate.name: math.inf for candidate in candidates}
         if runs:
-            empty, *samples = measure([self._empty(graph=graph), *runs.values()], self._preset.layer, clock=self._clock)
-            floor_us = empty.stats().median_us
-            times |= {
-                name: _without_floor(found.stats().median_us, floor_us)
-                for name, found in zip(runs, samples, strict=True)
-            }
-        dense = next((found for found in opened.values() if isinstance(found, _Opened)), None)
-        return LayerTimes(times, problems, *self._reorders(piece, dense))
+            reference = next(found for found in opened.values() if isinstance(found, _Opened))
+            changes = self._layout_changes(reference, graph=graph)
+            every = [self._empty(graph=graph), *changes, *runs.values()]
+            empty, *timed = (found.stats().median_us for found in measure(every, self._preset.layer, clock=self._clock))
+            own_us = [_without_floor(time_us, empty) for time_us in timed]
+            reorders_us, runs_us = own_us[: len(changes)], own_us[len(changes) :]
+            times |= dict(zip(runs, runs_us, strict=True))
+            return LayerTimes(times, problems, *(reorders_us or self._profiled_reorders(piece, reference)))
+        return LayerTimes(times, problems)
 
-    def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Samples, ...]:
-        """Times of whole models on the same inputs, measured in turn.
+    def shapes(
+        self, proto: ModelProto, tensors: Sequence[str], case: Case, name: str
+    ) -> tuple[dict[str, Shape], dict[str, Shape]]:
+        """As `run_for_shapes`, with the provider that is tuned for: on the CPU a large batch may take minutes."""
+        return run_for_shapes(proto, tensors, case, name, self._provider)
 
-        On CUDA each model runs with every layout of ONNX Runtime, and counts with the fastest.
+    def whole(self, models: Sequence[WholeModel], case: Case) -> tuple[Mapping[str, Samples], ...]:
+        """Times of whole models on the same inputs, in every layout in which each runs, measured in turn.
 
         Raises:
             ProviderError: the provider is not used.
             SparseConvError: a model cannot be loaded or run.
         """
-        modes = (CudaMode(),) if self._provider == "cpu" else modes_for("best", cuda_graph=self._cuda_graph)
         plain = [self._session(model, CudaMode()) for model in models]
         wanted = model_inputs(plain[0])
         inputs = make_random_inputs(wanted, resolve_shapes(wanted, case.shapes, case.batch))
-        runs = [self._whole_runs(*pair, modes, inputs) for pair in zip(models, plain, strict=True)]
-        samples = iter(measure([run for ways in runs for run in ways], self._preset.whole, clock=self._clock))
-        return tuple(min((next(samples) for _ in ways), key=lambda one: one.stats().median_us) for ways in runs)
+        runs = [self._whole_runs(*pair, inputs) for pair in zip(models, plain, strict=True)]
+        samples = iter(measure([run for ways in runs for run in ways.values()], self._preset.whole, clock=self._clock))
+        return tuple({layout: next(samples) for layout in ways} for ways in runs)
 
     @property
     def sees_places(self) -> bool:
@@ -172,10 +185,9 @@ class OrtBench:
         self,
         model: WholeModel,
         plain: ort.InferenceSession,
-        modes: Sequence[CudaMode],
         inputs: Mapping[str, Array],
-    ) -> list[Callable[[], object]]:
-        """A whole model in every mode in which it runs; ``plain`` is its session in none of them.
+    ) -> dict[str, Callable[[], object]]:
+        """A whole model in every layout in which it runs; ``plain`` is its session with nothing set.
 
         Raises:
             SparseConvError: there is none; of the first.
@@ -185,10 +197,11 @@ class OrtBench:
         if self._provider == "cpu":
             # As callers run it; memory need not be bound where it is the host's anyway.
             feed = {key: value.astype(object) if value.dtype.kind == "U" else value for key, value in inputs.items()}
-            return [lambda: plain.run(None, feed)]
-        runs: list[Callable[[], object]] = []
+            return {layout.name: lambda: plain.run(None, feed) for layout in layouts_of("cpu")}
+        runs: dict[str, Callable[[], object]] = {}
         problems = []
-        for mode in modes:
+        for layout in layouts_of(self._provider):
+            mode = replace(layout.mode, cuda_graph=self._cuda_graph)
             try:
                 session = plain if mode == CudaMode() else self._session(model, mode)
                 bound = self._bind(session, str(model.path), inputs, outputs, graph=mode.cuda_graph)
@@ -196,7 +209,7 @@ class OrtBench:
             except SparseConvError as error:
                 problems.append(error)
             else:
-                runs.append(bound)
+                runs[layout.name] = bound
         if not runs:
             raise problems[0]
         return runs
@@ -263,7 +276,7 @@ class OrtBench:
             depth = replace(depth, storage="float16", depth=depth.depth + 1)
         tolerance = derive_tolerance(depth, None, None)
         for name, array in expected.items():
-            found = compare_outputs(name, array, actual[name], tolerance)
+            found = compare_outputs(name, _some(array), _some(actual[name]), tolerance)
             if not found.passed:
                 raise ModelError(f"its output differs from that of the dense layer: {found.reason}")
 
@@ -288,10 +301,15 @@ class OrtBench:
     ) -> BoundRuns:
         return BoundRuns(session, name, inputs, specs_of(outputs), self._provider, cuda_graph=graph)
 
-    def _reorders(self, piece: ModelProto, dense: _Opened | None) -> tuple[float, float]:
+    def _layout_changes(self, dense: _Opened, *, graph: bool) -> list[BoundRuns]:
+        """What changes memory layouts before and behind a dense layer; nothing where the profiler tells."""
+        if self._provider == "cpu":
+            return []
+        models = change_models(dense.inputs, dense.outputs)
+        return [self._open(Prepared(model, False), None, model, graph=graph).runs for model in models]
+
+    def _profiled_reorders(self, piece: ModelProto, dense: _Opened) -> tuple[float, float]:
         """Time that the dense layer spends on changing memory layouts, before and behind, in microseconds."""
-        if self._provider != "cpu" or dense is None:
-            return 0.0, 0.0
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "layer.onnx"
             path.write_bytes(piece.SerializeToString())
@@ -317,6 +335,14 @@ def _model_profile(structure: ModelProto, nodes: Sequence[NodeTime]) -> ModelPro
 def _without_floor(time_us: float, floor_us: float) -> float:
     """A layer's own time: never nothing, however the clock may stutter."""
     return max(time_us - floor_us, _LEAST_SHARE * time_us)
+
+
+def _some(array: Array) -> Array:
+    """An array, or elements of it all over it: every so-manieth, by a step that meets all rows and columns."""
+    step = max(1, array.size // _COMPARED)
+    while any(math.gcd(step, size) > 1 for size in array.shape):
+        step += 1
+    return array.reshape(-1)[::step] if step > 1 else array
 
 
 def _inputs_of(session: ort.InferenceSession) -> dict[str, Array]:

@@ -1,8 +1,9 @@
 """From the times of single layers to a choice for all of them.
 
-A layer's own times are not all: ONNX Runtime keeps activations between dense layers on the CPU in a blocked layout of
-its own, which a sparse layer neither reads nor writes. Alone, a dense layer pays for changing the layout before and
-behind; among dense layers it does not, and beside a sparse one it does again.
+A layer's own times are not all: ONNX Runtime may keep activations between dense layers in another layout than the
+model's, which a sparse layer neither reads nor writes: with blocked channels on the CPU, with the channels last on CUDA
+where it is asked to. Alone, a dense layer pays for changing the layout before and behind; among dense layers it does
+not, and beside a sparse one it does again.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.converter.decisions import Choice
 from onnx_sparseconv.tuner.candidates import Candidate
 from onnx_sparseconv.tuner.database import LayerTimes
+from onnx_sparseconv.tuner.layouts import Layout
 from onnx_sparseconv.tuner.regions import Region
 
 # A sparse layer has to be better than dense by this share of the dense layer's time: less is noise.
@@ -93,11 +95,16 @@ def best_sparse(
     return next((c for c in candidates if c.name == fastest and math.isfinite(totals[fastest])), None)
 
 
-def layer_cost(times: LayerTimes, candidates: Sequence[Candidate], sparse: Candidate | None) -> LayerCost:
-    """The fastest of the dense candidates, and the sparse one that would be taken (None: none can)."""
-    alone = min((times.times_us[c.name] for c in candidates if c.choice is Choice.DENSE), default=math.inf)
+def layer_cost(
+    times: LayerTimes, candidates: Sequence[Candidate], sparse: Candidate | None, layout: Layout
+) -> LayerCost:
+    """Of the dense candidate of a layout, and of the sparse one that would be taken (None: none can)."""
+    alone = times.times_us.get(layout.dense, math.inf)
+    if math.isinf(alone):
+        # Where it does not run in that layout, it costs at least what it takes in another.
+        alone = min((times.times_us[c.name] for c in candidates if c.choice is Choice.DENSE), default=math.inf)
     sparse_us = math.inf if sparse is None else times.times_us[sparse.name]
-    reorders = times.reorder_in_us + times.reorder_out_us
+    reorders = times.reorder_in_us + times.reorder_out_us if layout.is_reordered else 0.0
     # Taken from different runs, the parts need not add up: dense work is at least half of the whole.
     share = min(1.0, alone / 2 / reorders) if reorders > 0 and math.isfinite(alone) else 0.0
     before, behind = share * times.reorder_in_us, share * times.reorder_out_us
@@ -273,3 +280,47 @@ class CostModel:
         if key in links.open_behind or links.behind[key] & sparse:
             time += cost.reorder_out_us
         return time
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """What a whole model takes in every layout that it may run in; the fastest counts.
+
+    Attributes:
+        models: what its layers take, by the name of the layout; at least one.
+        dense_us: what it takes as a whole, all layers dense, by the same names, at each case. With one layout none is
+            needed.
+    """
+
+    models: Mapping[str, CostModel]
+    dense_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    def fastest(self, sparse: AbstractSet[int]) -> str:
+        """The layout in which the model is foretold to be fastest."""
+        return min(self.models, key=lambda name: self._total(name, sparse))
+
+    def foretell(self, sparse: AbstractSet[int], case: int, dense_us: Mapping[str, float]) -> float:
+        """What the whole model takes, in microseconds, where it takes ``dense_us`` dense, by the layouts that run."""
+        return min(self.models[name].foretell(sparse, case, time_us) for name, time_us in dense_us.items())
+
+    def choose(self, fixed: AbstractSet[int] = frozenset()) -> list[frozenset[int]]:
+        """The layers that had best run sparse, first by the best layout, then by the others that say otherwise."""
+        choices = {model.choose(fixed) for model in self.models.values()}
+        return sorted(choices, key=lambda sparse: (self.total(sparse), sorted(sparse)))
+
+    def total(self, sparse: AbstractSet[int]) -> float:
+        """Weighted sum over the cases, in the fastest layout."""
+        return min(self._total(name, sparse) for name in self.models)
+
+    def gain(self, key: int, sparse: AbstractSet[int]) -> float:
+        """What a sparse layer saves, weighted, the others being as they are."""
+        return self.total(sparse - {key}) - self.total(sparse)
+
+    def _total(self, name: str, sparse: AbstractSet[int]) -> float:
+        model = self.models[name]
+        if len(self.models) == 1:
+            return model.total(sparse)
+        return sum(
+            weight * model.foretell(sparse, case, dense_us)
+            for case, (weight, dense_us) in enumerate(zip(model.weights, self.dense_us[name], strict=True))
+        )

@@ -18,7 +18,7 @@ from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.kernels.unified_csr import Array, row_lengths
 from onnx_sparseconv.runtime.inputs import make_random_inputs, model_inputs, require_elements, resolve_shapes
-from onnx_sparseconv.runtime.session import make_session, translated_errors
+from onnx_sparseconv.runtime.session import Provider, make_session, translated_errors
 from onnx_sparseconv.tuner.options import Case
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
 
@@ -46,7 +46,7 @@ class Piece:
 
 
 def run_for_shapes(
-    proto: ModelProto, tensors: Sequence[str], case: Case, name: str = "the model"
+    proto: ModelProto, tensors: Sequence[str], case: Case, name: str = "the model", provider: Provider = "cpu"
 ) -> tuple[dict[str, Shape], dict[str, Shape]]:
     """Run a model once and note the shapes of its inputs and of some tensors of its main graph.
 
@@ -55,6 +55,7 @@ def run_for_shapes(
         tensors: names.
         case: the shapes of its inputs.
         name: of the model, for messages.
+        provider: what runs it.
 
     Returns:
         Shapes of the inputs, and of the tensors.
@@ -73,7 +74,7 @@ def run_for_shapes(
         path = Path(directory) / "probe.onnx"
         save(probe, path)
         try:
-            session = make_session(path)
+            session = make_session(path, provider=provider)
         except ModelError as error:
             raise ModelError(str(error).replace(str(path), name)) from error
         wanted = model_inputs(session)

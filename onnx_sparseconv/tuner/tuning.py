@@ -19,12 +19,13 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import NodeKey, missing_tools, node_keys
-from onnx_sparseconv.converter.gpu_rule import GpuRule
+from onnx_sparseconv.converter.gpu_rule import GpuRule, predict
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.kernels.compile import CompileOptions
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
+from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.targets import NATIVE, Target
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 from onnx_sparseconv.runtime.layer_times import layer_name
@@ -33,12 +34,13 @@ from onnx_sparseconv.runtime.timing import Clock
 from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, candidates_for
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
-from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, find_target
+from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, architecture_here, find_target
 from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
+from onnx_sparseconv.tuner.layouts import Layout, layouts_of
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
-from onnx_sparseconv.tuner.network import CostModel, LayerCost, best_sparse, find_links, layer_cost
+from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
-from onnx_sparseconv.tuner.pieces import Piece, Shape, cut, run_for_shapes
+from onnx_sparseconv.tuner.pieces import Piece, Shape, cut
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
 from onnx_sparseconv.tuner.setting import Setting, read_setting
 from onnx_sparseconv.tuner.source import Source, open_source
@@ -120,15 +122,18 @@ def tune(
     bench = bench or OrtBench(options.provider, options.threads, options.plan, clock, cuda_graph=options.cuda_graph)
     with tempfile.TemporaryDirectory() as directory:
         source = open_source(model, options.conversion(), Path(directory))
-        job = _Job(source, options, setting, bench, clock, progress or (lambda *_: None), target)
-        return _Tuner(job).run(make_plan(load(source.dense), DecisionOptions(), _rule(options, target)))
+        rule = _rule(options, target)
+        job = _Job(source, options, setting, bench, clock, progress or (lambda *_: None), target, rule)
+        return _Tuner(job).run(make_plan(load(source.dense), DecisionOptions(), job.rule))
 
 
 def _rule(options: TuneOptions, target: Target | None) -> GpuRule | None:
-    """What decides where nothing is measured."""
-    if target is None:
-        return None
-    return GpuRule((target.architecture,), tuple(sorted({case.batch or 1 for case in options.cases})))
+    """What decides where nothing is measured; None: sparsity alone."""
+    batches = tuple(sorted({case.batch or 1 for case in options.cases}))
+    if target is not None:
+        return GpuRule((target.architecture,), batches)
+    here = architecture_here() if options.provider == "cuda" else None
+    return GpuRule((here,), batches, with_images=False) if here is not None else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +175,12 @@ class _Work:
 
 @dataclass(frozen=True, eq=False)
 class _Job:
-    """What `tune` was asked for; ``target`` is what images are timed for, None where none are."""
+    """What `tune` was asked for.
+
+    Attributes:
+        target: what images are timed for; None where none are.
+        rule: what decides of layers that are not timed; None: sparsity alone.
+    """
 
     source: Source
     options: TuneOptions
@@ -179,6 +189,12 @@ class _Job:
     clock: Clock
     progress: Progress
     target: Target | None
+    rule: GpuRule | None
+
+    @property
+    def rule_name(self) -> str:
+        """By what layers that are not timed are decided."""
+        return "sparsity" if self.rule is None else "foretold times"
 
 
 class _Tuner:
@@ -198,38 +214,49 @@ class _Tuner:
         regions = finder.find(plan.sites)
         layers = self._layers(plan, regions)
         names = list(dict.fromkeys(tensor.name for region in regions.values() for tensor in region.inputs))
-        shapes = [run_for_shapes(plan.view.proto, names, case, job.source.name) for case in options.cases]
+        shapes = [job.bench.shapes(plan.view.proto, names, case, job.source.name) for case in options.cases]
         # Layers that are sparse already stay so.
         dense = WholeModel(job.source.dense, any(site.is_sparse for site in plan.sites))
-        weights = self._weights(dense)
-        found = self._measure_all(plan, finder, layers, [tensors for _, tensors in shapes], weights)
-        alone = CostModel({key: self._costs(found.get(key)) for key in regions}, find_links(regions), weights)
+        dense_us = self._dense_us(dense)
+        weights = _weights(dense_us)
+        at_cases = [tensors for _, tensors in shapes]
+        found = self._measure_all(plan, finder, layers, at_cases, weights)
+        links = find_links(regions)
+        alone = {
+            layout.name: CostModel(self._costs(layers, found, layout, at_cases), links, weights)
+            for layout in layouts_of(options.provider)
+        }
         kernels = {node: one.kernels for node, one in found.items()}
-        # Layers that nobody timed keep what their sparsity says.
+        # Layers that nobody timed keep what the rule says.
         by_rule = frozenset(id(la.site.node) for la in layers if la.verdict.rewrite and id(la.site.node) not in found)
 
         def write(sparse: AbstractSet[int], path: Path) -> None:
             self._convert(layers, kernels, sparse, path)
 
-        model, notes = self._in_place(alone, layers, by_rule, dense, write)
-        wanted = model.choose(by_rule)
-        chosen, whole = wanted, None
-        if wanted:
+        models, notes = self._in_place(alone, layers, by_rule, dense, write)
+        model = Layouts(models, dense_us)
+        all_dense_us = model.total(frozenset())
+        choices = [sparse for sparse in model.choose(by_rule) if sparse and model.total(sparse) <= all_dense_us]
+        chosen: frozenset[int] = frozenset()
+        whole = None
+        if choices:
             check = WholeCheck(dense, write, job.bench, options.cases, model)
             try:
-                chosen, whole = check.run(wanted, options.plan.max_steps)
+                chosen, whole = check.run(choices, options.plan.max_steps)
             except _UnconvertibleError as error:
-                chosen, notes = frozenset(), (str(error),)
+                notes = (str(error),)
+        wanted = frozenset[int]().union(*choices)
+        costs = models[model.fastest(chosen)].costs
         decisions = Decisions(
             model=job.source.name,
             setting={**job.setting, "preset": options.preset},
             input_shapes=tuple(inputs for inputs, _ in shapes),
-            layers=tuple(self._decision(layer, found, model.costs, wanted, chosen) for layer in layers),
+            layers=tuple(self._decision(layer, found, costs, wanted, chosen) for layer in layers),
             whole_model=to_plain(whole) if whole is not None else {},
             notes=(
                 *notes,
                 *self._database.notes,
-                *_against_rule(layers, found, chosen, "sparsity" if job.target is None else "foretold times"),
+                *_against_rule(layers, found, chosen, job.rule_name),
                 *_notes(found, options),
                 *_missing_tools(found, job.target),
             ),
@@ -238,32 +265,63 @@ class _Tuner:
         alike = sum(bool(one.measured_as) for one in found.values())
         return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
 
-    def _weights(self, dense: WholeModel) -> list[float]:
-        """What a microsecond counts at each case: with several, each counts by its share of its model's own time."""
+    def _dense_us(self, dense: WholeModel) -> dict[str, list[float]]:
+        """What the dense model takes in each layout, at each case; nothing where there is nothing to weigh by it."""
         job = self._job
-        if len(job.options.cases) == 1:
-            return [1.0]
-        return [1 / job.bench.whole([dense], case)[0].stats().median_us for case in job.options.cases]
+        layouts = [layout.name for layout in layouts_of(job.options.provider)]
+        if len(job.options.cases) == 1 == len(layouts):
+            return {}
+        found = [job.bench.whole([dense], case)[0] for case in job.options.cases]
+        return {
+            name: [at_case[name].stats().median_us if name in at_case else math.inf for at_case in found]
+            for name in layouts
+        }
 
-    def _costs(self, found: _Found | None) -> list[LayerCost]:
-        """Costs of a layer at each case. One that was not timed has none, dense or sparse: it changes no comparison."""
-        if found is None:
-            return [LayerCost(0.0, 0.0)] * len(self._job.options.cases)
-        return [layer_cost(times, found.candidates, found.sparse) for times in found.times]
+    def _costs(
+        self,
+        layers: Sequence[_Layer],
+        found: Mapping[int, _Found],
+        layout: Layout,
+        shapes: Sequence[Mapping[str, Shape]],
+    ) -> dict[int, list[LayerCost]]:
+        """Costs of each layer of the main graph at each case, in one layout."""
+        costs = {}
+        for layer in layers:
+            if layer.region is not None:
+                times = found.get(id(layer.site.node))
+                costs[id(layer.site.node)] = (
+                    [layer_cost(at_case, times.candidates, times.sparse, layout) for at_case in times.times]
+                    if times is not None
+                    else [self._foretold_cost(layer, at_case) for at_case in shapes]
+                )
+        return costs
+
+    def _foretold_cost(self, layer: _Layer, shapes: Mapping[str, Shape]) -> LayerCost:
+        """Cost of a layer that was not timed, by the rule; where it says nothing of it, it changes no comparison."""
+        rule, site = self._job.rule, layer.site
+        shape = shapes.get(site.node.inputs[0].name)
+        if rule is None or shape is None or site.weight is None or site.geometry is None:
+            return LayerCost(0.0, 0.0)
+        found = predict(replace(site, input_shape=shape), rule)
+        if isinstance(found, Refusal) or len(found) != 1:
+            return LayerCost(0.0, 0.0)
+        # What the rule leaves dense nobody is to choose.
+        return LayerCost(found[0].dense_us, found[0].sparse_us if layer.verdict.rewrite else math.inf)
 
     def _in_place(
         self,
-        alone: CostModel,
+        models: Mapping[str, CostModel],
         layers: Sequence[_Layer],
         by_rule: AbstractSet[int],
         dense: WholeModel,
         write: Convert,
-    ) -> tuple[CostModel, tuple[str, ...]]:
+    ) -> tuple[Mapping[str, CostModel], tuple[str, ...]]:
         """The cost model by the layers' times where they stand; where they cannot be had, the one given, and why."""
         bench, cases = self._job.bench, self._job.options.cases
+        ((layout, alone), *others) = models.items()
         tried = worth_trying(alone)
-        if not (tried and bench.sees_places):
-            return alone, ()
+        if others or not (tried and bench.sees_places):
+            return models, ()
         names = {id(la.site.node): LayerNames(layer_name(la.site.proto), la.site.name) for la in layers}
         try:
             with tempfile.TemporaryDirectory() as directory:
@@ -273,11 +331,11 @@ class _Tuner:
         except ProviderError:
             raise
         except SparseConvError as error:
-            return alone, (f"layers were timed alone, not in their places: {error}",)
+            return models, (f"layers were timed alone, not in their places: {error}",)
         model = refine(alone, names, tried, by_rule, profiles)
         if model is None:
-            return alone, ("layers were timed alone, not in their places: ONNX Runtime's profile does not show them",)
-        return model, ()
+            return models, ("layers were timed alone, not in their places: ONNX Runtime's profile does not show them",)
+        return {layout: model}, ()
 
     def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[_Layer]:
         rows = zip(node_keys(plan.sites), plan.sites, plan.report.layers, strict=True)
@@ -298,7 +356,8 @@ class _Tuner:
         if verdict.reason in _NOT_ABOUT_SPEED:
             return Cause.REFUSED, verdict.text
         if region is None:
-            return Cause.NOT_MEASURED, f"only layers of the main graph are timed; by its sparsity: {verdict.text}"
+            how = f"by its {self._job.rule_name}: {verdict.text}"
+            return Cause.NOT_MEASURED, f"only layers of the main graph are timed; {how}"
         assert site.weight is not None
         values = site.weight.values
         sparsity = 1 - np.count_nonzero(nonzero_mask(values)) / values.size
@@ -448,7 +507,7 @@ class _Tuner:
         if times is not None:
             text = _measured_text(times, costs[node], choice)
         elif cause is Cause.BUDGET:
-            text = f"{text}; by its sparsity: {layer.verdict.text}"
+            text = f"{text}; by its {self._job.rule_name}: {layer.verdict.text}"
         if node in wanted and node not in chosen:
             cause, text = Cause.WHOLE_MODEL, f"left dense for the model as a whole, though {text}"
         return replace(
@@ -460,6 +519,11 @@ class _Tuner:
             measured_as=times.measured_as if times is not None else "",
             candidates=_candidate_times(times) if times is not None else (),
         )
+
+
+def _weights(dense_us: Mapping[str, Sequence[float]]) -> list[float]:
+    """What a microsecond counts at each case: each counts by its share of its model's own time."""
+    return [1 / min(at_case) for at_case in zip(*dense_us.values(), strict=True)] or [1.0]
 
 
 def _search(options: TuneOptions, target: Target | None) -> Search:
@@ -554,7 +618,7 @@ def _notes(found: Mapping[int, _Found], options: TuneOptions) -> tuple[str, ...]
         graph = "as CUDA graphs" if options.cuda_graph else "without CUDA graphs"
         notes.append(
             f"single layers were timed as CUDA graphs, whole models {graph}; both with every layout of ONNX Runtime, "
-            "of which the fastest counts, though a model has one setting for all its layers"
+            "of which the fastest for the model as a whole counts"
         )
         if not options.targets:
             notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")

@@ -7,15 +7,15 @@ fastest is taken: the dense model, where nothing is faster.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from onnx_sparseconv.runtime.timing import Speedup, speedup
+from onnx_sparseconv.runtime.timing import Samples, Speedup, speedup
 from onnx_sparseconv.tuner.measure import Bench, WholeModel
-from onnx_sparseconv.tuner.network import CostModel
+from onnx_sparseconv.tuner.network import Layouts
 from onnx_sparseconv.tuner.options import Case
 
 # The sum of the layers is contradicted where the whole takes longer than foretold by more than this share.
@@ -35,19 +35,21 @@ class Convert(Protocol):
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The whole model at one set of shapes, in microseconds.
+    """The whole model at one set of shapes, in microseconds, each in the layout in which it is fastest.
 
     Attributes:
         dense_us: the dense model, measured.
         predicted_us: the converted model, by its layers.
         measured_us: the converted model, measured; as `dense_us` where all stays dense.
         speedup: of the converted model; None where all stays dense.
+        layout: of the converted model's dense layers: ``default``, or ``nhwc`` for CUDA's ``prefer_nhwc``.
     """
 
     dense_us: float
     predicted_us: float
     measured_us: float
     speedup: Speedup | None
+    layout: str = "default"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class WholeResult:
     Attributes:
         gain: whether the converted model is faster at every case.
         cases: times of what was chosen.
-        trials: all that was tried; more than one where the first contradicted the layers.
+        trials: all that was tried; more than one where layouts differ, or the first contradicted the layers.
         text: the outcome in words.
     """
 
@@ -114,20 +116,20 @@ class WholeCheck:
         convert: makes the others.
         bench: the stopwatch.
         cases: shapes.
-        model: what layers take.
+        layouts: what layers take.
     """
 
     dense: WholeModel
     convert: Convert
     bench: Bench
     cases: Sequence[Case]
-    model: CostModel
+    layouts: Layouts
 
-    def run(self, chosen: frozenset[int], max_steps: int) -> tuple[frozenset[int], WholeResult]:
+    def run(self, choices: Sequence[frozenset[int]], max_steps: int) -> tuple[frozenset[int], WholeResult]:
         """Time the model as a whole, and leave layers dense where that makes it faster.
 
         Args:
-            chosen: layers that are to be sparse; at least one.
+            choices: layers that are to be sparse, at least one; the first is what is foretold to be fastest.
             max_steps: how often to leave layers dense.
 
         Returns:
@@ -137,11 +139,13 @@ class WholeCheck:
             SparseConvError: a model cannot be run.
         """
         with tempfile.TemporaryDirectory() as directory:
-            timed = self._time([chosen], Path(directory))
-            if not (timed[0].is_faster and timed[0].is_as_foretold) and max_steps:
+            timed = self._time(choices, Path(directory))
+            first = _best(timed)
+            if not (first.is_faster and first.is_as_foretold) and max_steps:
+                fewer = _fewer(self.layouts, first.sparse, max_steps)
                 # All of them, in turn: times of other minutes do not compare.
-                timed = self._time([chosen, *_fewer(self.model, chosen, max_steps)], Path(directory))
-        best = min(timed, key=lambda one: (not one.is_faster, one.share))
+                timed = self._time(list(dict.fromkeys([*choices, *fewer])), Path(directory))
+        best = _best(timed)
         trials = tuple(one.trial for one in timed)
         if best.is_faster:
             return best.sparse, WholeResult(True, best.cases, trials, _text(timed, best))
@@ -157,19 +161,30 @@ class WholeCheck:
         results: list[list[CaseResult]] = [[] for _ in choices]
         for index, case in enumerate(self.cases):
             reference, *others = self.bench.whole(models, case)
-            dense_us = reference.stats().median_us
+            dense_us = _medians(reference)
+            fastest = min(dense_us, key=dense_us.__getitem__)
             for sparse, samples, found in zip(choices, others, results, strict=True):
-                predicted = self.model.foretell(sparse, index, dense_us)
-                found.append(CaseResult(dense_us, predicted, samples.stats().median_us, speedup(reference, samples)))
+                predicted, times_us = self.layouts.foretell(sparse, index, dense_us), _medians(samples)
+                layout = min(times_us, key=times_us.__getitem__)
+                gain = speedup(reference[fastest], samples[layout])
+                found.append(CaseResult(dense_us[fastest], predicted, times_us[layout], gain, layout))
         return [_Timed(sparse, tuple(found)) for sparse, found in zip(choices, results, strict=True)]
 
 
-def _fewer(model: CostModel, chosen: frozenset[int], max_steps: int) -> list[frozenset[int]]:
+def _medians(samples: Mapping[str, Samples]) -> dict[str, float]:
+    return {layout: found.stats().median_us for layout, found in samples.items()}
+
+
+def _best(timed: Sequence[_Timed]) -> _Timed:
+    return min(timed, key=lambda one: (not one.is_faster, one.share))
+
+
+def _fewer(layouts: Layouts, chosen: frozenset[int], max_steps: int) -> list[frozenset[int]]:
     """Ever fewer layers: each step leaves out those that gain least, at least one, and half at most."""
     steps: list[frozenset[int]] = []
     current = chosen
     while len(steps) < max_steps and len(current) > 1:
-        gains = sorted(((model.gain(key, current), key) for key in current), reverse=True)
+        gains = sorted(((layouts.gain(key, current), key) for key in current), reverse=True)
         wanted = _KEPT_GAIN * sum(max(gain, 0.0) for gain, _ in gains)
         kept: list[int] = []
         total = 0.0
@@ -186,12 +201,16 @@ def _fewer(model: CostModel, chosen: frozenset[int], max_steps: int) -> list[fro
 def _text(timed: Sequence[_Timed], best: _Timed) -> str:
     text = "; ".join(
         f"{case.dense_us / case.measured_us:.2f}x faster as a whole ({case.dense_us:.0f} us dense, "
-        f"{case.measured_us:.0f} us converted, {case.predicted_us:.0f} us foretold)"
+        f"{case.measured_us:.0f} us converted{_with_layout(case)}, {case.predicted_us:.0f} us foretold)"
         for case in best.cases
     )
     if best is not timed[0]:
         text += f", with {len(best.sparse)} instead of {len(timed[0].sparse)} sparse layers: times of layers misled"
     return text
+
+
+def _with_layout(case: CaseResult) -> str:
+    return " with prefer_nhwc" if case.layout == "nhwc" else ""
 
 
 def _no_gain(timed: Sequence[_Timed], best: _Timed) -> str:

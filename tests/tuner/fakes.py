@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
 from onnx import ModelProto, NodeProto, numpy_helper
@@ -13,6 +14,7 @@ from onnx import ModelProto, NodeProto, numpy_helper
 from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.tuner.database import Database, LayerTimes
 from onnx_sparseconv.tuner.in_place import ModelProfile
+from onnx_sparseconv.tuner.pieces import Shape, run_for_shapes
 
 SETTING = {
     "processor": "an abacus",
@@ -72,8 +74,11 @@ class FakeBench:
         assert [c.name for c in candidates] == list(times)
         return LayerTimes(times, self.problems, self.reorder_us, self.reorder_us)
 
-    def whole(self, models: Sequence[object], _case: object) -> tuple[Samples, ...]:
-        return tuple(Samples(((self._whole(model.path),) * 3,)) for model in models)
+    def shapes(self, *arguments: Any) -> tuple[dict[str, Shape], dict[str, Shape]]:
+        return run_for_shapes(*arguments)
+
+    def whole(self, models: Sequence[object], _case: object) -> tuple[dict[str, Samples], ...]:
+        return tuple({"default": Samples(((self._whole(model.path),) * 3,))} for model in models)
 
     @property
     def sees_places(self) -> bool:

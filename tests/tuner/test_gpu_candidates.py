@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from onnx_sparseconv.kernels.image_container import Image, parse
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, find_plan, ranked_plans
 from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.targets import Target
+from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.tuner import TuneOptions, gpu_candidates, make_cases, tune
 from onnx_sparseconv.tuner.candidates import SUB_BATCHES
 from onnx_sparseconv.tuner.database import LayerTimes
@@ -421,3 +423,64 @@ def test_without_a_target_only_the_general_kernel_is_tried(tuned):
     assert report.decisions.targets == ()
     assert kernels(report) == {"conv0": ""}
     assert any("only the general kernel was tried" in note for note in report.decisions.notes)
+
+
+@dataclasses.dataclass
+class LayoutBench(GpuBench):
+    """Dense layers take 60 us with the channels last, of which they lose 40 where no neighbour is so.
+
+    Attributes:
+        last_us: of a whole model with the channels last, from the names of its sparse layers.
+    """
+
+    last_us: Callable[[frozenset[str]], float] = lambda _: math.inf
+
+    def layer(self, piece, candidates):
+        found = super().layer(piece, candidates)
+        times = found.times_us | {"dense, nhwc": 60.0}
+        return dataclasses.replace(found, times_us=times, reorder_in_us=20.0, reorder_out_us=20.0)
+
+    def whole(self, models, case):
+        first = super().whole(models, case)
+        last = [{"nhwc": Samples(((self.last_us(names),) * 3,))} for names in self.wholes[-len(models) :]]
+        return tuple(one | other for one, other in zip(first, last, strict=True))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_layers_that_gain_do_not_where_another_layout_suits_the_model_better(tuned):
+    """Sparse layers take 90 us; dense ones 100 us, but 20 us with the channels last among such."""
+    bench = LayoutBench(whole_us=lambda _: 400, last_us=lambda _: 200)
+    report = tuned(network(0.9, 0.95, 0.92), bench, targets=())
+    assert {layer.choice for layer in report.decisions.layers} == {Choice.DENSE}
+    assert report.whole is None
+    assert report.decisions.layers[1].text == "sparse is 1.50x slower (60.0 us dense, 90.0 us sparse)"
+    assert bench.wholes == [frozenset()]
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_layout_that_suits_the_converted_model_is_told(tuned):
+    bench = LayoutBench(whole_us=lambda sparse: 400 - 90 * len(sparse), last_us=lambda sparse: 300 - 50 * len(sparse))
+    report = tuned(network(0.9), bench)
+    (case,) = report.whole.cases
+    assert (case.dense_us, case.predicted_us, case.measured_us, case.layout) == (300, 250, 250, "nhwc")
+    assert "300 us dense, 250 us converted with prefer_nhwc, 250 us foretold" in report.whole.text
+
+
+@pytest.mark.usefixtures("compiled")
+def test_what_is_not_timed_is_foretold_for_the_gpu_at_hand(tuned, monkeypatch):
+    """Without a target only the library's own kernels count: that on warpgroups takes float16 alone."""
+    proto = networks.dense([networks.weights(channels=c, layers=1, sparsity=0.9)[0] for c in (64, 64)], size=56)
+    bench = GpuBench(whole_us=fast_whole)
+    budget = {"targets": (), "cases": make_cases([64]), "budget_s": 0}
+    report = tuned(proto, bench, precision="fp16", **budget)
+    assert bench.pieces == []
+    assert {layer.choice for layer in report.decisions.layers} == {Choice.SPARSE}
+    assert "by its foretold times: " in report.decisions.layers[0].text
+    assert "on warpgroups" in report.decisions.layers[0].text
+    (case,) = report.whole.cases
+    assert 0 < case.predicted_us < case.dense_us
+    in_float = tuned(proto, bench, **budget)
+    assert {layer.choice for layer in in_float.decisions.layers} == {Choice.DENSE}
+    assert "by its foretold times: no code is generated, and no kernel" in in_float.decisions.layers[0].text
+    _plug_in(monkeypatch)
+    assert "by its sparsity: " in tuned(proto, bench, **budget).decisions.layers[0].text

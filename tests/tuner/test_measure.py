@@ -12,10 +12,13 @@ from onnx import numpy_helper
 from onnx_sparseconv.converter.decisions import Choice
 from onnx_sparseconv.errors import ModelError, ProviderError, UsageError
 from onnx_sparseconv.runtime.layer_times import NodeTime
+from onnx_sparseconv.runtime.run import run_session
+from onnx_sparseconv.runtime.session import make_session
 from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.runtime.verify import verify
 from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, measure, tune
 from onnx_sparseconv.tuner.candidates import DenseCandidate, Prepared, SparseCandidate, candidates_for
+from onnx_sparseconv.tuner.layouts import change_models
 from onnx_sparseconv.tuner.measure import OrtBench, WholeModel, _model_profile, _without_floor
 from onnx_sparseconv.tuner.setting import read_setting
 from tests.runtime import networks
@@ -101,7 +104,7 @@ def test_layers_are_graphs_on_cuda_and_whole_models_where_asked_for(cuda_on_cpu,
     cuda_on_cpu.clear()
     path = networks.save(networks.dense(networks.weights()), tmp_path / "d.onnx")
     (samples,) = bench.whole([WholeModel(path, False)], Case(batch=3))
-    assert len(samples.all_us) == 1
+    assert {layout: len(found.all_us) for layout, found in samples.items()} == {"default": 1, "nhwc": 1}
     graph = {"enable_cuda_graph": "1"} if cuda_graph else {}
     assert cuda_on_cpu[-1] == {"prefer_nhwc": "1"} | graph
     assert any("enable_cuda_graph" in options for options in cuda_on_cpu) == cuda_graph
@@ -122,15 +125,16 @@ def test_where_dense_is_no_graph_nothing_is(monkeypatch):
     times = bench.layer(piece(), (DenseCandidate(), DenseCandidate("nhwc", {"prefer_nhwc": "1"})))
     assert all(math.isfinite(time) for time in times.times_us.values())
     assert times.problems == {}
-    assert len(graphs) == 3  # the empty model, too
+    assert len(graphs) == 5  # the empty model, and what changes layouts, too
 
 
 @pytest.mark.usefixtures("cuda_on_cpu")
-def test_a_whole_model_counts_with_its_fastest_mode_and_needs_one(tmp_path, monkeypatch):
+def test_a_whole_model_runs_in_every_layout_and_needs_one(tmp_path, monkeypatch):
     path = networks.save(networks.dense(networks.weights()), tmp_path / "d.onnx")
     bench = OrtBench("cuda", 1, FAST["quick"])
     monkeypatch.setattr(measure, "measure", lambda runs, *_, **__: [Samples(((t,),)) for t in (7.0, 5.0)[: len(runs)]])
-    assert bench.whole([WholeModel(path, False)], Case())[0].stats().median_us == 5.0
+    (samples,) = bench.whole([WholeModel(path, False)], Case())
+    assert {layout: found.stats().median_us for layout, found in samples.items()} == {"default": 7.0, "nhwc": 5.0}
     monkeypatch.setattr(bench, "_bind", _no_room)
     with pytest.raises(ModelError, match="no room"):
         bench.whole([WholeModel(path, False)], Case())
@@ -154,6 +158,37 @@ def _has_blocked_layout():
     return "avx" in Path("/proc/cpuinfo").read_text()
 
 
+@pytest.mark.usefixtures("cuda_on_cpu")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_what_changing_layouts_takes_is_timed_on_cuda(dtype):
+    times = OrtBench("cuda", 1, FAST["quick"]).layer(piece(dtype), candidates_for("cuda"))
+    assert times.reorder_in_us > 0
+    assert times.reorder_out_us > 0
+    assert list(times.times_us) == ["dense, default", "dense, nhwc", "sparse, general"]
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 2, 3, 4, 5)])
+def test_layouts_are_changed_to_channels_last_and_back(shape):
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    before, behind = change_models({"x": x, "residual": -x}, {"y": x})
+    last = np.moveaxis(x, 1, -1)
+    changed, residual = run_session(make_session(before), {"x": x, "residual": -x}, "it").values()
+    np.testing.assert_array_equal(changed, last)
+    np.testing.assert_array_equal(residual, -last)
+    (back,) = run_session(make_session(behind), {"y": np.ascontiguousarray(last)}, "it").values()
+    np.testing.assert_array_equal(back, x)
+
+
+def test_of_large_outputs_all_rows_and_columns_are_looked_at(monkeypatch):
+    monkeypatch.setattr(measure, "_COMPARED", 1000)
+    y = np.arange(8 * 21 * 30 * 49).reshape(8, 21, 30, 49)
+    seen = np.unravel_index(measure._some(y), y.shape)
+    assert 200 < seen[0].size <= 1000
+    assert [len(set(axis)) for axis in seen] == [8, 21, 30, 49]
+    small = y[:1, :, :1]
+    assert measure._some(small) is small
+
+
 def test_a_layers_time_is_without_the_call_but_never_nothing():
     assert _without_floor(100.0, 30.0) == 70
     assert 0 < _without_floor(30.0, 30.0) < _without_floor(31.0, 10.0)
@@ -165,7 +200,7 @@ def test_whole_models_run_on_the_same_inputs(bench, tmp_path):
     dense = networks.save(networks.dense(weights), tmp_path / "d.onnx")
     sparse = networks.save(networks.sparse(weights), tmp_path / "s.onnx")
     samples = bench.whole([WholeModel(dense, False), WholeModel(sparse, True)], Case(batch=3))
-    assert [len(found.all_us) for found in samples] == [1, 1]
+    assert [{layout: len(found.all_us) for layout, found in one.items()} for one in samples] == [{"default": 1}] * 2
 
 
 def test_layers_are_timed_in_their_places(bench, tmp_path):

@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.tuner.candidates import DenseCandidate, SparseCandidate
 from onnx_sparseconv.tuner.database import LayerTimes
-from onnx_sparseconv.tuner.network import CostModel, LayerCost, Links, find_links, layer_cost
+from onnx_sparseconv.tuner.layouts import layouts_of
+from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, Links, find_links, layer_cost
 from tests.support import architectures
 from tests.support.odd_models import conv, model, pruned, tensor
 from tests.tuner.test_pieces import Cutter, nodes
 
 SPARSE = SparseCandidate()
 CANDIDATES = (DenseCandidate(), SPARSE)
+(BLOCKED,) = layouts_of("cpu")
 UNTIMED = LayerCost(0.0, 0.0)
 
 
@@ -92,12 +94,12 @@ def test_the_choice_is_never_worse_than_all_dense_and_close_to_the_best(costs):
 
 
 def test_the_cost_of_a_layer():
-    cost = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 10.0, 20.0), CANDIDATES, SPARSE)
+    cost = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 10.0, 20.0), CANDIDATES, SPARSE, BLOCKED)
     assert cost == LayerCost(70, 70, 10, 20)
     assert cost.alone_us == 100
-    many = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 100.0, 300.0), CANDIDATES, SPARSE)
+    many = layer_cost(LayerTimes({"dense": 100.0, "sparse": 70.0}, {}, 100.0, 300.0), CANDIDATES, SPARSE, BLOCKED)
     assert (many.dense_us, many.alone_us) == (50, 100)
-    cannot = layer_cost(LayerTimes({"dense": 100.0, "sparse": math.inf}, {"sparse": "no"}), CANDIDATES, None)
+    cannot = layer_cost(LayerTimes({"dense": 100.0, "sparse": math.inf}, {"sparse": "no"}), CANDIDATES, None, BLOCKED)
     assert math.isinf(cannot.sparse_us)
 
 
@@ -137,3 +139,46 @@ def test_links_are_the_same_in_both_directions(make):
     before, behind, _, _ = links_of(make())
     assert before == behind
     assert before
+
+
+def in_layouts(first, last, dense_us):
+    return Layouts({"default": chain(first), "nhwc": chain(last)}, {"default": [dense_us[0]], "nhwc": [dense_us[1]]})
+
+
+def test_a_layer_that_gains_in_one_layout_may_lose_in_the_one_that_suits_the_model():
+    """By itself each gains; with the channels last dense is faster still, but for changes around sparse layers."""
+    first, last = [LayerCost(100, 75)] * 3, [LayerCost(50, 75, 20, 20)] * 3
+    model = in_layouts(first, last, (350, 230))
+    assert model.fastest(frozenset()) == model.fastest({0, 1, 2}) == "nhwc"
+    assert model.choose()[0] == set()
+    assert model.choose()[1] == {0, 1, 2}
+    assert model.foretell({0, 1, 2}, 0, {"default": 350.0}) == 350 - 75
+    assert model.foretell({0, 1, 2}, 0, {"default": 350.0, "nhwc": 230.0}) == 230 + 3 * 25 - 40
+    assert model.foretell({1}, 0, {"nhwc": 230.0}) == 230 + 25 + 40
+    # Where the rest of the model does not care, sparse layers and the model's own layout are the best of all.
+    assert in_layouts(first, last, (350, 340)).choose()[0] == {0, 1, 2}
+    assert in_layouts(first, last, (350, 340)).fastest({0, 1, 2}) == "default"
+
+
+def test_what_a_layer_gains_is_counted_in_the_fastest_layout():
+    model = in_layouts([LayerCost(100, 40)], [LayerCost(60, 40, 5, 5)], (300, 290))
+    assert model.total(frozenset()) == 290
+    assert model.total({0}) == 240
+    assert model.gain(0, frozenset({0})) == 50
+
+
+def test_a_layout_that_does_not_run_counts_for_nothing():
+    model = in_layouts([LayerCost(100, 40)], [LayerCost(100, 40, 5, 5)], (300, math.inf))
+    assert model.fastest(frozenset()) == model.fastest({0}) == "default"
+    assert model.choose() == [{0}]
+
+
+def test_a_layer_without_a_time_in_a_layout_costs_what_it_does_in_another():
+    default, last = layouts_of("cuda")
+    candidates = (DenseCandidate(default.dense), DenseCandidate(last.dense), SPARSE)
+    times = LayerTimes({default.dense: 100.0, last.dense: math.inf, "sparse": 70.0}, {}, 10.0, 20.0)
+    assert layer_cost(times, candidates, SPARSE, default) == LayerCost(100, 70)
+    assert layer_cost(times, candidates, SPARSE, last) == LayerCost(70, 70, 10, 20)
+    both = LayerTimes({default.dense: 100.0, last.dense: 80.0, "sparse": 70.0}, {}, 10.0, 20.0)
+    assert layer_cost(both, candidates, SPARSE, default) == LayerCost(100, 70)
+    assert layer_cost(both, candidates, SPARSE, last) == LayerCost(50, 70, 10, 20)
