@@ -284,6 +284,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-history-epyc": lambda: history_table("epyc"),
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
     "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
+    "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
     "gpu-models": lambda: gpu_models_table("gpu-models", "gpu-models-batch-1"),
     "gpu-image-bytes": gpu_bytes_table,

@@ -3,7 +3,8 @@
     python benchmarks/fit_gpu_rule.py            # write the constants and the table of docs/gpu-rule.md anew
     python benchmarks/fit_gpu_rule.py --check    # fail if they are not what the results say
 
-The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json).
+The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
+gpu-layers-resnet50.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -30,11 +31,13 @@ from onnx_sparseconv.kernels import gpu_time_constants
 from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
     SparseWork,
+    TensorWork,
     TimeModel,
     WarpgroupWork,
     as_arrays,
     dense_work,
     sparse_work,
+    tensor_work,
     warpgroup_work,
 )
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
@@ -43,6 +46,7 @@ from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
 LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
+RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
 ARCHITECTURE = 90
@@ -70,6 +74,9 @@ START = TimeModel(
     warpgroup_tile_us=8.0,
     warpgroup_chunk_us=2.0,
     interleave_tb=3.5,
+    tensor_launch_us=4.0,
+    tensor_chunk_us=2.5,
+    tensor_moutput_us=0.7,
 )
 DENSE = (
     "float_tflops",
@@ -82,6 +89,7 @@ DENSE = (
 )
 SPARSE = ("sparse_launch_us", "sparse_slowdown")
 WARPGROUP = ("warpgroup_launch_us", "warpgroup_tile_us", "warpgroup_chunk_us", "interleave_tb")
+TENSOR = ("tensor_launch_us", "tensor_chunk_us", "tensor_moutput_us")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.
@@ -138,6 +146,32 @@ def read_warpgroups(path: Path) -> dict[tuple[object, ...], float]:
             key = (record["layer"]["name"], setting["sparsity"], setting["dtype"], setting["batch"])
             found[key] = _layer_us(results, record, "sparse")
     return found
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """Layers measured on the library's tensor-core kernel, one an element; the layers' names, their work and times."""
+
+    layers: tuple[str, ...]
+    work: TensorWork
+    tensor_us: np.ndarray
+
+
+def read_tensor_rows(*paths: Path) -> TensorRows:
+    """The rows of results files that the tensor-core kernel ran, of layers for which its time is foretold."""
+    names, works, times = [], [], []
+    for results in (json.loads(path.read_text()) for path in paths):
+        for record in results["layers"]:
+            layer, setting = record["layer"], record["setting"]
+            if record["comparisons"].get(record.get("best"), {}).get("sparse_kernel") != "cuda.tensor":
+                continue
+            made = make_measured_layer(layer, setting, record["nonzeros"])
+            work = tensor_work(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
+            if work is not None:
+                names.append(layer["name"])
+                works.append(work)
+                times.append(_layer_us(results, record, "sparse"))
+    return TensorRows(tuple(names), TensorWork(**as_arrays(works)), np.array(times))
 
 
 def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str) -> float:
@@ -214,7 +248,7 @@ def make_measured_layer(layer: dict[str, Any], setting: dict[str, Any], nonzeros
     return made
 
 
-def fit(rows: Rows) -> TimeModel:
+def fit(rows: Rows, tensor_rows: TensorRows | None = None) -> TimeModel:
     """The model that foretells the rows best."""
     least = replace(
         START, least_depth=float(np.min(rows.dense.depth)), least_moutputs=float(np.min(rows.dense.moutputs))
@@ -222,7 +256,10 @@ def fit(rows: Rows) -> TimeModel:
     model = _fit_some(least, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
     model = _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
     on = rows.select(np.isfinite(rows.warpgroup_us))
-    return _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(on.warpgroup) / on.warpgroup_us))
+    model = _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(on.warpgroup) / on.warpgroup_us))
+    if tensor_rows is None:
+        return model
+    return _fit_some(model, TENSOR, lambda m: np.log(m.tensor_us(tensor_rows.work) / tensor_rows.tensor_us))
 
 
 def fastest_us(rows: Rows, sparse_us: np.ndarray, warpgroup_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -391,6 +428,17 @@ def _table_row(name: str, quality: Quality) -> list[str]:
     ]
 
 
+def tensor_table(rows: TensorRows, model: TimeModel) -> str:
+    """Markdown: how well the times of the tensor-core kernel are foretold."""
+    ratios, names = model.tensor_us(rows.work) / rows.tensor_us, np.array(rows.layers)
+    lines = [
+        [name, str(np.sum(names == name)), f"{100 * (_typical(ratios[names == name]) - 1):.0f}%"]
+        for name in dict.fromkeys(rows.layers)
+    ]
+    lines.append(["all", str(names.size), f"{100 * (_typical(ratios) - 1):.0f}%"])
+    return _table(["layer", "measured", "error"], lines)
+
+
 def constants_table(model: TimeModel, margin: float) -> str:
     """Markdown: the constants."""
     rows = [[field.name, f"{getattr(model, field.name):.4g}"] for field in fields(TimeModel) if field.name != "gpu"]
@@ -402,9 +450,13 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def with_tables(text: str, rows: Rows, model: TimeModel, margin: float) -> str:
+def with_tables(text: str, rows: Rows, tensor_rows: TensorRows, model: TimeModel, margin: float) -> str:
     """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
-    tables = {"gpu-rule": quality_table(rows, model, margin), "gpu-rule-constants": constants_table(model, margin)}
+    tables = {
+        "gpu-rule": quality_table(rows, model, margin),
+        "gpu-rule-tensor": tensor_table(tensor_rows, model),
+        "gpu-rule-constants": constants_table(model, margin),
+    }
 
     def fill(match: re.Match[str]) -> str:
         return f"<!-- table: {match[1]} -->\n{tables[match[1]]}\n<!-- end -->"
@@ -412,10 +464,10 @@ def with_tables(text: str, rows: Rows, model: TimeModel, margin: float) -> str:
     return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-def check(rows: Rows) -> list[str]:
+def check(rows: Rows, tensor_rows: TensorRows) -> list[str]:
     """What is not as the results have it; empty where all is."""
     problems = []
-    wanted, have = fit(rows), gpu_time_constants.MODEL
+    wanted, have = fit(rows, tensor_rows), gpu_time_constants.MODEL
     for field in fields(TimeModel):
         if field.name == "gpu":
             continue
@@ -425,7 +477,7 @@ def check(rows: Rows) -> list[str]:
     if not problems and choose_margin(rows, have) != gpu_time_constants.MIN_GAIN:
         problems.append(f"{CONSTANTS.name}: MIN_GAIN is {gpu_time_constants.MIN_GAIN}, not {choose_margin(rows, have)}")
     text = DOCUMENT.read_text()
-    if with_tables(text, rows, have, gpu_time_constants.MIN_GAIN) != text:
+    if with_tables(text, rows, tensor_rows, have, gpu_time_constants.MIN_GAIN) != text:
         problems.append(f"{DOCUMENT.name}: a table is not what the results and the constants say")
     return problems
 
@@ -439,21 +491,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
     options = parser.parse_args()
-    rows = read_rows(RESULTS, LIBRARY_RESULTS)
+    rows, tensor_rows = read_rows(RESULTS, LIBRARY_RESULTS), read_tensor_rows(LIBRARY_RESULTS, RESNET_RESULTS)
     if options.check:
-        problems = check(rows)
+        problems = check(rows, tensor_rows)
         for problem in problems:
             print(problem, file=sys.stderr)
         if problems:
             print("run: python benchmarks/fit_gpu_rule.py", file=sys.stderr)
         return int(bool(problems))
-    model = rounded(fit(rows))
+    model = rounded(fit(rows, tensor_rows))
     margin = choose_margin(rows, model)
     device = json.loads(RESULTS.read_text())["environment"]["cuda"]["gpus"][0]["name"]
     write_text(CONSTANTS, constants_text(model, margin, device))
-    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, model, margin))
+    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, tensor_rows, model, margin))
     print(constants_table(model, margin))
     print(quality_table(rows, model, margin))
+    print(tensor_table(tensor_rows, model))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Which layers pay on a GPU that is not at hand.
 
-Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's warpgroup kernel and of
-ONNX Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a
+Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's kernels on tensor cores
+and of ONNX Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a
 margin at all of them, and on all architectures asked for, stays dense. Where the library's kernel is foretold to be
 faster than the generated one, no code is generated. How often that is right: docs/gpu-rule.md.
 """
@@ -19,7 +19,7 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
-from onnx_sparseconv.kernels.gpu_times import dense_work, warpgroup_work
+from onnx_sparseconv.kernels.gpu_times import dense_work, tensor_work, warpgroup_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
@@ -70,7 +70,7 @@ class Prediction:
         size: spatial sizes of its input.
         dense_us: ONNX Runtime's Conv, with the best of its options.
         sparse_us: the sparse kernel.
-        is_generated: whether that is the layer's own, else the library's warpgroup kernel.
+        runs_on: what the library's kernel runs on; empty for the layer's own.
     """
 
     architecture: int
@@ -78,7 +78,7 @@ class Prediction:
     size: tuple[int, ...]
     dense_us: float
     sparse_us: float
-    is_generated: bool = True
+    runs_on: str = ""
 
     @property
     def gain(self) -> float:
@@ -95,7 +95,7 @@ class Prediction:
         return (
             f"{self.gain:.2f}x on sm_{self.architecture} at batch {self.batch} and {size} "
             f"({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse"
-            f"{'' if self.is_generated else ', on warpgroups'})"
+            f"{', on ' if self.runs_on else ''}{self.runs_on})"
         )
 
 
@@ -248,15 +248,18 @@ def _predict(
 
 
 def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction]:
-    """By the library's warpgroup kernel; nothing unless it runs at everything that is asked for."""
+    """By the library's kernel that takes the layer; nothing unless one does at everything that is asked for."""
     found = []
     for size, batch in itertools.product(asked.sizes, asked.batches):
         sized = _sized(layer, size)
-        work = warpgroup_work(sized, architecture, batch, MODEL.multiprocessors)
-        if work is None:
+        if (tiles := warpgroup_work(sized, architecture, batch, MODEL.multiprocessors)) is not None:
+            sparse_us, runs_on = MODEL.warpgroup_us(tiles), "warpgroups"
+        elif (blocks := tensor_work(sized, architecture, batch, MODEL.multiprocessors)) is not None:
+            sparse_us, runs_on = MODEL.tensor_us(blocks), "tensor cores"
+        else:
             return []
-        times = float(MODEL.dense_us(dense_work(sized, batch))), float(MODEL.warpgroup_us(work))
-        found.append(Prediction(architecture, batch, size, *times, is_generated=False))
+        dense_us = float(MODEL.dense_us(dense_work(sized, batch)))
+        found.append(Prediction(architecture, batch, size, dense_us, float(sparse_us), runs_on))
     return found
 
 

@@ -23,6 +23,9 @@ MODEL = TimeModel(
     warpgroup_tile_us=5.238,
     warpgroup_chunk_us=2.136,
     interleave_tb=3.637,
+    tensor_launch_us=4.693,
+    tensor_chunk_us=2.225,
+    tensor_moutput_us=0.5595,
 )
 # A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with
 # which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.

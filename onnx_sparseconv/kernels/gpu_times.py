@@ -2,8 +2,8 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, or the library's warpgroup kernel (`warpgroup_work`). The figures of all come
-from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
+generated kernel, by `estimate_cycles`, or one of the library's (`warpgroup_work`, `tensor_work`). The figures of all
+come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
 from __future__ import annotations
@@ -72,6 +72,19 @@ class WarpgroupWork:
 
 
 @dataclass(frozen=True)
+class TensorWork:
+    """What the library's tensor-core kernel has to do, for a batch.
+
+    Attributes:
+        chunks: of 32 channels that a block goes through, one after the other.
+        moutputs: elements of the output, in millions.
+    """
+
+    chunks: Figure
+    moutputs: Figure
+
+
+@dataclass(frozen=True)
 class TimeModel:
     """Times of layers in a chain of many, so without what a call costs. All but the first two come from measurements.
 
@@ -89,6 +102,8 @@ class TimeModel:
         warpgroup_launch_us, warpgroup_tile_us, warpgroup_chunk_us: of the warpgroup kernel: to begin, of a tile, and
             of a chunk.
         interleave_tb: of what interleaves its input, terabytes a second.
+        tensor_launch_us, tensor_chunk_us, tensor_moutput_us: of the tensor-core kernel: to begin, of a chunk, and what
+            a chunk takes longer for each million outputs.
     """
 
     clock_mhz: float
@@ -108,6 +123,9 @@ class TimeModel:
     warpgroup_tile_us: float
     warpgroup_chunk_us: float
     interleave_tb: float
+    tensor_launch_us: float
+    tensor_chunk_us: float
+    tensor_moutput_us: float
 
     def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
         """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
@@ -127,6 +145,11 @@ class TimeModel:
         tile = self.warpgroup_tile_us + self.warpgroup_chunk_us * np.asarray(work.chunks)
         before = self.warpgroup_launch_us + np.asarray(work.mbytes) / self.interleave_tb
         return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
+
+    def tensor_us(self, work: TensorWork) -> NDArray[np.float64]:
+        """Microseconds of the tensor-core kernel; arrays give arrays."""
+        chunk = self.tensor_chunk_us + self.tensor_moutput_us * np.asarray(work.moutputs)
+        return np.asarray(self.tensor_launch_us + np.asarray(work.chunks) * chunk, np.float64)
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
@@ -189,6 +212,8 @@ _POSITIONS_A_CHUNK = 56
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
 # of 64 to 512 channels, packed.
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
+# More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
+_MOST_ZEROS = 0.985
 
 
 def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> WarpgroupWork | None:
@@ -204,29 +229,72 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     Raises:
         ValueError: the input size is not known.
     """
-    if architecture != _ARCHITECTURE or layer.element_type != np.float16 or batch < _IMAGES:
-        return None
-    if layer.kernel_shape != (3, 3) or layer.strides != (1, 1) or layer.dilations != (1, 1):
-        return None
-    if layer.group_in_channels < _CHANNELS or layer.group_out_channels < _ROWS:
+    if not _is_like_measured(layer, architecture, batch):
         return None
     out_h, out_w = _out_size(layer)
-    of_map, positions = min(_warpgroup_tiles(out_h, out_w, layer.kernel_shape[1] - 1), key=math.prod)
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / _ROWS)
-    tiles = of_map * row_blocks * math.ceil(batch / _IMAGES)
+    of_map, positions, tiles = _warpgroup_tiles(layer, batch)
     if tiles < multiprocessors or out_h * out_w < _USED_POSITIONS * of_map * positions:
         return None
-    zeros = 1 - np.count_nonzero(layer.used_weights) / layer.weight.size
-    chunks = math.ceil(layer.group_in_channels / _CHANNELS) * float(np.interp(zeros, *_REPEATS))
     elements = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     return WarpgroupWork(
         tiles=float(math.ceil(tiles / multiprocessors)),
-        chunks=chunks * positions / _POSITIONS_A_CHUNK,
+        chunks=_num_chunks(layer) * _repeats(layer) * positions / _POSITIONS_A_CHUNK,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
     )
 
 
-def _warpgroup_tiles(out_h: int, out_w: int, reach: int) -> list[tuple[int, int]]:
+def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> TensorWork | None:
+    """What a layer asks of the library's tensor-core kernel; None where it would not run by itself, or nothing like it
+    was measured: other layers than those of `warpgroup_work`, of which there are too few tiles for warpgroups.
+
+    Args:
+        layer: with a known input size.
+        architecture: 90 for sm_90.
+        batch: images.
+        multiprocessors: of the GPU.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    if not _is_like_measured(layer, architecture, batch) or _warpgroup_tiles(layer, batch)[2] >= multiprocessors:
+        return None
+    outputs = batch * layer.out_channels * math.prod(_out_size(layer))
+    return TensorWork(chunks=float(_num_chunks(layer)), moutputs=1e-6 * outputs)
+
+
+def _is_like_measured(layer: SparseLayer, architecture: int, batch: int) -> bool:
+    """Whether layers like it were measured on tensor cores, and run there by themselves."""
+    return (
+        architecture == _ARCHITECTURE
+        and layer.element_type == np.float16
+        and batch >= _IMAGES
+        and (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
+        and layer.group_in_channels >= _CHANNELS
+        and layer.group_out_channels >= _ROWS
+        and _zeros(layer) <= _MOST_ZEROS
+    )
+
+
+def _zeros(layer: SparseLayer) -> float:
+    return 1 - np.count_nonzero(layer.used_weights) / layer.weight.size
+
+
+def _num_chunks(layer: SparseLayer) -> int:
+    return math.ceil(layer.group_in_channels / _CHANNELS)
+
+
+def _repeats(layer: SparseLayer) -> float:
+    return float(np.interp(_zeros(layer), *_REPEATS))
+
+
+def _warpgroup_tiles(layer: SparseLayer, batch: int) -> tuple[int, int, int]:
+    """Tiles of a map, positions that are computed for each, and tiles of the whole output."""
+    of_map, positions = min(_map_tiles(*_out_size(layer), layer.kernel_shape[1] - 1), key=math.prod)
+    row_blocks = layer.group * math.ceil(layer.group_out_channels / _ROWS)
+    return of_map, positions, of_map * row_blocks * math.ceil(batch / _IMAGES)
+
+
+def _map_tiles(out_h: int, out_w: int, reach: int) -> list[tuple[int, int]]:
     """Ways to cut the outputs of a map: into how many tiles, and positions that are computed for each."""
     found = []
     for positions in _POSITIONS:

@@ -15,6 +15,11 @@ def program():
 
 
 @pytest.fixture
+def tensor_rows(program):
+    return program.read_tensor_rows(program.LIBRARY_RESULTS, program.RESNET_RESULTS)
+
+
+@pytest.fixture
 def rows(program):
     return program.read_rows(program.RESULTS, program.LIBRARY_RESULTS)
 
@@ -56,6 +61,22 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     assert found.warpgroup_chunk_us == pytest.approx(3, rel=0.1)
     quality = program.rate(made, program.foretell(made, found), 1.2)
     assert quality.gain_error < 1.1
+
+
+def test_a_fit_finds_what_made_the_times_on_tensor_cores(program, rows, tensor_rows):
+    constants = {"tensor_launch_us": 5.0, "tensor_chunk_us": 4.0, "tensor_moutput_us": 1.5}
+    truth = dataclasses.replace(program.fit(rows), **constants)
+    assert len(tensor_rows.layers) >= 12
+    made = dataclasses.replace(tensor_rows, tensor_us=truth.tensor_us(tensor_rows.work))
+    found = program.fit(rows, made)
+    assert found.tensor_chunk_us == pytest.approx(4, rel=0.1)
+    assert found.tensor_moutput_us == pytest.approx(1.5, rel=0.1)
+    assert "| all | " in program.tensor_table(made, found)
+
+
+def test_times_on_tensor_cores_are_foretold_within_a_fifth(program, tensor_rows):
+    ratios = program.gpu_time_constants.MODEL.tensor_us(tensor_rows.work) / tensor_rows.tensor_us
+    assert program._typical(ratios) < 1.2
 
 
 def test_the_figures_of_quality(program, rows):
@@ -111,7 +132,7 @@ def test_weights_are_those_of_the_benchmark(program):
     np.testing.assert_array_equal(made.weight[:, :, 0], wanted)
 
 
-def test_constants_and_tables_are_written_and_checked(program, rows, tmp_path, monkeypatch, capsys):
+def test_constants_and_tables_are_written_and_checked(program, rows, tensor_rows, tmp_path, monkeypatch, capsys):
     constants, document = tmp_path / "constants.py", tmp_path / "rule.md"
     document.write_text("Words.\n<!-- table: gpu-rule -->\nold\n<!-- end -->\n")
     monkeypatch.setattr(program, "CONSTANTS", constants)
@@ -120,11 +141,11 @@ def test_constants_and_tables_are_written_and_checked(program, rows, tmp_path, m
     assert program.main() == 0
     namespace = {}
     exec(constants.read_text(), namespace)
-    assert namespace["MODEL"] == program.rounded(program.fit(rows))
+    assert namespace["MODEL"] == program.rounded(program.fit(rows, tensor_rows))
     assert f"| all | {len(rows.layers)} |" in document.read_text()
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", namespace["MODEL"])
     monkeypatch.setattr(program.gpu_time_constants, "MIN_GAIN", namespace["MIN_GAIN"])
-    assert program.check(rows) == []
+    assert program.check(rows, tensor_rows) == []
     other = dataclasses.replace(namespace["MODEL"], layout_us=1.0)
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", other)
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py", "--check"])

@@ -162,6 +162,18 @@ def test_the_kernel_that_is_foretold_to_be_faster_is_chosen():
         assert not any("warpgroups" in verdict.text for verdict in verdicts(model, rule))
 
 
+def test_small_maps_of_many_channels_run_on_tensor_cores():
+    small = (256, 256, 3, 14, 0.9)
+    (verdict,) = verdicts(network(small), GpuRule((90,), (64,), to_half=True))
+    assert verdict.rewrite
+    assert "us sparse, on tensor cores)" in verdict.text
+    layer, shape = sparse_layer((256, 256, 3, 3), dtype=np.float16), (None, 256, 14, 14)
+    assert choose_kernels(layer, shape, GpuRule((90,), (64,))) == {90: CSR}
+    # Few images on tensor cores, many on warpgroups: the library decides at each call.
+    assert choose_kernels(layer, shape, GpuRule((90,), (64, 256))) == {90: CSR}
+    assert choose_kernels(layer, shape, GpuRule((90,), (1, 64))) == {}
+
+
 def test_kernels_are_chosen_for_each_architecture():
     wide, shape = sparse_layer((512, 512, 3, 3), dtype=np.float16), (None, 512, 28, 28)
     assert choose_kernels(wide, shape, GpuRule((80, 90), (64,))) == {90: CSR}
@@ -178,7 +190,7 @@ def test_kernels_are_chosen_for_each_architecture():
 def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):
     monkeypatch.setattr(gpu_rule, "choose_plan", lambda *_: Refusal("too long"))
     found = predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,), to_half=True))
-    assert [one.is_generated for one in found] == [False]
+    assert [one.runs_on for one in found] == ["warpgroups"]
     assert isinstance(predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,))), Refusal)
 
 

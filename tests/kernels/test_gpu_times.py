@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
-from onnx_sparseconv.kernels.gpu_times import DenseWork, SparseWork, as_arrays, dense_work, sparse_work, warpgroup_work
+from onnx_sparseconv.kernels.gpu_times import (
+    DenseWork,
+    SparseWork,
+    as_arrays,
+    dense_work,
+    sparse_work,
+    tensor_work,
+    warpgroup_work,
+)
 from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
 from tests.support.sparse_layers import sparse_layer
 
@@ -91,6 +99,41 @@ def test_what_a_layer_has_to_do_on_warpgroups():
 def test_what_was_not_measured_on_warpgroups_is_not_foretold(changes, call):
     layer = make(**{"shape": (512, 512, 3, 3), "size": (28, 28), "dtype": np.float16, **changes})
     assert on_warpgroups(layer, **call) is None
+
+
+def on_tensor_cores(layer, batch=64, architecture=90):
+    return tensor_work(layer, architecture, batch, MODEL.multiprocessors)
+
+
+def test_small_maps_run_on_tensor_cores():
+    layer = make((256, 256, 3, 3), size=(14, 14), dtype=np.float16)
+    assert on_warpgroups(layer) is None
+    work = on_tensor_cores(layer)
+    assert (work.chunks, work.moutputs) == (8, pytest.approx(64 * 256 * 14 * 14 / 1e6))
+    few = on_tensor_cores(layer, 16)
+    assert few.moutputs == pytest.approx(work.moutputs / 4)
+    assert MODEL.tensor_us(few) < MODEL.tensor_us(work)
+    # Enough tiles for warpgroups.
+    assert on_tensor_cores(layer, 256) is None
+    assert on_warpgroups(layer, 256) is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "call"),
+    [
+        ({"dtype": np.float32}, {}),
+        ({"shape": (256, 256, 1, 1)}, {}),
+        ({"stride": 2}, {}),
+        ({"shape": (256, 24, 3, 3)}, {}),
+        ({"shape": (40, 256, 3, 3)}, {}),
+        ({"density": 0.005}, {}),
+        ({}, {"batch": 4}),
+        ({}, {"architecture": 80}),
+    ],
+)
+def test_what_was_not_measured_on_tensor_cores_is_not_foretold(changes, call):
+    layer = make(**{"shape": (256, 256, 3, 3), "size": (14, 14), "dtype": np.float16, **changes})
+    assert on_tensor_cores(layer, **call) is None
 
 
 def test_more_work_takes_longer_and_zeros_only_help_the_sparse_kernel():
