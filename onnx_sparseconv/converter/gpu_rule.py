@@ -1,9 +1,9 @@
 """Which layers pay on a GPU that is not at hand.
 
 Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's kernels on tensor cores
-and of ONNX Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a
-margin at all of them, and on all architectures asked for, stays dense. Where the library's kernel is foretold to be
-faster than the generated one, no code is generated. How often that is right: docs/gpu-rule.md.
+and of ONNX Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain
+by a margin at all of them, and on all architectures asked for, stays dense. Where the library's kernel is foretold to
+be faster than the generated one, no code is generated. How often that is right: docs/gpu-rule.md.
 """
 
 from __future__ import annotations

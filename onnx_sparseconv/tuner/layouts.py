@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from onnx import ModelProto, helper
 
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
+from onnx_sparseconv.runtime.binding import TensorSpec
 from onnx_sparseconv.runtime.cuda_mode import CudaMode, modes_for
 from onnx_sparseconv.runtime.inputs import Array
 from onnx_sparseconv.runtime.session import Provider
@@ -42,29 +43,48 @@ def layouts_of(provider: Provider) -> tuple[Layout, ...]:
     return tuple(Layout(mode.name, f"dense, {mode.name}", mode.prefer_nhwc, mode) for mode in modes_for("best"))
 
 
-def change_models(inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[ModelProto, ModelProto]:
-    """Models that change the layout of a layer's tensors as ONNX Runtime does around a dense one on CUDA.
+@dataclass(frozen=True, eq=False)
+class LayoutChange:
+    """A model that changes the layout of tensors, as ONNX Runtime does around a dense layer on CUDA, and its inputs.
+
+    Attributes:
+        model: a Transpose for each tensor.
+        inputs: any values, in the layout that it changes.
+        outputs: shapes and types of what comes out.
+    """
+
+    model: ModelProto
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, TensorSpec]
+
+
+def layout_changes(inputs: Mapping[str, Array], outputs: Mapping[str, Array]) -> tuple[LayoutChange, LayoutChange]:
+    """What stands before and behind a layer that has its channels last.
 
     Args:
         inputs: of the layer, ``[N, C, D1..Dn]`` each.
         outputs: of the layer, the same.
 
     Returns:
-        One that brings the inputs to ``[N, D1..Dn, C]``, and one that brings outputs back from there.
+        What brings the inputs to ``[N, D1..Dn, C]``, and what brings outputs back from there.
     """
-    return _transposes(inputs, to_last=True), _transposes(outputs, to_last=False)
+    return _change(inputs, to_last=True), _change(outputs, to_last=False)
 
 
-def _transposes(arrays: Mapping[str, Array], *, to_last: bool) -> ModelProto:
+def _change(arrays: Mapping[str, Array], *, to_last: bool) -> LayoutChange:
     nodes, before, behind = [], [], []
+    inputs, outputs = {}, {}
     for name, array in arrays.items():
         batch, channels, *sizes = array.shape
-        shape = array.shape if to_last else (batch, *sizes, channels)
-        last = array.ndim - 1
+        last, changed = array.ndim - 1, f"{name}_changed"
         order = [0, *range(2, array.ndim), 1] if to_last else [0, last, *range(1, last)]
+        # The values may stay where they are: no time depends on them.
+        inputs[name] = array if to_last else array.reshape(batch, *sizes, channels)
+        outputs[changed] = TensorSpec((batch, *sizes, channels) if to_last else array.shape, array.dtype)
         element_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-        before.append(helper.make_tensor_value_info(name, element_type, shape))
-        behind.append(helper.make_tensor_value_info(f"{name}_changed", element_type, None))
-        nodes.append(helper.make_node("Transpose", [name], [f"{name}_changed"], perm=order))
+        before.append(helper.make_tensor_value_info(name, element_type, inputs[name].shape))
+        behind.append(helper.make_tensor_value_info(changed, element_type, outputs[changed].shape))
+        nodes.append(helper.make_node("Transpose", [name], [changed], perm=order))
     graph = helper.make_graph(nodes, "layouts", before, behind)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
+    return LayoutChange(model, inputs, outputs)

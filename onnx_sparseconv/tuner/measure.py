@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto, helper
 
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
-from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
+from onnx_sparseconv.runtime.binding import BoundRuns, TensorSpec, specs_of
 from onnx_sparseconv.runtime.cuda_mode import CudaMode
 from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
 from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
@@ -28,7 +28,7 @@ from onnx_sparseconv.runtime.timing import Clock, Samples, measure
 from onnx_sparseconv.tuner.candidates import Candidate, Prepared
 from onnx_sparseconv.tuner.database import LayerTimes
 from onnx_sparseconv.tuner.in_place import ModelProfile
-from onnx_sparseconv.tuner.layouts import change_models, layouts_of
+from onnx_sparseconv.tuner.layouts import layout_changes, layouts_of
 from onnx_sparseconv.tuner.options import Case, Preset
 from onnx_sparseconv.tuner.pieces import Shape, run_for_shapes
 
@@ -204,7 +204,7 @@ class OrtBench:
             mode = replace(layout.mode, cuda_graph=self._cuda_graph)
             try:
                 session = plain if mode == CudaMode() else self._session(model, mode)
-                bound = self._bind(session, str(model.path), inputs, outputs, graph=mode.cuda_graph)
+                bound = self._bind(session, str(model.path), inputs, specs_of(outputs), graph=mode.cuda_graph)
                 bound()
             except SparseConvError as error:
                 problems.append(error)
@@ -251,22 +251,27 @@ class OrtBench:
         Raises:
             SparseConvError: it cannot run, or gives other results than the dense one.
         """
-        session = self._layer_session(prepared, {})
-        inputs = dense.inputs if dense is not None else _inputs_of(session)
-        outputs = run_session(session, inputs, "the layer")
+        if dense is not None:
+            inputs, outputs = dense.inputs, dense.outputs
+        else:
+            plain = self._layer_session(prepared, graph=False)
+            inputs = _inputs_of(plain)
+            outputs = run_session(plain, inputs, "the layer")
+        runs = self._warm_runs(prepared, inputs, specs_of(outputs), graph=graph)
         if prepared.use_library:
             kernels = kernels_of(sparse_nodes(prepared.model), use_library=True)
             require_sparse_kernels_on(self._provider, kernels)
-        if dense is not None:
-            self._require_equal(piece, dense.outputs, outputs)
-        if graph:
-            session = self._layer_session(prepared, CudaMode(cuda_graph=True).provider_options())
-        runs = self._bind(session, "the layer", inputs, outputs, graph=graph)
-        if graph:
-            runs()  # captures
-            runs()  # replays
-            self._require_equal(piece, outputs, runs.outputs())
+        self._require_equal(piece, outputs, runs.outputs())
         return _Opened(runs, inputs, outputs)
+
+    def _warm_runs(
+        self, prepared: Prepared, inputs: Mapping[str, Array], outputs: Mapping[str, TensorSpec], *, graph: bool
+    ) -> BoundRuns:
+        runs = self._bind(self._layer_session(prepared, graph=graph), "the layer", inputs, outputs, graph=graph)
+        runs()  # of a graph, captures
+        if graph:
+            runs()  # replays
+        return runs
 
     def _require_equal(self, piece: ModelProto, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
         """Refuse what is fast and wrong."""
@@ -280,14 +285,15 @@ class OrtBench:
             if not found.passed:
                 raise ModelError(f"its output differs from that of the dense layer: {found.reason}")
 
-    def _layer_session(self, prepared: Prepared, provider_options: Mapping[str, str]) -> ort.InferenceSession:
+    def _layer_session(self, prepared: Prepared, *, graph: bool) -> ort.InferenceSession:
+        mode = CudaMode(cuda_graph=graph)
         return make_session(
             prepared.model,
             provider=self._provider,
             threads=self._threads,
             use_library=prepared.use_library,
             session_options=measuring_options(prepared.config),
-            provider_options={**prepared.provider_options, **provider_options},
+            provider_options={**prepared.provider_options, **mode.provider_options()},
         )
 
     def _bind(
@@ -295,18 +301,20 @@ class OrtBench:
         session: ort.InferenceSession,
         name: str,
         inputs: Mapping[str, Array],
-        outputs: Mapping[str, Array],
+        outputs: Mapping[str, TensorSpec],
         *,
         graph: bool,
     ) -> BoundRuns:
-        return BoundRuns(session, name, inputs, specs_of(outputs), self._provider, cuda_graph=graph)
+        return BoundRuns(session, name, inputs, outputs, self._provider, cuda_graph=graph)
 
     def _layout_changes(self, dense: _Opened, *, graph: bool) -> list[BoundRuns]:
         """What changes memory layouts before and behind a dense layer; nothing where the profiler tells."""
         if self._provider == "cpu":
             return []
-        models = change_models(dense.inputs, dense.outputs)
-        return [self._open(Prepared(model, False), None, model, graph=graph).runs for model in models]
+        return [
+            self._warm_runs(Prepared(change.model, False), change.inputs, change.outputs, graph=graph)
+            for change in layout_changes(dense.inputs, dense.outputs)
+        ]
 
     def _profiled_reorders(self, piece: ModelProto, dense: _Opened) -> tuple[float, float]:
         """Time that the dense layer spends on changing memory layouts, before and behind, in microseconds."""

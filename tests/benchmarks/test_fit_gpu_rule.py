@@ -132,11 +132,23 @@ def test_weights_are_those_of_the_benchmark(program):
     np.testing.assert_array_equal(made.weight[:, :, 0], wanted)
 
 
-def test_constants_and_tables_are_written_and_checked(program, rows, tensor_rows, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def files(program, tmp_path, monkeypatch):
     constants, document = tmp_path / "constants.py", tmp_path / "rule.md"
     document.write_text("Words.\n<!-- table: gpu-rule -->\nold\n<!-- end -->\n")
     monkeypatch.setattr(program, "CONSTANTS", constants)
     monkeypatch.setattr(program, "DOCUMENT", document)
+    return constants, document
+
+
+@pytest.fixture
+def measured(rows, tensor_rows):
+    return rows, tensor_rows
+
+
+def test_constants_and_tables_are_written_and_checked(program, measured, files, monkeypatch, capsys):
+    rows, tensor_rows = measured
+    constants, document = files
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py"])
     assert program.main() == 0
     namespace = {}

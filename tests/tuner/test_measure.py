@@ -11,6 +11,7 @@ from onnx import numpy_helper
 
 from onnx_sparseconv.converter.decisions import Choice
 from onnx_sparseconv.errors import ModelError, ProviderError, UsageError
+from onnx_sparseconv.runtime.binding import specs_of
 from onnx_sparseconv.runtime.layer_times import NodeTime
 from onnx_sparseconv.runtime.run import run_session
 from onnx_sparseconv.runtime.session import make_session
@@ -18,7 +19,7 @@ from onnx_sparseconv.runtime.timing import Samples
 from onnx_sparseconv.runtime.verify import verify
 from onnx_sparseconv.tuner import Case, TuneOptions, candidates, machine_notes, make_cases, measure, tune
 from onnx_sparseconv.tuner.candidates import DenseCandidate, Prepared, SparseCandidate, candidates_for
-from onnx_sparseconv.tuner.layouts import change_models
+from onnx_sparseconv.tuner.layouts import layout_changes
 from onnx_sparseconv.tuner.measure import OrtBench, WholeModel, _model_profile, _without_floor
 from onnx_sparseconv.tuner.setting import read_setting
 from tests.runtime import networks
@@ -170,13 +171,16 @@ def test_what_changing_layouts_takes_is_timed_on_cuda(dtype):
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 2, 3, 4, 5)])
 def test_layouts_are_changed_to_channels_last_and_back(shape):
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    before, behind = change_models({"x": x, "residual": -x}, {"y": x})
+    before, behind = layout_changes({"x": x, "residual": -x}, {"y": x})
     last = np.moveaxis(x, 1, -1)
-    changed, residual = run_session(make_session(before), {"x": x, "residual": -x}, "it").values()
-    np.testing.assert_array_equal(changed, last)
-    np.testing.assert_array_equal(residual, -last)
-    (back,) = run_session(make_session(behind), {"y": np.ascontiguousarray(last)}, "it").values()
-    np.testing.assert_array_equal(back, x)
+    changed = run_session(make_session(before.model), before.inputs, "it")
+    np.testing.assert_array_equal(changed["x_changed"], last)
+    np.testing.assert_array_equal(changed["residual_changed"], -last)
+    assert specs_of(changed) == before.outputs
+    back = run_session(make_session(behind.model), {"y": np.ascontiguousarray(last)}, "it")
+    np.testing.assert_array_equal(back["y_changed"], x)
+    assert specs_of(back) == behind.outputs
+    assert behind.inputs["y"].shape == last.shape
 
 
 def test_of_large_outputs_all_rows_and_columns_are_looked_at(monkeypatch):
