@@ -90,25 +90,42 @@ def models_table(results: str) -> str:
 
 def tuning_table(results: str) -> str:
     """Whole models that were tuned: what the single layers foretold, and what was measured."""
-    rows = []
-    for model in load(results)["models"]:
-        (case,) = model["whole"]["cases"] if model["whole"] else [None]
-        row = [
+    rows = [
+        [model["model"].removesuffix(".onnx"), str(model["batch"]), str(model["threads"]), *_tuned(model)]
+        for model in load(results)["models"]
+    ]
+    return table(["model", "batch", "threads", *_TUNED_HEAD], rows)
+
+
+def gpu_tuning_table(*results: str) -> str:
+    """The same on a GPU."""
+    rows = [
+        [
             model["model"].removesuffix(".onnx"),
+            "float16" if model["precision"] == "fp16" else "float32",
             str(model["batch"]),
-            str(model["threads"]),
-            f"{model['num_sparse']} of {model['num_convs']}",
+            f"{model['seconds']:.0f} s",
+            *_tuned(model),
         ]
-        if case is None:
-            rows.append([*row, *[""] * 4, "stays dense"])
-            continue
-        off = case["measured_us"] / case["predicted_us"] - 1
-        times = [f"{case[key] / 1000:.2f} ms" for key in ("dense_us", "predicted_us", "measured_us")]
-        gain = f"{case['speedup']['of_medians']:.2f}x" if case["speedup"] else "stays dense"
-        rows.append([*row, *times, f"{off:+.0%}", gain])
-    return table(
-        ["model", "batch", "threads", "Conv sparse", "dense", "foretold", "measured", "off by", "speed-up"], rows
-    )
+        for name in results
+        for model in load(name)["models"]
+    ]
+    return table(["model", "type", "batch", "tuned in", *_TUNED_HEAD], rows)
+
+
+_TUNED_HEAD = ["Conv sparse", "dense", "foretold", "measured", "off by", "speed-up"]
+
+
+def _tuned(model: Record) -> list[str]:
+    """How many layers became sparse; and, of what was tried last or chosen, the times."""
+    sparse = f"{model['num_sparse']} of {model['num_convs']}"
+    (case,) = model["whole"]["cases"] if model["whole"] else [None]
+    if case is None:
+        return [sparse, *[""] * 4, "stays dense"]
+    predicted, measured = case["predicted_us"], case["measured_us"]
+    times = [f"{time_us / 1000:.2f} ms" for time_us in (case["dense_us"], predicted, measured)]
+    gain = f"{case['speedup']['of_medians']:.2f}x" if case["speedup"] else "stays dense"
+    return [sparse, *times, f"{measured / predicted - 1:+.0%}", gain]
 
 
 def _break_even_text(found: dict[tuple[float, int, int], Record], threads: int) -> str:
@@ -219,10 +236,20 @@ def gpu_summary_table(*results: str) -> str:
     return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
 
 
-def gpu_models_table(*results: str) -> str:
-    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without."""
+def gpu_models_table(*results: str | tuple[str, ...]) -> str:
+    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without.
+
+    Args:
+        results: files; of several in a tuple, a later one takes the place of an earlier one's rows for the same run.
+    """
     head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
-    return table(head, [_gpu_model_row(record) for name in results for record in load(name)["models"]])
+    rows = []
+    for names in results:
+        newest: dict[tuple[str, ...], list[str]] = {}
+        for name in [names] if isinstance(names, str) else names:
+            newest |= {tuple(row[:3]): row for row in map(_gpu_model_row, load(name)["models"])}
+        rows += newest.values()
+    return table(head, rows)
 
 
 def _gpu_model_row(record: Record) -> list[str]:
@@ -286,7 +313,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
-    "gpu-models": lambda: gpu_models_table("gpu-models", "gpu-models-batch-1"),
+    "gpu-models": lambda: gpu_models_table(("gpu-models", "gpu-models-resnet50"), "gpu-models-batch-1"),
+    "gpu-tuning": lambda: gpu_tuning_table("gpu-tuning-fp16", "gpu-tuning-fp32"),
     "gpu-image-bytes": gpu_bytes_table,
     **paper_tables.TABLES,
 }

@@ -71,6 +71,16 @@ def test_every_activation_with_a_residual(make_session, activation, size):
     run_and_check(make_session(make_model(case), cuda_kernel="tensor"), case, (4, 12, *size))
 
 
+@pytest.mark.parametrize("size", [(7, 7), (9, 13), (5, 14), (4, 28), (6, 16), (3, 56), (7, 22)], ids=str)
+@pytest.mark.parametrize("rows", [24, 70])
+@pytest.mark.parametrize("group", [1, 2])
+def test_residuals_of_every_width(make_session, size, rows, group):
+    """As many columns at a time as the width allows, rows that fill no tile, and images that are no eight."""
+    weight = random_weight((rows * group, 12, 3, 3), 0.2, dtype=HALF)
+    case = SparseConvCase(weight, geometry_2d(group=group), Activation.NONE, dtype=HALF, has_residual=True)
+    run_and_check(make_session(make_model(case), cuda_kernel="tensor"), case, (13, 12 * group, *size))
+
+
 @pytest.mark.parametrize("batch", [4, 5, 8, 16, 17])
 def test_every_batch(make_session, batch):
     run_and_check(make_session(make_model(CASE)), CASE, (batch, 12, 6, 9))
