@@ -19,7 +19,7 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
-from onnx_sparseconv.kernels.gpu_times import dense_work, tensor_work, warpgroup_work
+from onnx_sparseconv.kernels.gpu_times import dense_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
@@ -252,14 +252,11 @@ def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> li
     found = []
     for size, batch in itertools.product(asked.sizes, asked.batches):
         sized = _sized(layer, size)
-        if (tiles := warpgroup_work(sized, architecture, batch, MODEL.multiprocessors)) is not None:
-            sparse_us, runs_on = MODEL.warpgroup_us(tiles), "warpgroups"
-        elif (blocks := tensor_work(sized, architecture, batch, MODEL.multiprocessors)) is not None:
-            sparse_us, runs_on = MODEL.tensor_us(blocks), "tensor cores"
-        else:
+        library = MODEL.library_us(sized, architecture, batch)
+        if library is None:
             return []
         dense_us = float(MODEL.dense_us(dense_work(sized, batch)))
-        found.append(Prediction(architecture, batch, size, dense_us, float(sparse_us), runs_on))
+        found.append(Prediction(architecture, batch, size, dense_us, *library))
     return found
 
 

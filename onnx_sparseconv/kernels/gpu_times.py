@@ -151,6 +151,18 @@ class TimeModel:
         chunk = self.tensor_chunk_us + self.tensor_moutput_us * np.asarray(work.moutputs)
         return np.asarray(self.tensor_launch_us + np.asarray(work.chunks) * chunk, np.float64)
 
+    def library_us(self, layer: SparseLayer, architecture: int, batch: int) -> tuple[float, str] | None:
+        """Microseconds of the library's own kernel, and what that runs on; None where nothing is foretold of it.
+
+        Raises:
+            ValueError: the layer's input size is not known.
+        """
+        if (tiles := warpgroup_work(layer, architecture, batch, self.multiprocessors)) is not None:
+            return float(self.warpgroup_us(tiles)), "warpgroups"
+        if (blocks := tensor_work(layer, architecture, batch, self.multiprocessors)) is not None:
+            return float(self.tensor_us(blocks)), "tensor cores"
+        return None
+
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
 

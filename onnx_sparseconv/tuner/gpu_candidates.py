@@ -7,6 +7,7 @@ measurement.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -24,7 +25,7 @@ from onnx_sparseconv.kernels.plan import choose_plan, cost
 from onnx_sparseconv.kernels.targets import NvrtcChoice, Target, resolve_targets
 from onnx_sparseconv.tuner.candidates import Candidate, Prepared, Progress, candidates_for, sparse_model
 
-# Plans that are foretold to take so many times longer than the best are not timed.
+# Plans that are foretold to take so many times longer than the best, or than the library's own kernel, are not timed.
 MAX_PLAN_COST = 2.0
 # A layer that is foretold to run at this share of dense, or below, is not timed. What is foretold of speed-ups is
 # seldom off by this factor where the model of times was fitted (docs/gpu-rule.md); elsewhere it may be.
@@ -72,6 +73,20 @@ class GeneratedCandidate:
 
 
 @dataclass(frozen=True)
+class _Foretold:
+    """Times of a layer, in microseconds; infinite for a library that has no kernel that is known to be fast."""
+
+    dense_us: float
+    generated_us: float
+    library_us: float
+
+    @property
+    def gain(self) -> float:
+        """Times faster than dense."""
+        return self.dense_us / min(self.generated_us, self.library_us)
+
+
+@dataclass(frozen=True)
 class GpuSearch:
     """Dense, the general kernel, and the plans of generated code.
 
@@ -97,6 +112,8 @@ class GpuSearch:
             return general
         if any(isinstance(other, Refusal) or other.in_size != layer.in_size for other in others):
             layer = replace(layer, in_size=None)
+        if self._is_library_far_faster(pieces):
+            return general
         generated = [
             GeneratedCandidate(f"sparse, {choice} ({self.target.name})", self.target.name, layer, choice)
             for choice in self._choices(layer)
@@ -109,10 +126,11 @@ class GpuSearch:
             return ""
         is_measured = self.target.architecture == MEASURED_ARCHITECTURE
         least = HOPELESS_GAIN if is_measured else HOPELESS_GAIN_ELSEWHERE
-        gains = [self._foretold_gain(piece) for piece in pieces]
-        if any(gain is None or gain > least for gain in gains):
+        found = [self._foretold(piece) for piece in pieces]
+        gains = [one.gain if one is not None else math.inf for one in found]
+        best = max(gains)
+        if best > least:
             return ""
-        best = max(gain for gain in gains if gain is not None)
         far = f"{1 / least:.2g}"
         return f"not timed: {best:.2f}x the speed of dense is predicted, and that is seldom off by a factor of {far}"
 
@@ -135,8 +153,13 @@ class GpuSearch:
         most = MAX_PLAN_COST * cost(layer, plans[0])
         return [choice_of(plan, layer) for plan in plans[: self.max_plans] if cost(layer, plan) <= most]
 
-    def _foretold_gain(self, piece: ModelProto) -> float | None:
-        """Times faster than dense, with the plan that the converter would take; None where nothing is foretold."""
+    def _is_library_far_faster(self, pieces: Sequence[ModelProto]) -> bool:
+        """Whether no generated code can be expected to win: that of wide layers takes longest to compile."""
+        found = [self._foretold(piece) for piece in pieces]
+        return all(one is not None and one.generated_us > MAX_PLAN_COST * one.library_us for one in found)
+
+    def _foretold(self, piece: ModelProto) -> _Foretold | None:
+        """Of generated code, that of the plan that the converter would take; None where nothing is foretold."""
         layer = _only_node(sparse_model(piece)).layer
         batch = piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         if isinstance(layer, Refusal) or layer.in_size is None:
@@ -144,8 +167,8 @@ class GpuSearch:
         plan = choose_plan(layer, self.target.architecture)
         if isinstance(plan, Refusal):
             return None
-        dense_us, sparse_us = MODEL.layer_us(layer, plan, batch)
-        return dense_us / sparse_us
+        library = MODEL.library_us(layer, self.target.architecture, batch)
+        return _Foretold(*MODEL.layer_us(layer, plan, batch), library[0] if library is not None else math.inf)
 
     def _compile(self, wanted: Sequence[tuple[str, GeneratedCandidate]], progress: Progress) -> list[Outcome]:
         try:

@@ -181,10 +181,34 @@ def test_layers_that_are_foretold_to_lose_by_far_are_hopeless(monkeypatch):
     assert "factor of 2.5" in search().why_hopeless(small)
     elsewhere = GpuSearch(Target(80, NoCompiler()), CompileOptions(1), None)
     assert "factor of 5" in elsewhere.why_hopeless(small)
-    gain = search()._foretold_gain(small[0])
+    gain = search()._foretold(small[0]).gain
     monkeypatch.setattr(gpu_candidates, "HOPELESS_GAIN_ELSEWHERE", gain / 2)
     assert elsewhere.why_hopeless(small) == ""
     assert search().why_hopeless([piece(1.0)]) == ""  # nothing is foretold of it
+
+
+def test_no_code_is_made_where_the_librarys_kernel_is_foretold_to_be_far_faster(monkeypatch):
+    monkeypatch.setattr(gpu_candidates, "MAX_PLAN_COST", 1.5)
+    weights = networks.weights(channels=256, layers=1, sparsity=0.8, dtype=np.float16)
+
+    def names(*batches):
+        cutters = [Cutter(networks.dense(weights, batch=batch, size=14)) for batch in batches]
+        pieces = [cutter.piece(cutter.regions[0]).model for cutter in cutters]
+        return [c.name for c in search().candidates(pieces)]
+
+    assert names(64) == ["dense, default", "dense, nhwc", "sparse, general"]
+    assert len(names(64, 1)) > 3
+
+
+def test_no_layer_is_hopeless_that_the_librarys_kernel_may_make_faster(monkeypatch):
+    weights = networks.weights(channels=256, layers=1, sparsity=0.8, dtype=np.float16)
+    cutter = Cutter(networks.dense(weights, batch=64, size=14))
+    pieces = [cutter.piece(cutter.regions[0]).model]
+    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4)
+    monkeypatch.setattr(gpu_candidates, "MODEL", slow)
+    assert search().why_hopeless(pieces) == ""
+    monkeypatch.setattr(gpu_candidates, "MODEL", dataclasses.replace(slow, tensor_launch_us=1e4))
+    assert "x the speed of dense is predicted" in search().why_hopeless(pieces)
 
 
 @pytest.mark.parametrize(
