@@ -9,6 +9,7 @@ come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_cons
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +151,10 @@ class TimeModel:
         """Microseconds of the tensor-core kernel; arrays give arrays."""
         chunk = self.tensor_chunk_us + self.tensor_moutput_us * np.asarray(work.moutputs)
         return np.asarray(self.tensor_launch_us + np.asarray(work.chunks) * chunk, np.float64)
+
+    def transpose_us(self, shape: Sequence[int], itemsize: int) -> float:
+        """Microseconds of changing a tensor's layout: it is read and written once."""
+        return 2e-6 * math.prod(shape) * itemsize / self.bandwidth_tb
 
     def library_us(self, layer: SparseLayer, architecture: int, batch: int) -> tuple[float, str] | None:
         """Microseconds of the library's own kernel, and what that runs on; None where nothing is foretold of it.

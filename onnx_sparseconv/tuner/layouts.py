@@ -62,13 +62,16 @@ def layout_changes(inputs: Mapping[str, Array], outputs: Mapping[str, Array]) ->
     """What stands before and behind a layer that has its channels last.
 
     Args:
-        inputs: of the layer, ``[N, C, D1..Dn]`` each.
-        outputs: of the layer, the same.
+        inputs: of the layer, ``[N, C, D1..Dn]``; what has another number of axes, as a scalar that is added, stays as
+            it is.
+        outputs: of the layer, ``[N, C, D1..Dn]``.
 
     Returns:
         What brings the inputs to ``[N, D1..Dn, C]``, and what brings outputs back from there.
     """
-    return _change(inputs, to_last=True), _change(outputs, to_last=False)
+    ranks = {array.ndim for array in outputs.values()}
+    before = {name: array for name, array in inputs.items() if array.ndim in ranks}
+    return _change(before, to_last=True), _change(outputs, to_last=False)
 
 
 def _change(arrays: Mapping[str, Array], *, to_last: bool) -> LayoutChange:

@@ -119,13 +119,22 @@ class OrtBench:
         times = {candidate.name: math.inf for candidate in candidates}
         if runs:
             reference = next(found for found in opened.values() if isinstance(found, _Opened))
-            changes = self._layout_changes(reference, graph=graph)
+            try:
+                changes = self._layout_changes(reference, graph=graph)
+            except SparseConvError as error:
+                # What it would cost beside sparse layers is not known, so that it is no choice.
+                for layout in layouts_of(self._provider):
+                    if layout.is_reordered and runs.pop(layout.dense, None) is not None:
+                        problems[layout.dense] = str(error)
+                changes = []
             every = [self._empty(graph=graph), *changes, *runs.values()]
             empty, *timed = (found.stats().median_us for found in measure(every, self._preset.layer, clock=self._clock))
             own_us = [_without_floor(time_us, empty) for time_us in timed]
             reorders_us, runs_us = own_us[: len(changes)], own_us[len(changes) :]
             times |= dict(zip(runs, runs_us, strict=True))
-            return LayerTimes(times, problems, *(reorders_us or self._profiled_reorders(piece, reference)))
+            if self._provider == "cpu":
+                reorders_us = list(self._profiled_reorders(piece, reference))
+            return LayerTimes(times, problems, *reorders_us)
         return LayerTimes(times, problems)
 
     def shapes(
@@ -347,7 +356,7 @@ def _without_floor(time_us: float, floor_us: float) -> float:
 
 def _some(array: Array) -> Array:
     """An array, or elements of it all over it: every so-manieth, by a step that meets all rows and columns."""
-    step = max(1, array.size // _COMPARED)
+    step = max(1, -(-array.size // _COMPARED))
     while any(math.gcd(step, size) > 1 for size in array.shape):
         step += 1
     return array.reshape(-1)[::step] if step > 1 else array

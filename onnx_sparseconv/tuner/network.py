@@ -104,11 +104,18 @@ def layer_cost(
         # Where it does not run in that layout, it costs at least what it takes in another.
         alone = min((times.times_us[c.name] for c in candidates if c.choice is Choice.DENSE), default=math.inf)
     sparse_us = math.inf if sparse is None else times.times_us[sparse.name]
-    reorders = times.reorder_in_us + times.reorder_out_us if layout.is_reordered else 0.0
+    if not layout.is_reordered:
+        return LayerCost(alone, sparse_us)
+    return split_cost(alone, sparse_us, times.reorder_in_us, times.reorder_out_us)
+
+
+def split_cost(alone_us: float, sparse_us: float, reorder_in_us: float, reorder_out_us: float) -> LayerCost:
+    """Of a layer that takes so long dense, by itself, changes of layout before and behind it among that."""
+    reorders = reorder_in_us + reorder_out_us
     # Taken from different runs, the parts need not add up: dense work is at least half of the whole.
-    share = min(1.0, alone / 2 / reorders) if reorders > 0 and math.isfinite(alone) else 0.0
-    before, behind = share * times.reorder_in_us, share * times.reorder_out_us
-    return LayerCost(alone - before - behind, sparse_us, before, behind)
+    share = min(1.0, alone_us / 2 / reorders) if reorders > 0 and math.isfinite(alone_us) else 0.0
+    before, behind = share * reorder_in_us, share * reorder_out_us
+    return LayerCost(alone_us - before - behind, sparse_us, before, behind)
 
 
 @dataclass(frozen=True)
@@ -202,6 +209,10 @@ class CostModel:
         self._profiled_us = tuple(profiled_us)
         self._untimed = frozenset(key for key, found in costs.items() if all(cost.alone_us == 0 for cost in found))
 
+    def is_unknown(self, key: int) -> bool:
+        """Whether nothing is known of what a layer takes."""
+        return key not in self.costs or key in self._untimed
+
     def layers_us(self, sparse: AbstractSet[int], case: int) -> float:
         """Time of all layers at one case, microseconds."""
         return sum(self._layer_us(key, sparse, case) for key in self.costs)
@@ -288,16 +299,19 @@ class Layouts:
 
     Attributes:
         models: what its layers take, by the name of the layout; at least one.
-        dense_us: what it takes as a whole, all layers dense, by the same names, at each case. With one layout none is
-            needed.
+        dense_us: what it takes as a whole, all layers dense, by the same names, at each case; infinite where it does
+            not run so. Each case runs in some layout. With one layout none is needed.
     """
 
     models: Mapping[str, CostModel]
     dense_us: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
-    def fastest(self, sparse: AbstractSet[int]) -> str:
-        """The layout in which the model is foretold to be fastest."""
-        return min(self.models, key=lambda name: self._total(name, sparse))
+    def fastest(self, sparse: AbstractSet[int], case: int = 0) -> str:
+        """The layout in which the model is foretold to be fastest, at one case."""
+        if len(self.models) == 1:
+            return next(iter(self.models))
+        times_us = self._times_us(sparse, case)
+        return min(times_us, key=times_us.__getitem__)
 
     def foretell(self, sparse: AbstractSet[int], case: int, dense_us: Mapping[str, float]) -> float:
         """What the whole model takes, in microseconds, where it takes ``dense_us`` dense, by the layouts that run."""
@@ -305,22 +319,26 @@ class Layouts:
 
     def choose(self, fixed: AbstractSet[int] = frozenset()) -> list[frozenset[int]]:
         """The layers that had best run sparse, first by the best layout, then by the others that say otherwise."""
-        choices = {model.choose(fixed) for model in self.models.values()}
+        # One that does not run at some case leaves that case to the others.
+        running = [name for name, times_us in self.dense_us.items() if all(map(math.isfinite, times_us))]
+        choices = {self.models[name].choose(fixed) for name in running or self.models}
         return sorted(choices, key=lambda sparse: (self.total(sparse), sorted(sparse)))
 
     def total(self, sparse: AbstractSet[int]) -> float:
-        """Weighted sum over the cases, in the fastest layout."""
-        return min(self._total(name, sparse) for name in self.models)
+        """Weighted sum over the cases, each in its fastest layout."""
+        (model, *others) = self.models.values()
+        if not others:
+            return model.total(sparse)
+        return sum(weight * min(self._times_us(sparse, case).values()) for case, weight in enumerate(model.weights))
 
     def gain(self, key: int, sparse: AbstractSet[int]) -> float:
         """What a sparse layer saves, weighted, the others being as they are."""
         return self.total(sparse - {key}) - self.total(sparse)
 
-    def _total(self, name: str, sparse: AbstractSet[int]) -> float:
-        model = self.models[name]
-        if len(self.models) == 1:
-            return model.total(sparse)
-        return sum(
-            weight * model.foretell(sparse, case, dense_us)
-            for case, (weight, dense_us) in enumerate(zip(model.weights, self.dense_us[name], strict=True))
-        )
+    def _times_us(self, sparse: AbstractSet[int], case: int) -> dict[str, float]:
+        """What the whole model takes at one case, in each layout that runs there."""
+        return {
+            name: self.models[name].foretell(sparse, case, times_us[case])
+            for name, times_us in self.dense_us.items()
+            if math.isfinite(times_us[case])
+        }

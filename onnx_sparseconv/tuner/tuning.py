@@ -15,7 +15,7 @@ from onnx import ModelProto
 
 from onnx_sparseconv.converter import convert
 from onnx_sparseconv.converter.analyse import Plan, make_plan
-from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.conv_sites import ConvSite, output_sizes
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import NodeKey, missing_tools, node_keys
@@ -24,6 +24,7 @@ from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.kernels.compile import CompileOptions
+from onnx_sparseconv.kernels.gpu_time_constants import MODEL
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.targets import NATIVE, Target
@@ -38,7 +39,7 @@ from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, 
 from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
 from onnx_sparseconv.tuner.layouts import Layout, layouts_of
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
-from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost
+from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost, split_cost
 from onnx_sparseconv.tuner.options import TuneOptions
 from onnx_sparseconv.tuner.pieces import Piece, Shape, cut
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
@@ -213,11 +214,13 @@ class _Tuner:
         finder = RegionFinder(plan.view)
         regions = finder.find(plan.sites)
         layers = self._layers(plan, regions)
-        names = list(dict.fromkeys(tensor.name for region in regions.values() for tensor in region.inputs))
+        read = (tensor for region in regions.values() for tensor in (*region.inputs, region.site.node.inputs[0]))
+        names = list(dict.fromkeys(tensor.name for tensor in read))
         shapes = [job.bench.shapes(plan.view.proto, names, case, job.source.name) for case in options.cases]
         # Layers that are sparse already stay so.
         dense = WholeModel(job.source.dense, any(site.is_sparse for site in plan.sites))
-        dense_us = self._dense_us(dense)
+        num_cases = len(options.cases)
+        dense_us = self._dense_us(dense) if num_cases > 1 else {}
         weights = _weights(dense_us)
         at_cases = [tensors for _, tensors in shapes]
         found = self._measure_all(plan, finder, layers, at_cases, weights)
@@ -229,14 +232,16 @@ class _Tuner:
         kernels = {node: one.kernels for node, one in found.items()}
         # Layers that nobody timed keep what the rule says.
         by_rule = frozenset(id(la.site.node) for la in layers if la.verdict.rewrite and id(la.site.node) not in found)
+        if len(alone) > 1 and not dense_us:
+            # Where nothing may become sparse, nothing is asked of the model as a whole.
+            dense_us = self._dense_us(dense) if found or by_rule else {name: [0.0] for name in alone}
 
         def write(sparse: AbstractSet[int], path: Path) -> None:
             self._convert(layers, kernels, sparse, path)
 
         models, notes = self._in_place(alone, layers, by_rule, dense, write)
         model = Layouts(models, dense_us)
-        all_dense_us = model.total(frozenset())
-        choices = [sparse for sparse in model.choose(by_rule) if sparse and model.total(sparse) <= all_dense_us]
+        choices = _worth_checking(model, by_rule)
         chosen: frozenset[int] = frozenset()
         whole = None
         if choices:
@@ -245,8 +250,10 @@ class _Tuner:
                 chosen, whole = check.run(choices, options.plan.max_steps)
             except _UnconvertibleError as error:
                 notes = (str(error),)
-        wanted = frozenset[int]().union(*choices)
-        costs = models[model.fastest(chosen)].costs
+        wanted = choices[0] if choices else frozenset[int]()
+        costs = dict(models[whole.cases[0].layout if chosen and whole is not None else model.fastest(wanted)].costs)
+        # Why they were wanted, if the model as a whole would not have them.
+        costs |= {key: models[model.fastest(wanted)].costs[key] for key in (wanted - chosen) & costs.keys()}
         decisions = Decisions(
             model=job.source.name,
             setting={**job.setting, "preset": options.preset},
@@ -266,15 +273,21 @@ class _Tuner:
         return TuneReport(decisions, whole, self._num_measured, self._database.num_found, alike)
 
     def _dense_us(self, dense: WholeModel) -> dict[str, list[float]]:
-        """What the dense model takes in each layout, at each case; nothing where there is nothing to weigh by it."""
+        """What the dense model takes in each layout, at each case; infinity where it does not run so.
+
+        Raises:
+            SparseConvError: it does not run.
+        """
         job = self._job
-        layouts = [layout.name for layout in layouts_of(job.options.provider)]
-        if len(job.options.cases) == 1 == len(layouts):
-            return {}
-        found = [job.bench.whole([dense], case)[0] for case in job.options.cases]
+        try:
+            found = [job.bench.whole([dense], case)[0] for case in job.options.cases]
+        except SparseConvError as error:
+            raise type(error)(str(error).replace(str(dense.path), job.source.name)) from error
         return {
-            name: [at_case[name].stats().median_us if name in at_case else math.inf for at_case in found]
-            for name in layouts
+            layout.name: [
+                at_case[layout.name].stats().median_us if layout.name in at_case else math.inf for at_case in found
+            ]
+            for layout in layouts_of(job.options.provider)
         }
 
     def _costs(
@@ -292,11 +305,11 @@ class _Tuner:
                 costs[id(layer.site.node)] = (
                     [layer_cost(at_case, times.candidates, times.sparse, layout) for at_case in times.times]
                     if times is not None
-                    else [self._foretold_cost(layer, at_case) for at_case in shapes]
+                    else [self._foretold_cost(layer, at_case, layout) for at_case in shapes]
                 )
         return costs
 
-    def _foretold_cost(self, layer: _Layer, shapes: Mapping[str, Shape]) -> LayerCost:
+    def _foretold_cost(self, layer: _Layer, shapes: Mapping[str, Shape], layout: Layout) -> LayerCost:
         """Cost of a layer that was not timed, by the rule; where it says nothing of it, it changes no comparison."""
         rule, site = self._job.rule, layer.site
         shape = shapes.get(site.node.inputs[0].name)
@@ -305,8 +318,15 @@ class _Tuner:
         found = predict(replace(site, input_shape=shape), rule)
         if isinstance(found, Refusal) or len(found) != 1:
             return LayerCost(0.0, 0.0)
+        (one,) = found
         # What the rule leaves dense nobody is to choose.
-        return LayerCost(found[0].dense_us, found[0].sparse_us if layer.verdict.rewrite else math.inf)
+        sparse_us = one.sparse_us if layer.verdict.rewrite else math.inf
+        weight = site.weight.values
+        if not layout.is_reordered:
+            return LayerCost(one.dense_us, sparse_us)
+        out_shape = (shape[0], weight.shape[0], *output_sizes(site.geometry, shape[2:]))
+        reorders = [MODEL.transpose_us(at, weight.itemsize) for at in (shape, out_shape)]
+        return split_cost(one.dense_us, sparse_us, *reorders)
 
     def _in_place(
         self,
@@ -319,8 +339,10 @@ class _Tuner:
         """The cost model by the layers' times where they stand; where they cannot be had, the one given, and why."""
         bench, cases = self._job.bench, self._job.options.cases
         ((layout, alone), *others) = models.items()
+        if others or not bench.sees_places:
+            return models, ()
         tried = worth_trying(alone)
-        if others or not (tried and bench.sees_places):
+        if not tried:
             return models, ()
         names = {id(la.site.node): LayerNames(layer_name(la.site.proto), la.site.name) for la in layers}
         try:
@@ -519,6 +541,15 @@ class _Tuner:
             measured_as=times.measured_as if times is not None else "",
             candidates=_candidate_times(times) if times is not None else (),
         )
+
+
+def _worth_checking(model: Layouts, by_rule: AbstractSet[int]) -> list[frozenset[int]]:
+    """Choices of sparse layers that may be faster than none, the best first."""
+    choices = [sparse for sparse in model.choose(by_rule) if sparse]
+    if any(costs.is_unknown(key) for costs in model.models.values() for key in by_rule):
+        return choices  # what those gain is not known
+    all_dense = model.total(frozenset())
+    return [sparse for sparse in choices if model.total(sparse) <= all_dense]
 
 
 def _weights(dense_us: Mapping[str, Sequence[float]]) -> list[float]:

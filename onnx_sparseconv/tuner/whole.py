@@ -148,7 +148,7 @@ class WholeCheck:
         best = _best(timed)
         trials = tuple(one.trial for one in timed)
         if best.is_faster:
-            return best.sparse, WholeResult(True, best.cases, trials, _text(timed, best))
+            return best.sparse, WholeResult(True, best.cases, trials, _text(choices, best))
         as_dense = tuple(CaseResult(case.dense_us, case.dense_us, case.dense_us, None) for case in best.cases)
         return frozenset(), WholeResult(False, as_dense, trials, _no_gain(timed, best))
 
@@ -198,14 +198,14 @@ def _fewer(layouts: Layouts, chosen: frozenset[int], max_steps: int) -> list[fro
     return steps
 
 
-def _text(timed: Sequence[_Timed], best: _Timed) -> str:
+def _text(choices: Sequence[frozenset[int]], best: _Timed) -> str:
     text = "; ".join(
         f"{case.dense_us / case.measured_us:.2f}x faster as a whole ({case.dense_us:.0f} us dense, "
         f"{case.measured_us:.0f} us converted{_with_layout(case)}, {case.predicted_us:.0f} us foretold)"
         for case in best.cases
     )
-    if best is not timed[0]:
-        text += f", with {len(best.sparse)} instead of {len(timed[0].sparse)} sparse layers: times of layers misled"
+    if best.sparse not in choices:
+        text += f", with {len(best.sparse)} instead of {len(choices[0])} sparse layers: times of layers misled"
     return text
 
 

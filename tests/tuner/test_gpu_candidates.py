@@ -25,8 +25,9 @@ from onnx_sparseconv.tuner import TuneOptions, gpu_candidates, make_cases, tune
 from onnx_sparseconv.tuner.candidates import SUB_BATCHES
 from onnx_sparseconv.tuner.database import LayerTimes
 from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, find_target
+from onnx_sparseconv.tuner.network import Layouts
 from tests.runtime import networks
-from tests.tuner.fakes import SETTING, FakeBench, FakeClock
+from tests.tuner.fakes import SETTING, FakeBench, FakeClock, sparsity_of
 from tests.tuner.test_pieces import Cutter
 
 
@@ -488,6 +489,51 @@ def test_the_layout_that_suits_the_converted_model_is_told(tuned):
     (case,) = report.whole.cases
     assert (case.dense_us, case.predicted_us, case.measured_us, case.layout) == (300, 250, 250, "nhwc")
     assert "300 us dense, 250 us converted with prefer_nhwc, 250 us foretold" in report.whole.text
+
+
+@pytest.mark.usefixtures("compiled")
+def test_layers_that_the_model_would_not_have_say_why_they_were_wanted(tuned):
+    bench = LayoutBench(whole_us=lambda _: 400, last_us=lambda sparse: 380 + 40 * len(sparse))
+    report = tuned(network(0.9, 0.95, 0.92), bench, targets=())
+    assert not report.gain
+    texts = {layer.text for layer in report.decisions.layers}
+    told = "left dense for the model as a whole, though sparse is 1.11x faster (100.0 us dense, 90.0 us sparse)"
+    assert texts == {told}
+
+
+@pytest.mark.usefixtures("compiled")
+def test_another_layouts_choice_is_no_step_back(tuned):
+    """With the channels last only the first gains, which is foretold to be best; in fact all sparse is faster."""
+
+    class Bench(LayoutBench):
+        def layer(self, piece, candidates):
+            found = super().layer(piece, candidates)
+            times = {"sparse, general": 20.0 if sparsity_of(piece) > 0.94 else 90.0, "dense, nhwc": 90.0}
+            return dataclasses.replace(found, times_us=found.times_us | times, reorder_in_us=10.0, reorder_out_us=10.0)
+
+    bench = Bench(whole_us=lambda sparse: 400 - 100 * (len(sparse) == 3), last_us=lambda sparse: 330 - 5 * len(sparse))
+    report = tuned(network(0.95, 0.9, 0.85), bench, targets=())
+    assert [trial.num_sparse for trial in report.whole.trials] == [1, 3]
+    assert report.decisions.num_sparse == 3
+    assert "misled" not in report.whole.text
+    assert {layer.cause for layer in report.decisions.layers} == {Cause.MEASURED}
+    assert report.decisions.layers[1].text == "sparse is 1.11x faster (100.0 us dense, 90.0 us sparse)"
+
+
+@pytest.mark.usefixtures("compiled")
+def test_foretold_layers_pay_for_layouts_too(tuned, monkeypatch):
+    models = []
+    choose = Layouts.choose
+    monkeypatch.setattr(Layouts, "choose", lambda self, fixed: models.append(self) or choose(self, fixed))
+    weights = [networks.weights(channels=64, layers=1, sparsity=0.9)[0] for _ in range(2)]
+    options = {"targets": (), "cases": make_cases([64]), "budget_s": 0, "precision": "fp16"}
+    tuned(networks.dense(weights, size=56), GpuBench(whole_us=fast_whole), **options)
+    (layouts,) = models
+    for default, last in zip(*(model.costs.values() for model in layouts.models.values()), strict=True):
+        ((first,), (second,)) = default, last
+        assert first.reorder_in_us == first.reorder_out_us == 0
+        assert second.reorder_in_us == second.reorder_out_us > 5
+        assert second.alone_us == pytest.approx(first.alone_us)
 
 
 @pytest.mark.usefixtures("compiled")

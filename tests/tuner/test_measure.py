@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_sparseconv.converter.decisions import Choice
 from onnx_sparseconv.errors import ModelError, ProviderError, UsageError
@@ -183,13 +183,39 @@ def test_layouts_are_changed_to_channels_last_and_back(shape):
     assert behind.inputs["y"].shape == last.shape
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (12,), (16, 12, 12)])
+def test_what_has_no_channels_keeps_its_layout(shape):
+    x = np.zeros((2, 16, 12, 12), np.float32)
+    before, behind = layout_changes({"x": x, "added": np.zeros(shape, np.float32)}, {"y": x})
+    assert (list(before.inputs), list(behind.inputs)) == (["x"], ["y"])
+
+
+@pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
+def test_a_layout_that_cannot_be_changed_is_no_choice(monkeypatch):
+    bench = OrtBench("cuda", 1, FAST["quick"])
+    monkeypatch.setattr(bench, "_layout_changes", _no_room)
+    times = bench.layer(piece(), candidates_for("cuda"))
+    assert [math.isinf(time) for time in times.times_us.values()] == [False, True, False]
+    assert times.problems == {"dense, nhwc": "no room"}
+    assert (times.reorder_in_us, times.reorder_out_us) == (0, 0)
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_where_nothing_may_become_sparse_the_model_need_not_run_on_the_gpu(tmp_path):
+    text = [value(name, ("N", 4), TensorProto.STRING) for name in ("X", "Y")]
+    proto = model([helper.make_node("Identity", ["X"], ["Y"])], [], text[:1], text[1:])
+    options = TuneOptions(provider="cuda", preset="quick", database=tmp_path / "db.jsonl")
+    report = tune(proto, options, bench=OrtBench("cuda", 1, FAST["quick"]), setting=read_setting("cpu", 1))
+    assert (report.decisions.layers, report.whole) == ((), None)
+
+
 def test_of_large_outputs_all_rows_and_columns_are_looked_at(monkeypatch):
     monkeypatch.setattr(measure, "_COMPARED", 1000)
     y = np.arange(8 * 21 * 30 * 49).reshape(8, 21, 30, 49)
     seen = np.unravel_index(measure._some(y), y.shape)
     assert 200 < seen[0].size <= 1000
     assert [len(set(axis)) for axis in seen] == [8, 21, 30, 49]
-    small = y[:1, :, :1]
+    small = y[:1, :20, :1]
     assert measure._some(small) is small
 
 

@@ -173,6 +173,16 @@ def test_a_layout_that_does_not_run_counts_for_nothing():
     assert model.choose() == [{0}]
 
 
+def test_each_case_runs_in_its_own_layout():
+    costs = [[LayerCost(100, 40), LayerCost(100, 40)]]
+    models = {"default": chain(costs, (1.0, 1.0)), "nhwc": chain(costs, (1.0, 1.0))}
+    split = Layouts(models, {"default": [300, math.inf], "nhwc": [math.inf, 290]})
+    assert [split.fastest(frozenset(), case) for case in (0, 1)] == ["default", "nhwc"]
+    assert split.total(frozenset()) == 590
+    assert split.gain(0, frozenset({0})) == 120
+    assert split.choose() == [{0}]
+
+
 def test_a_layer_without_a_time_in_a_layout_costs_what_it_does_in_another():
     default, last = layouts_of("cuda")
     candidates = (DenseCandidate(default.dense), DenseCandidate(last.dense), SPARSE)

@@ -288,6 +288,20 @@ def test_the_budget_ends_the_timing_but_not_the_decisions(tuned):
     assert len(again.pieces) == 2
 
 
+def test_what_is_decided_by_sparsity_is_checked_beside_what_loses(tuned):
+    """Nothing is known of what it gains, while the layer that was timed would lose by the layouts around it."""
+    clock = FakeClock()
+
+    def tick():
+        clock.now += 10**9
+
+    bench = FakeBench(on_layer=tick, whole_us=lambda sparse: 500 - 50 * len(sparse), reorder_us=30)
+    report = tuned(network(0.9, 0.4, 0.9, channels=32), bench, clock=clock, budget_s=0.5)
+    assert sorted(causes(report).values()) == [Cause.BUDGET] * 2 + [Cause.MEASURED]
+    assert report.whole is not None
+    assert all(layer.choice is Choice.SPARSE for layer in report.decisions.layers if layer.node != "conv1")
+
+
 def test_no_budget_at_all_still_decides(tuned):
     bench = FakeBench()
     assert choices(tuned(network(0.9, 0.4), bench, budget_s=0)) == {"conv0": "sparse", "conv1": "dense"}
