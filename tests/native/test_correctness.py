@@ -71,6 +71,18 @@ def test_every_remainder_of_a_row_that_is_read_in_strides(cpu_isa, kernel, strid
         check(case, (2, 2, size + kernel, size + kernel), cpu_isa)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_fills_no_cache_is_fetched_ahead(cpu_isa, kernel, stride, dtype, threads):
+    """Several chunks an image, and several images; more bytes than the kernel takes to stay in a cache."""
+    geometry = geometry_2d(kernel, stride, kernel // 2)
+    case = SparseConvCase(random_weight((3, 4, kernel, kernel), 0.5), geometry, dtype=np.dtype(dtype))
+    x_shape = (5, 4, 331, 333)
+    assert np.prod(x_shape) * case.dtype.itemsize > 4 << 20
+    check(case, x_shape, cpu_isa, threads=threads)
+
+
 @pytest.mark.parametrize("kernel", [1, 3])
 @pytest.mark.parametrize("batch", [1, 2])
 def test_groups_that_end_within_a_panel_of_rows(cpu_isa, kernel, batch):

@@ -28,6 +28,9 @@ constexpr int64_t kPackTaskCells = 32 << 10;
 // Storing a row costs about as much as this many entries.
 constexpr int64_t kRowCost = 4;
 
+// A call whose X and Y take more bytes waits for memory, if it does not fetch ahead: no core's own cache holds as much.
+constexpr int64_t kStreamedBytes = int64_t{4} << 20;
+
 class CpuKernel final : public Kernel {
  public:
   CpuKernel(const OpDescription& op, SparseConvAttributes attributes)
@@ -49,7 +52,8 @@ class CpuKernel final : public Kernel {
   void ComputePackingLocally(const Call& call) const;
   void ComputePackingFirst(const Call& call, int64_t num_row_blocks) const;
   void RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
-                int64_t row_end) const;
+                int64_t row_end, Ahead ahead = {}) const;
+  Ahead AheadOf(const Call& call, int64_t chunk) const;
   const void* Image(const Call& call, int64_t image) const;
   InputAccess AccessTo(const void* x) const {
     if (is_half()) return InputAccess::kConvert;
@@ -69,6 +73,7 @@ struct CpuKernel::Call {
   const Inputs& inputs;
   const Plan& plan;
   char* y;
+  bool is_streamed;  // X and Y take more than kStreamedBytes
 };
 
 void CpuKernel::Compute(const ort::Context& context) const {
@@ -78,7 +83,9 @@ void CpuKernel::Compute(const ort::Context& context) const {
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
   void* y = context.GetOutput(0, OutputShape(inputs, geometry, plan->out_dims));
   if (inputs.batch == 0) return;
-  const Call call{context, inputs, *plan, static_cast<char*>(y)};
+  const int64_t image_elements = geometry.in_channels * plan->in_plane + geometry.out_channels * plan->out_plane;
+  const bool is_streamed = image_elements * static_cast<int64_t>(element_size()) > kStreamedBytes / inputs.batch;
+  const Call call{context, inputs, *plan, static_cast<char*>(y), is_streamed};
   const int64_t num_row_blocks = NumRowBlocks(call);
   if (plan->in_place) {
     ComputeInPlace(call);
@@ -143,7 +150,10 @@ void CpuKernel::ComputeInPlace(const Call& call) const {
     const int64_t image = task / num_row_blocks / num_chunks;
     const Chunk& part = call.plan.chunks[static_cast<size_t>(chunk)];
     const float* cells = static_cast<const float*>(Image(call, image)) + part.start;
-    RunChunk(call, part, image, cells, RowBlockBegin(block, num_row_blocks), RowBlockBegin(block + 1, num_row_blocks));
+    // Tasks for other rows read the same lines.
+    const Ahead ahead = num_row_blocks == 1 ? AheadOf(call, task + 1) : Ahead{};
+    RunChunk(call, part, image, cells, RowBlockBegin(block, num_row_blocks), RowBlockBegin(block + 1, num_row_blocks),
+             ahead);
   };
   RunTasks(call.context, call.inputs.batch * num_chunks * num_row_blocks, body);
 }
@@ -164,7 +174,7 @@ void CpuKernel::ComputePackingLocally(const Call& call) const {
       const ort::Scratch cells(allocator, num_cells);
       PackChunk(call.plan, geometry, chunk, kernels_, is_half(), Image(call, image), 0, geometry.in_channels,
                 cells.data());
-      RunChunk(call, chunk, image, cells.data(), 0, geometry.out_channels);
+      RunChunk(call, chunk, image, cells.data(), 0, geometry.out_channels, AheadOf(call, task + 1));
     } catch (...) {
       failed.store(true, std::memory_order_relaxed);
     }
@@ -204,6 +214,34 @@ void CpuKernel::ComputePackingFirst(const Call& call, int64_t num_row_blocks) co
   RunTasks(call.context, num_parts * num_row_blocks, compute);
 }
 
+// What a task that computes all rows of a chunk fetches for one of the call's chunks, counted through its images:
+// nothing where there is no such chunk, or X stays in the caches.
+Ahead CpuKernel::AheadOf(const Call& call, int64_t chunk) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  const Plan& plan = call.plan;
+  const auto element = static_cast<int64_t>(element_size());
+  const auto num_chunks = static_cast<int64_t>(plan.chunks.size());
+  if (!call.is_streamed || chunk >= num_chunks * call.inputs.batch) return {};
+  const Chunk& part = plan.chunks[static_cast<size_t>(chunk % num_chunks)];
+  // A channel's share of X is that of its positions, about.
+  const auto share = [&](int64_t position) {
+    return static_cast<int64_t>(static_cast<double>(plan.in_plane) * static_cast<double>(position) /
+                                static_cast<double>(plan.num_positions));
+  };
+  const Tile& last = plan.tiles[part.tile_end - 1];
+  const int64_t end = std::min(last.start + last.num_vectors * int64_t{kernels_.lanes}, plan.num_positions);
+  const int64_t first = share(part.start);
+  Ahead ahead;
+  ahead.line = static_cast<const char*>(Image(call, chunk / num_chunks)) + first * element;
+  ahead.channel_lines = CeilDivide((share(end) - first) * element, static_cast<int64_t>(kCacheLine));
+  ahead.lines_left = ahead.channel_lines;
+  ahead.channels_left = ahead.channel_lines > 0 ? geometry.in_channels : 0;
+  ahead.channel_stride = plan.in_plane * element;
+  const auto num_tiles = static_cast<int64_t>(part.tile_end - part.tile_begin);
+  ahead.lines_a_row = CeilDivide(ahead.channel_lines * geometry.in_channels, num_tiles * geometry.out_channels);
+  return ahead;
+}
+
 const void* CpuKernel::Image(const Call& call, int64_t image) const {
   const int64_t elements = image * attributes_.geometry.in_channels * call.plan.in_plane;
   return static_cast<const char*>(call.inputs.x.data) + static_cast<size_t>(elements) * element_size();
@@ -211,7 +249,7 @@ const void* CpuKernel::Image(const Call& call, int64_t image) const {
 
 // Computes rows of the tiles of a chunk. `cells` points to channel 0 at the chunk's first position.
 void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
-                         int64_t row_end) const {
+                         int64_t row_end, Ahead ahead) const {
   if (row_begin == row_end) return;
   const ConvGeometry& geometry = attributes_.geometry;
   const Plan& plan = call.plan;
@@ -227,6 +265,7 @@ void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, co
   job.num_rows = geometry.out_channels;
   job.row_begin = row_begin;
   job.row_end = row_end;
+  job.ahead = call.is_streamed ? &ahead : nullptr;
 
   const auto image_offset = static_cast<size_t>(image * geometry.out_channels * plan.out_plane) * element_size();
   const void* residual = call.inputs.residual.data;

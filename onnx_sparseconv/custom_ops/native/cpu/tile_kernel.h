@@ -37,6 +37,18 @@ struct TileOutput {
   float beta;
 };
 
+// What is fetched into the caches while sums are made: the lines of X that the next task will read, a few for each row
+// of the job at hand. The lines of Y that a row will be stored to are fetched as well. Calls whose tensors stay in the
+// caches fetch nothing.
+struct Ahead {
+  const char* line = nullptr;  // of X, the next to be fetched
+  int64_t lines_left = 0;      // of its channel
+  int64_t channels_left = 0;   // with that one
+  int64_t channel_lines = 0;   // of each channel
+  int64_t channel_stride = 0;  // bytes from one channel's first line to the next one's
+  int64_t lines_a_row = 0;     // to fetch for each row of a job
+};
+
 // One non-zero weight and where the input values lie that it multiplies.
 struct Entry {
   int32_t offset;  // in cells, from the tile's first position in the group's first channel
@@ -70,6 +82,7 @@ struct TileJob {
   int32_t num_vectors;  // 1 to kMaxVectors
   int32_t last_vector;  // first position of the last one; the others lie side by side
   TileOutput output;
+  Ahead* ahead;  // null where nothing is fetched ahead
 };
 
 struct TileKernels {
