@@ -15,18 +15,16 @@ from onnx import ModelProto
 
 from onnx_sparseconv.converter import convert
 from onnx_sparseconv.converter.analyse import Plan, make_plan
-from onnx_sparseconv.converter.conv_sites import ConvSite, output_sizes
+from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import NodeKey, missing_tools, node_keys
-from onnx_sparseconv.converter.gpu_rule import GpuRule, predict
+from onnx_sparseconv.converter.gpu_rule import GpuRule
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.kernels.compile import CompileOptions
-from onnx_sparseconv.kernels.gpu_time_constants import MODEL
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
-from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.targets import NATIVE, Target
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 from onnx_sparseconv.runtime.layer_times import layer_name
@@ -35,11 +33,12 @@ from onnx_sparseconv.runtime.timing import Clock
 from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, candidates_for
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
+from onnx_sparseconv.tuner.foretold import ForetoldLayer, foretell_layer
 from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, architecture_here, find_target
 from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
 from onnx_sparseconv.tuner.layouts import Layout, layouts_of
 from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
-from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost, split_cost
+from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
 from onnx_sparseconv.tuner.pieces import Piece, Shape, cut
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
@@ -219,14 +218,15 @@ class _Tuner:
         shapes = [job.bench.shapes(plan.view.proto, names, case, job.source.name) for case in options.cases]
         # Layers that are sparse already stay so.
         dense = WholeModel(job.source.dense, any(site.is_sparse for site in plan.sites))
-        num_cases = len(options.cases)
-        dense_us = self._dense_us(dense) if num_cases > 1 else {}
+        dense_us = self._dense_us(dense) if len(options.cases) > 1 else {}
         weights = _weights(dense_us)
         at_cases = [tensors for _, tensors in shapes]
         found = self._measure_all(plan, finder, layers, at_cases, weights)
+        untimed = [la for la in layers if la.region is not None and id(la.site.node) not in found]
+        foretold = {id(layer.site.node): self._foretell(layer, at_cases) for layer in untimed}
         links = find_links(regions)
         alone = {
-            layout.name: CostModel(self._costs(layers, found, layout, at_cases), links, weights)
+            layout.name: CostModel(_costs(list(regions), found, foretold, layout), links, weights)
             for layout in layouts_of(options.provider)
         }
         kernels = {node: one.kernels for node, one in found.items()}
@@ -251,9 +251,10 @@ class _Tuner:
             except _UnconvertibleError as error:
                 notes = (str(error),)
         wanted = choices[0] if choices else frozenset[int]()
-        costs = dict(models[whole.cases[0].layout if chosen and whole is not None else model.fastest(wanted)].costs)
-        # Why they were wanted, if the model as a whole would not have them.
-        costs |= {key: models[model.fastest(wanted)].costs[key] for key in (wanted - chosen) & costs.keys()}
+        # In the layout that was measured; of layers that the model would not have, in the one that wanted them.
+        wanting = models[model.fastest(wanted)].costs
+        costs = dict(models[whole.cases[0].layout].costs if whole is not None and whole.gain else wanting)
+        costs |= {key: wanting[key] for key in (wanted - chosen) & costs.keys()}
         decisions = Decisions(
             model=job.source.name,
             setting={**job.setting, "preset": options.preset},
@@ -290,43 +291,10 @@ class _Tuner:
             for layout in layouts_of(job.options.provider)
         }
 
-    def _costs(
-        self,
-        layers: Sequence[_Layer],
-        found: Mapping[int, _Found],
-        layout: Layout,
-        shapes: Sequence[Mapping[str, Shape]],
-    ) -> dict[int, list[LayerCost]]:
-        """Costs of each layer of the main graph at each case, in one layout."""
-        costs = {}
-        for layer in layers:
-            if layer.region is not None:
-                times = found.get(id(layer.site.node))
-                costs[id(layer.site.node)] = (
-                    [layer_cost(at_case, times.candidates, times.sparse, layout) for at_case in times.times]
-                    if times is not None
-                    else [self._foretold_cost(layer, at_case, layout) for at_case in shapes]
-                )
-        return costs
-
-    def _foretold_cost(self, layer: _Layer, shapes: Mapping[str, Shape], layout: Layout) -> LayerCost:
-        """Cost of a layer that was not timed, by the rule; where it says nothing of it, it changes no comparison."""
-        rule, site = self._job.rule, layer.site
-        shape = shapes.get(site.node.inputs[0].name)
-        if rule is None or shape is None or site.weight is None or site.geometry is None:
-            return LayerCost(0.0, 0.0)
-        found = predict(replace(site, input_shape=shape), rule)
-        if isinstance(found, Refusal) or len(found) != 1:
-            return LayerCost(0.0, 0.0)
-        (one,) = found
-        # What the rule leaves dense nobody is to choose.
-        sparse_us = one.sparse_us if layer.verdict.rewrite else math.inf
-        weight = site.weight.values
-        if not layout.is_reordered:
-            return LayerCost(one.dense_us, sparse_us)
-        out_shape = (shape[0], weight.shape[0], *output_sizes(site.geometry, shape[2:]))
-        reorders = [MODEL.transpose_us(at, weight.itemsize) for at in (shape, out_shape)]
-        return split_cost(one.dense_us, sparse_us, *reorders)
+    def _foretell(self, layer: _Layer, shapes: Sequence[Mapping[str, Shape]]) -> list[ForetoldLayer | None]:
+        """Times of a layer that was not timed, at each case."""
+        name, rewrite = layer.site.node.inputs[0].name, layer.verdict.rewrite
+        return [foretell_layer(layer.site, at_case.get(name), self._job.rule, rewrite=rewrite) for at_case in shapes]
 
     def _in_place(
         self,
@@ -541,6 +509,24 @@ class _Tuner:
             measured_as=times.measured_as if times is not None else "",
             candidates=_candidate_times(times) if times is not None else (),
         )
+
+
+def _costs(
+    keys: Sequence[int],
+    found: Mapping[int, _Found],
+    foretold: Mapping[int, Sequence[ForetoldLayer | None]],
+    layout: Layout,
+) -> dict[int, list[LayerCost]]:
+    """Costs of layers at each case, in their order. One of which nothing is known changes no comparison."""
+    timed = {
+        key: [layer_cost(times, one.candidates, one.sparse, layout) for times in one.times]
+        for key, one in found.items()
+    }
+    untimed = {
+        key: [LayerCost(0.0, 0.0) if one is None else one.cost(layout) for one in at_cases]
+        for key, at_cases in foretold.items()
+    }
+    return {key: timed[key] if key in timed else untimed[key] for key in keys}
 
 
 def _worth_checking(model: Layouts, by_rule: AbstractSet[int]) -> list[frozenset[int]]:
