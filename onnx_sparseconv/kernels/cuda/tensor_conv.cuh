@@ -287,7 +287,7 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
         StoreOnce(reinterpret_cast<Half2*>(output), ToHalves(left, Finished(sums.columns[1], Upper(sums.residual))));
       }
     };
-    ForOutputs<kWidth, 4, Sums<kWidth>>(tile, load, store);
+    ForOutputs<kWidth, 2, Sums<kWidth>>(tile, load, store);
   }
 
   __device__ __forceinline__ float Finished(float sum, Half residual) const {
