@@ -264,14 +264,7 @@ def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     """What a layer asks of the library's tensor-core kernel; None where it would not run by itself, or nothing like it
     was measured: other layers than those of `warpgroup_work`, of which there are too few tiles for warpgroups.
 
-    Args:
-        layer: with a known input size.
-        architecture: 90 for sm_90.
-        batch: images.
-        multiprocessors: of the GPU.
-
-    Raises:
-        ValueError: the input size is not known.
+    Arguments and errors are those of `warpgroup_work`.
     """
     if not _is_like_measured(layer, architecture, batch) or _warpgroup_tiles(layer, batch)[2] >= multiprocessors:
         return None

@@ -107,12 +107,15 @@ class GpuSearch:
     def candidates(self, pieces: Sequence[ModelProto]) -> tuple[Candidate, ...]:
         """As `Search.candidates`; a node has one image for all shapes, so plans are made for a size if there is one."""
         general = candidates_for("cuda", self.target.name, sub_batches=self.sub_batches)
-        layer, *others = (_only_node(sparse_model(piece)).layer for piece in pieces)
+        calls = [_call_of(piece) for piece in pieces]
+        layer, *others = (layer for layer, _ in calls)
         if isinstance(layer, Refusal):
             return general
         if any(isinstance(other, Refusal) or other.in_size != layer.in_size for other in others):
             layer = replace(layer, in_size=None)
-        if self._is_library_far_faster(pieces):
+        found = [self._foretold(*call) for call in calls]
+        # Of wide layers, code takes longest to compile, and is not expected to win.
+        if all(one is not None and one.generated_us > MAX_PLAN_COST * one.library_us for one in found):
             return general
         generated = [
             GeneratedCandidate(f"sparse, {choice} ({self.target.name})", self.target.name, layer, choice)
@@ -126,7 +129,7 @@ class GpuSearch:
             return ""
         is_measured = self.target.architecture == MEASURED_ARCHITECTURE
         least = HOPELESS_GAIN if is_measured else HOPELESS_GAIN_ELSEWHERE
-        found = [self._foretold(piece) for piece in pieces]
+        found = [self._foretold(*_call_of(piece)) for piece in pieces]
         gains = [one.gain if one is not None else math.inf for one in found]
         best = max(gains)
         if best > least:
@@ -153,15 +156,8 @@ class GpuSearch:
         most = MAX_PLAN_COST * cost(layer, plans[0])
         return [choice_of(plan, layer) for plan in plans[: self.max_plans] if cost(layer, plan) <= most]
 
-    def _is_library_far_faster(self, pieces: Sequence[ModelProto]) -> bool:
-        """Whether no generated code can be expected to win: that of wide layers takes longest to compile."""
-        found = [self._foretold(piece) for piece in pieces]
-        return all(one is not None and one.generated_us > MAX_PLAN_COST * one.library_us for one in found)
-
-    def _foretold(self, piece: ModelProto) -> _Foretold | None:
+    def _foretold(self, layer: SparseLayer | Refusal, batch: int) -> _Foretold | None:
         """Of generated code, that of the plan that the converter would take; None where nothing is foretold."""
-        layer = _only_node(sparse_model(piece)).layer
-        batch = piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         if isinstance(layer, Refusal) or layer.in_size is None:
             return None
         plan = choose_plan(layer, self.target.architecture)
@@ -224,6 +220,11 @@ def find_target(names: Sequence[str], nvrtc: NvrtcChoice = "auto") -> Target:
 
 def _compiled(candidate: GeneratedCandidate, outcome: Outcome) -> GeneratedCandidate:
     return replace(candidate, outcome=outcome, problem=outcome.refusal)
+
+
+def _call_of(piece: ModelProto) -> tuple[SparseLayer | Refusal, int]:
+    """The layer, and with how many images it is called."""
+    return _only_node(sparse_model(piece)).layer, piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
 
 
 def _only_node(model: ModelProto) -> SparseNode:

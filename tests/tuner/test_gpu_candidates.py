@@ -182,7 +182,7 @@ def test_layers_that_are_foretold_to_lose_by_far_are_hopeless(monkeypatch):
     assert "factor of 2.5" in search().why_hopeless(small)
     elsewhere = GpuSearch(Target(80, NoCompiler()), CompileOptions(1), None)
     assert "factor of 5" in elsewhere.why_hopeless(small)
-    gain = search()._foretold(small[0]).gain
+    gain = search()._foretold(*gpu_candidates._call_of(small[0])).gain
     monkeypatch.setattr(gpu_candidates, "HOPELESS_GAIN_ELSEWHERE", gain / 2)
     assert elsewhere.why_hopeless(small) == ""
     assert search().why_hopeless([piece(1.0)]) == ""  # nothing is foretold of it

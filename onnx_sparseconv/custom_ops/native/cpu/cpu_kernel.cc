@@ -14,7 +14,6 @@ namespace sparseconv::cpu {
 namespace {
 
 constexpr int64_t kMaxTaps = 1 << 16;
-constexpr uintptr_t kCacheLine = 64;
 // A call whose chunks keep this share of the processors busy is cut no further: a chunk that is packed and computed by
 // one thread stays in its caches.
 constexpr double kMinBusyShare = 0.75;
@@ -233,7 +232,7 @@ Ahead CpuKernel::AheadOf(const Call& call, int64_t chunk) const {
   const int64_t first = share(part.start);
   Ahead ahead;
   ahead.line = static_cast<const char*>(Image(call, chunk / num_chunks)) + first * element;
-  ahead.channel_lines = CeilDivide((share(end) - first) * element, static_cast<int64_t>(kCacheLine));
+  ahead.channel_lines = CeilDivide((share(end) - first) * element, int64_t{kCacheLine});
   ahead.lines_left = ahead.channel_lines;
   ahead.channels_left = ahead.channel_lines > 0 ? geometry.in_channels : 0;
   ahead.channel_stride = plan.in_plane * element;

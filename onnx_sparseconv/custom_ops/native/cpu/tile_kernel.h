@@ -10,6 +10,7 @@
 
 namespace sparseconv::cpu {
 
+constexpr int kCacheLine = 64;  // bytes
 constexpr int kMaxLanes = 16;
 constexpr int kMaxVectors = 14;
 // Output channels whose partial sums are kept while one block of input channels is in the first-level cache: few, so

@@ -179,21 +179,20 @@ inline void AccumulateShifts(const TileJob& job, const float* input, const uint3
 
 // In a function of its own: the loops around the sums call it once a row.
 __attribute__((noinline)) void FetchAhead(const TileJob& job, int64_t row) {
-  constexpr int64_t kLine = 64;
   const TileOutput& out = job.output;
   const int64_t element = out.is_half ? sizeof(uint16_t) : sizeof(float);
   const char* y = static_cast<const char*>(out.y) + row * out.channel_stride * element;
   for (const Run* run = out.runs; run != out.runs + out.num_runs; ++run) {
     const char* end = y + (run->output + run->length) * element;
-    for (const char* line = y + run->output * element; line < end; line += kLine) __builtin_prefetch(line, 1);
+    for (const char* line = y + run->output * element; line < end; line += kCacheLine) __builtin_prefetch(line, 1);
   }
   Ahead& ahead = *job.ahead;
   for (int64_t i = 0; i < ahead.lines_a_row && ahead.channels_left > 0; ++i) {
     __builtin_prefetch(ahead.line);
-    ahead.line += kLine;
+    ahead.line += kCacheLine;
     if (--ahead.lines_left > 0) continue;
     --ahead.channels_left;
-    ahead.line += ahead.channel_stride - ahead.channel_lines * kLine;
+    ahead.line += ahead.channel_stride - ahead.channel_lines * kCacheLine;
     ahead.lines_left = ahead.channel_lines;
   }
 }
