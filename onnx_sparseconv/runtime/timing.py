@@ -78,6 +78,7 @@ def measure(
     *,
     clock: Clock = time.perf_counter_ns,
     on_round: Callable[[int], None] = lambda _: None,
+    before: Callable[[], object] = lambda: None,
 ) -> tuple[Samples, ...]:
     """Time every candidate.
 
@@ -86,6 +87,7 @@ def measure(
         plan: how often.
         clock: nanoseconds, rising.
         on_round: called after each round with the number of rounds done.
+        before: called before each counted run and not timed: what brings the machine into the state to time it in.
     """
     for candidate in candidates:
         for _ in range(plan.warmup):
@@ -97,18 +99,21 @@ def measure(
             break
         order = range(len(candidates)) if number % 2 == 0 else reversed(range(len(candidates)))
         for index in order:
-            rounds[index].append(_time_runs(candidates[index], plan.runs_per_round, clock))
+            rounds[index].append(_time_runs(candidates[index], plan.runs_per_round, clock, before))
         on_round(number + 1)
     return tuple(Samples(tuple(times)) for times in rounds)
 
 
-def _time_runs(candidate: Callable[[], object], runs: int, clock: Clock) -> tuple[float, ...]:
+def _time_runs(
+    candidate: Callable[[], object], runs: int, clock: Clock, before: Callable[[], object]
+) -> tuple[float, ...]:
     candidate()
     times = []
     for _ in range(runs):
-        before = clock()
+        before()
+        started = clock()
         candidate()
-        times.append((clock() - before) / 1000)
+        times.append((clock() - started) / 1000)
     return tuple(times)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 from onnx import ModelProto, TensorProto, helper
 
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
@@ -40,6 +41,8 @@ _LEAST_SHARE = 0.02
 _PROFILED_ROUNDS = 20
 # Of larger outputs about so many elements are looked at.
 _COMPARED = 1 << 22
+# No GPU's cache holds more.
+CACHE_BYTES = 128 << 20
 _CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
@@ -58,8 +61,8 @@ class Bench(Protocol):
     def sees_places(self) -> bool:
         """Whether it can time layers within a whole model."""
 
-    def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
-        """Time one layer in every way, in turn."""
+    def layer(self, piece: ModelProto, candidates: Sequence[Candidate], *, is_cold: bool = False) -> LayerTimes:
+        """Time one layer in every way, in turn; ``is_cold``: nothing of it is left in a GPU's cache from run to run."""
 
     def shapes(
         self, proto: ModelProto, tensors: Sequence[str], case: Case, name: str
@@ -101,8 +104,9 @@ class OrtBench:
         self._clock = clock
         self._cuda_graph = cuda_graph
         self._empty_runs: dict[bool, BoundRuns] = {}
+        self._cache_runs: BoundRuns | None = None
 
-    def layer(self, piece: ModelProto, candidates: Sequence[Candidate]) -> LayerTimes:
+    def layer(self, piece: ModelProto, candidates: Sequence[Candidate], *, is_cold: bool = False) -> LayerTimes:
         """Median times of all candidates, measured in turn in this process, without what an empty run costs.
 
         A candidate that cannot run, or whose output is not that of the first, gets an infinite time and the reason.
@@ -128,7 +132,9 @@ class OrtBench:
                         problems[layout.dense] = str(error)
                 changes = []
             every = [self._empty(graph=graph), *changes, *runs.values()]
-            empty, *timed = (found.stats().median_us for found in measure(every, self._preset.layer, clock=self._clock))
+            before = self._emptied_cache if is_cold and self._provider == "cuda" else lambda: None
+            samples = measure(every, self._preset.layer, clock=self._clock, before=before)
+            empty, *timed = (found.stats().median_us for found in samples)
             own_us = [_without_floor(time_us, empty) for time_us in timed]
             reorders_us, runs_us = own_us[: len(changes)], own_us[len(changes) :]
             times |= dict(zip(runs, runs_us, strict=True))
@@ -226,11 +232,22 @@ class OrtBench:
     def _empty(self, *, graph: bool) -> BoundRuns:
         """Runs of a model that does nothing to speak of: what a call of ONNX Runtime costs by itself."""
         if graph not in self._empty_runs:
-            tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("x0", "y")]
-            nodes = helper.make_graph([helper.make_node("Relu", ["x0"], ["y"])], "empty", tensors[:1], tensors[1:])
-            model = helper.make_model(nodes, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
-            self._empty_runs[graph] = self._open(Prepared(model, False), None, model, graph=graph).runs
+            self._empty_runs[graph] = self._relu(1, graph=graph)
         return self._empty_runs[graph]
+
+    def _emptied_cache(self) -> None:
+        """Has what lay in the GPU's cache replaced by something else."""
+        if self._cache_runs is None:
+            self._cache_runs = self._relu(CACHE_BYTES // np.dtype(np.float32).itemsize, graph=False)
+        self._cache_runs()
+
+    def _relu(self, elements: int, *, graph: bool) -> BoundRuns:
+        """Runs of a model that reads and writes so many floats."""
+        tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [elements]) for name in ("x0", "y")]
+        nodes = helper.make_graph([helper.make_node("Relu", ["x0"], ["y"])], "empty", tensors[:1], tensors[1:])
+        model = helper.make_model(nodes, opset_imports=[helper.make_opsetid("", MIN_OPSET)], ir_version=4)
+        zeros = {"x0": np.zeros(elements, np.float32)}
+        return self._warm_runs(Prepared(model, False), zeros, specs_of({"y": zeros["x0"]}), graph=graph)
 
     def _open_all(self, piece: ModelProto, candidates: Sequence[Candidate], *, graph: bool) -> dict[str, _Opened | str]:
         """Every candidate, ready to be timed, or why it cannot run.
@@ -355,7 +372,7 @@ def _without_floor(time_us: float, floor_us: float) -> float:
 
 
 def _some(array: Array) -> Array:
-    """An array, or elements of it all over it: every so-manieth, by a step that meets all rows and columns."""
+    """An array, or elements of it all over it: one in so many, by a step that meets all rows and columns."""
     step = max(1, -(-array.size // _COMPARED))
     while any(math.gcd(step, size) > 1 for size in array.shape):
         step += 1

@@ -46,6 +46,21 @@ _LAYOUT_PASSES = frozenset(
         "Dropout",
     }
 )
+# With `prefer_nhwc`, these run with the channels last even among sparse layers.
+_CHANNELS_LAST = frozenset(
+    {
+        "MaxPool",
+        "AveragePool",
+        "GlobalMaxPool",
+        "GlobalAveragePool",
+        "BatchNormalization",
+        "ConvTranspose",
+        "LRN",
+        "GridSample",
+        "DepthToSpace",
+        "SpaceToDepth",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -127,43 +142,57 @@ class Links:
         behind: by layer, the layers that read its output.
         open_before: layers of which some input comes from no layer.
         open_behind: layers of which some reader is no layer.
+        bound_before, bound_behind: layers of which some input comes from, or some reader is, no layer but a node that
+            has the layout of dense layers whatever stands around it.
     """
 
     before: Mapping[int, frozenset[int]]
     behind: Mapping[int, frozenset[int]]
     open_before: frozenset[int]
     open_behind: frozenset[int]
+    bound_before: frozenset[int] = frozenset()
+    bound_behind: frozenset[int] = frozenset()
 
 
-def find_links(regions: Mapping[int, Region]) -> Links:
-    """Which regions feed which, through nodes that leave the layout alone."""
+def find_links(regions: Mapping[int, Region], *, channels_last: bool = False) -> Links:
+    """Which regions feed which, through nodes that leave the layout alone.
+
+    Args:
+        regions: by layer.
+        channels_last: whether the layout of dense layers is that of ``prefer_nhwc``, which other nodes have as well.
+    """
     owner = {id(node): key for key, region in regions.items() for node in region.nodes}
-    before: dict[int, set[int]] = {key: set() for key in regions}
-    behind: dict[int, set[int]] = {key: set() for key in regions}
-    open_before: set[int] = set()
-    open_behind: set[int] = set()
-    for key, region in regions.items():
-        for tensor in region.inputs:
-            found, is_open = _walk(tensor, owner, upwards=True)
-            before[key] |= found
-            open_before |= {key} if is_open else set()
-        found, is_open = _walk(region.output, owner, upwards=False)
-        behind[key] |= found
-        open_behind |= {key} if is_open else set()
+    before = {
+        key: _walk(region.inputs, owner, upwards=True, channels_last=channels_last) for key, region in regions.items()
+    }
+    behind = {
+        key: _walk([region.output], owner, upwards=False, channels_last=channels_last)
+        for key, region in regions.items()
+    }
     return Links(
-        {key: frozenset(keys) for key, keys in before.items()},
-        {key: frozenset(keys) for key, keys in behind.items()},
-        frozenset(open_before),
-        frozenset(open_behind),
+        {key: found.layers for key, found in before.items()},
+        {key: found.layers for key, found in behind.items()},
+        frozenset(key for key, found in before.items() if found.is_open),
+        frozenset(key for key, found in behind.items() if found.is_open),
+        frozenset(key for key, found in before.items() if found.is_bound),
+        frozenset(key for key, found in behind.items() if found.is_bound),
     )
 
 
-def _walk(start: gs.Tensor, owner: Mapping[int, int], *, upwards: bool) -> tuple[set[int], bool]:
-    """The layers that one comes to from a tensor, and whether one comes to something else as well."""
+@dataclass(frozen=True)
+class _Neighbours:
+    """What one comes to from a layer: other layers, a node that has their layout, or anything else."""
+
+    layers: frozenset[int]
+    is_bound: bool
+    is_open: bool
+
+
+def _walk(start: Sequence[gs.Tensor], owner: Mapping[int, int], *, upwards: bool, channels_last: bool) -> _Neighbours:
     found: set[int] = set()
-    is_open = False
+    is_open = is_bound = False
     seen: set[int] = set()
-    queue = [start]
+    queue = list(start)
     while queue:
         tensor = queue.pop()
         if id(tensor) in seen:
@@ -174,12 +203,26 @@ def _walk(start: gs.Tensor, owner: Mapping[int, int], *, upwards: bool) -> tuple
         for node in nodes:
             if id(node) in owner:
                 found.add(owner[id(node)])
+            elif channels_last and _has_channels_last(node, upwards=upwards):
+                is_bound = True
             elif node.op in _LAYOUT_PASSES and not node.domain:
                 further = node.inputs if upwards else node.outputs
                 queue += [t for t in further if not t.is_empty() and not isinstance(t, gs.Constant)]
             else:
                 is_open = True
-    return found, is_open
+    return _Neighbours(frozenset(found), is_bound, is_open)
+
+
+def _has_channels_last(node: gs.Node, *, upwards: bool) -> bool:
+    """Whether the far side of a node has the channels last among dense layers, at no cost to them."""
+    if node.domain:
+        return False
+    if node.op != "Transpose":
+        return node.op in _CHANNELS_LAST
+    # One that the model has itself: behind a dense layer, or before it, it undoes ONNX Runtime's own.
+    order = list(node.attrs.get("perm", ()))
+    last = len(order) - 1
+    return len(order) > 2 and order == ([0, last, *range(1, last)] if upwards else [0, *range(2, last + 1), 1])
 
 
 class CostModel:
@@ -282,8 +325,10 @@ class CostModel:
         cost, links = self.costs[key][case], self.links
         if key in sparse:
             # A dense neighbour that was not timed changes the layout of the same tensor, so it takes as long.
-            before = cost.reorder_in_us if links.before[key] & self._untimed - sparse else 0.0
-            behind = cost.reorder_out_us if links.behind[key] & self._untimed - sparse else 0.0
+            is_changed = key in links.bound_before or links.before[key] & self._untimed - sparse
+            before = cost.reorder_in_us if is_changed else 0.0
+            is_changed = key in links.bound_behind or links.behind[key] & self._untimed - sparse
+            behind = cost.reorder_out_us if is_changed else 0.0
             return cost.sparse_us + before + behind
         time = cost.dense_us
         if key in links.open_before or links.before[key] & sparse:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,6 +86,19 @@ def run_for_shapes(
         with translated_errors(f"{name} cannot be run on {given}"):
             found = session.run([_SHAPE_PREFIX + tensor for tensor in tensors], feed) if tensors else []
     return shapes, {tensor: tuple(map(int, shape)) for tensor, shape in zip(tensors, found, strict=True)}
+
+
+def bytes_read(regions: Iterable[Region], shapes: Mapping[str, Shape]) -> int:
+    """What a run of a model's dense layers reads, about: their weights, and the inputs whose shapes are known."""
+    inputs: dict[str, int] = {}
+    weights = 0
+    for region in regions:
+        assert region.site.weight is not None
+        values = region.site.weight.values
+        weights += values.nbytes
+        known = {tensor.name: shapes[tensor.name] for tensor in region.inputs if tensor.name in shapes}
+        inputs |= {name: values.itemsize * math.prod(shape) for name, shape in known.items()}
+    return weights + sum(inputs.values())
 
 
 def cut(view: ModelView, finder: RegionFinder, region: Region, shapes: Mapping[str, Shape]) -> Piece:

@@ -37,10 +37,10 @@ from onnx_sparseconv.tuner.foretold import ForetoldLayer, foretell_layer
 from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, architecture_here, find_target
 from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
 from onnx_sparseconv.tuner.layouts import Layout, layouts_of
-from onnx_sparseconv.tuner.measure import Bench, OrtBench, WholeModel
+from onnx_sparseconv.tuner.measure import CACHE_BYTES, Bench, OrtBench, WholeModel
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost
 from onnx_sparseconv.tuner.options import TuneOptions
-from onnx_sparseconv.tuner.pieces import Piece, Shape, cut
+from onnx_sparseconv.tuner.pieces import Piece, Shape, bytes_read, cut
 from onnx_sparseconv.tuner.regions import Region, RegionFinder
 from onnx_sparseconv.tuner.setting import Setting, read_setting
 from onnx_sparseconv.tuner.source import Source, open_source
@@ -207,6 +207,7 @@ class _Tuner:
         self._database = Database(options.database or default_database(), job.setting, options.preset)
         self._started = job.clock()
         self._num_measured = 0
+        self._is_cold: Sequence[bool] = ()
 
     def run(self, plan: Plan) -> TuneReport:
         job, options = self._job, self._job.options
@@ -221,12 +222,19 @@ class _Tuner:
         dense_us = self._dense_us(dense) if len(options.cases) > 1 else {}
         weights = _weights(dense_us)
         at_cases = [tensors for _, tensors in shapes]
+        # Between two runs of a layer of a large model, all others pass through the GPU's cache.
+        self._is_cold = [
+            options.provider == "cuda" and bytes_read(regions.values(), tensors) > CACHE_BYTES for tensors in at_cases
+        ]
         found = self._measure_all(plan, finder, layers, at_cases, weights)
         untimed = [la for la in layers if la.region is not None and id(la.site.node) not in found]
         foretold = {id(layer.site.node): self._foretell(layer, at_cases) for layer in untimed}
-        links = find_links(regions)
         alone = {
-            layout.name: CostModel(_costs(list(regions), found, foretold, layout), links, weights)
+            layout.name: CostModel(
+                _costs(list(regions), found, foretold, layout),
+                find_links(regions, channels_last=layout.mode.prefer_nhwc),
+                weights,
+            )
             for layout in layouts_of(options.provider)
         }
         kernels = {node: one.kernels for node, one in found.items()}
@@ -265,7 +273,7 @@ class _Tuner:
                 *notes,
                 *self._database.notes,
                 *_against_rule(layers, found, chosen, job.rule_name),
-                *_notes(found, options),
+                *_notes(found, options, is_cold=any(self._is_cold)),
                 *_missing_tools(found, job.target),
             ),
             targets=self._targets(),
@@ -432,7 +440,8 @@ class _Tuner:
                 layers[index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {error}"))
                 continue
             names = tuple(candidate.name for candidate in candidates)
-            known = tuple(self._database.find(piece.layer, names) for piece in pieces)
+            keys = map(_record_key, pieces, self._is_cold)
+            known = tuple(self._database.find(key, names) for key in keys)
             work.append(_Work(index, pieces, candidates, known))
         return self._compile(work, layers), alike
 
@@ -449,14 +458,14 @@ class _Tuner:
     def _times(self, work: _Work) -> tuple[LayerTimes, ...] | None:
         """Times of a layer, out of the database or measured; None where they would have to be and the time is up."""
         times = []
-        for piece, known in zip(work.pieces, work.known, strict=True):
+        for piece, is_cold, known in zip(work.pieces, self._is_cold, work.known, strict=True):
             if known is not None:
                 times.append(known)
                 continue
             if self._is_spent():
                 return None
-            found = self._job.bench.layer(piece.model, work.candidates)
-            self._database.add(piece.layer, found)
+            found = self._job.bench.layer(piece.model, work.candidates, is_cold=is_cold)
+            self._database.add(_record_key(piece, is_cold), found)
             times.append(found)
         self._num_measured += None in work.known
         return tuple(times)
@@ -536,6 +545,11 @@ def _worth_checking(model: Layouts, by_rule: AbstractSet[int]) -> list[frozenset
         return choices  # what those gain is not known
     all_dense = model.total(frozenset())
     return [sparse for sparse in choices if model.total(sparse) <= all_dense]
+
+
+def _record_key(piece: Piece, is_cold: bool) -> str:
+    """Under what the times of a layer are kept."""
+    return f"{piece.layer} cold" if is_cold else piece.layer
 
 
 def _weights(dense_us: Mapping[str, Sequence[float]]) -> list[float]:
@@ -623,7 +637,7 @@ def _missing_tools(found: Mapping[int, _Found], target: Target | None) -> list[s
     return missing_tools([target], made) if target is not None else []
 
 
-def _notes(found: Mapping[int, _Found], options: TuneOptions) -> tuple[str, ...]:
+def _notes(found: Mapping[int, _Found], options: TuneOptions, *, is_cold: bool) -> tuple[str, ...]:
     """What has to be known to read the decisions."""
     notes = []
     if any(one.measured_as for one in found.values()):
@@ -637,6 +651,11 @@ def _notes(found: Mapping[int, _Found], options: TuneOptions) -> tuple[str, ...]
             f"single layers were timed as CUDA graphs, whole models {graph}; both with every layout of ONNX Runtime, "
             "of which the fastest for the model as a whole counts"
         )
+        if is_cold:
+            notes.append(
+                "single layers were timed with the GPU's cache emptied before each run, as a model that does not fit the "
+                "cache finds it"
+            )
         if not options.targets:
             notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")
     return tuple(notes)

@@ -50,6 +50,19 @@ def test_the_first_run_after_the_other_candidate_does_not_count():
     assert set(second.all_us) == {20.0}
 
 
+def test_what_comes_before_a_counted_run_is_not_timed():
+    machine = Machine()
+    plan = TimingPlan(warmup=1, min_rounds=2, max_rounds=2, runs_per_round=2)
+    first, second = measure(
+        [machine.candidate("a", 10, cold_us=5), machine.candidate("b", 20, cold_us=5)],
+        plan,
+        clock=machine.clock,
+        before=machine.candidate("other", 1000),
+    )
+    assert (set(first.all_us), set(second.all_us)) == ({15.0}, {25.0})
+    assert machine.calls.count("other") == 2 * 2 * 2
+
+
 def test_measuring_ends_in_time_but_not_before_the_least_number_of_rounds():
     for seconds, rounds in ((0, 5), (1, 10), (1000, 20)):
         machine = Machine()

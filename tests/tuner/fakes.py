@@ -62,11 +62,13 @@ class FakeBench:
     profiles: Callable[[Sequence[NodeProto], Sequence[NodeProto]], tuple[ModelProfile, ModelProfile]] | None = None
     problems: Mapping[str, str] = field(default_factory=dict)
     pieces: list[ModelProto] = field(default_factory=list)
+    cold: list[bool] = field(default_factory=list)
     wholes: list[frozenset[str]] = field(default_factory=list)
     sparsity: dict[str, float] = field(default_factory=dict)
 
-    def layer(self, piece: ModelProto, candidates: Sequence[object]) -> LayerTimes:
+    def layer(self, piece: ModelProto, candidates: Sequence[object], *, is_cold: bool = False) -> LayerTimes:
         self.on_layer()
+        self.cold.append(is_cold)
         self.pieces.append(piece)
         left = 1 - sparsity_of(piece)
         times = {"dense": self.dense_us + 2 * self.reorder_us, "sparse": 2 * left * self.dense_us}

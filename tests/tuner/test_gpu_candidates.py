@@ -253,9 +253,10 @@ class GpuBench(FakeBench):
     failing: tuple[str, ...] = ()
     asked: list[tuple[str, ...]] = dataclasses.field(default_factory=list)
 
-    def layer(self, piece, candidates):
+    def layer(self, piece, candidates, *, is_cold=False):
         self.on_layer()
         self.pieces.append(piece)
+        self.cold.append(is_cold)
         self.asked.append(tuple(c.name for c in candidates))
         generated = [c for c in candidates if isinstance(c, GeneratedCandidate)]
         times = {c.name: 90.0 if c.name == "sparse, general" else 100.0 for c in candidates}
@@ -353,8 +354,8 @@ def test_one_kernel_runs_a_layer_at_all_shapes(tuned):
     bench = GpuBench(whole_us=fast_whole)
     seen = []
 
-    def layer(piece, candidates):
-        found = GpuBench.layer(bench, piece, candidates)
+    def layer(piece, candidates, **how):
+        found = GpuBench.layer(bench, piece, candidates, **how)
         generated = [c.name for c in candidates if isinstance(c, GeneratedCandidate)]
         batch = piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
         seen.append(batch)
@@ -460,8 +461,8 @@ class LayoutBench(GpuBench):
 
     last_us: Callable[[frozenset[str]], float] = lambda _: math.inf
 
-    def layer(self, piece, candidates):
-        found = super().layer(piece, candidates)
+    def layer(self, piece, candidates, **how):
+        found = super().layer(piece, candidates, **how)
         times = found.times_us | {"dense, nhwc": 60.0}
         return dataclasses.replace(found, times_us=times, reorder_in_us=20.0, reorder_out_us=20.0)
 
@@ -506,8 +507,8 @@ def test_another_layouts_choice_is_no_step_back(tuned):
     """With the channels last only the first gains, which is foretold to be best; in fact all sparse is faster."""
 
     class Bench(LayoutBench):
-        def layer(self, piece, candidates):
-            found = super().layer(piece, candidates)
+        def layer(self, piece, candidates, **how):
+            found = super().layer(piece, candidates, **how)
             times = {"sparse, general": 20.0 if sparsity_of(piece) > 0.94 else 90.0, "dense, nhwc": 90.0}
             return dataclasses.replace(found, times_us=found.times_us | times, reorder_in_us=10.0, reorder_out_us=10.0)
 
@@ -554,3 +555,13 @@ def test_what_is_not_timed_is_foretold_for_the_gpu_at_hand(tuned, monkeypatch):
     assert "by its foretold times: no code is generated, and no kernel" in in_float.decisions.layers[0].text
     _plug_in(monkeypatch)
     assert "by its sparsity: " in tuned(proto, bench, **budget).decisions.layers[0].text
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(("batch", "is_cold"), [(1, False), (4096, True)])
+def test_layers_of_models_beyond_the_gpus_cache_are_timed_with_the_cache_empty(tuned, batch, is_cold):
+    """Two layers of 16 channels of 6x6 at batch 4096 read 19 MB; the cache has 8."""
+    bench = GpuBench(whole_us=fast_whole)
+    report = tuned(network(0.9, 0.95), bench, cases=make_cases([batch]))
+    assert bench.cold == [is_cold, is_cold]
+    assert any("cache emptied" in note for note in report.decisions.notes) == is_cold

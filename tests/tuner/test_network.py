@@ -14,7 +14,7 @@ from onnx_sparseconv.tuner.database import LayerTimes
 from onnx_sparseconv.tuner.layouts import layouts_of
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, Links, find_links, layer_cost
 from tests.support import architectures
-from tests.support.odd_models import conv, model, pruned, tensor
+from tests.support.odd_models import conv, model, pruned, tensor, value
 from tests.tuner.test_pieces import Cutter, nodes
 
 SPARSE = SparseCandidate()
@@ -103,16 +103,18 @@ def test_the_cost_of_a_layer():
     assert math.isinf(cannot.sparse_us)
 
 
-def links_of(proto):
+def links_of(proto, *, channels_last=False):
     cutter = Cutter(proto)
     regions = {id(region.site.node): region for region in cutter.regions}
     names = {key: region.site.name for key, region in regions.items()}
-    links = find_links(regions)
+    links = find_links(regions, channels_last=channels_last)
+    bound = ({names[key] for key in links.bound_before}, {names[key] for key in links.bound_behind})
     return (
         {(names[a], names[b]) for b, before in links.before.items() for a in before},
         {(names[a], names[b]) for a, behind in links.behind.items() for b in behind},
         {names[key] for key in links.open_before},
         {names[key] for key in links.open_behind},
+        *bound,
     )
 
 
@@ -129,14 +131,42 @@ def test_links_go_through_what_leaves_the_layout_alone():
         ],
         weights,
     )
-    before, behind, open_before, open_behind = links_of(proto)
+    before, behind, open_before, open_behind, *bound = links_of(proto)
     assert before == behind == {("first", "second"), ("first", "third"), ("second", "third")}
     assert (open_before, open_behind) == ({"first"}, {"third"})
+    assert bound == [set(), set()]
+
+
+def test_with_the_channels_last_pools_and_the_models_own_transposes_have_the_layout_of_dense_layers():
+    weights = [tensor(pruned(), "W"), tensor(pruned((8, 8, 3, 3)), "V")]
+    proto = model(
+        [
+            *nodes(("Transpose", "X", "x", {"perm": [0, 3, 1, 2]})),
+            conv(source="x", out="a", name="first"),
+            *nodes(("MaxPool", "a", "p", {"kernel_shape": [1, 1]}), ("Sigmoid", "p", "s", {})),
+            conv("V", source="s", out="b", name="second"),
+            *nodes(("Transpose", "b", "Y", {"perm": [0, 2, 1, 3]})),
+        ],
+        weights,
+        [value("X", (2, 6, 6, 16))],
+    )
+    before, behind, open_before, open_behind, bound_before, bound_behind = links_of(proto, channels_last=True)
+    assert before == behind == set()
+    assert (open_before, open_behind) == (set(), {"second"})
+    assert (bound_before, bound_behind) == ({"first", "second"}, {"first"})
+
+
+def test_a_sparse_layer_beside_what_is_bound_to_a_layout_changes_it():
+    nobody = {0: frozenset[int]()}
+    links = Links(nobody, nobody, frozenset(), frozenset(), frozenset({0}), frozenset({0}))
+    model = CostModel({0: [LayerCost(100, 50, 7, 20)]}, links, (1.0,))
+    assert model.layers_us(frozenset(), 0) == 100
+    assert model.layers_us(frozenset({0}), 0) == 50 + 7 + 20
 
 
 @pytest.mark.parametrize("make", [architectures.resnet, architectures.densenet])
 def test_links_are_the_same_in_both_directions(make):
-    before, behind, _, _ = links_of(make())
+    before, behind, *_ = links_of(make())
     assert before == behind
     assert before
 
