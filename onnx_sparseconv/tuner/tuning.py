@@ -653,8 +653,8 @@ def _notes(found: Mapping[int, _Found], options: TuneOptions, *, is_cold: bool) 
         )
         if is_cold:
             notes.append(
-                "single layers were timed with the GPU's cache emptied before each run, as a model that does not fit the "
-                "cache finds it"
+                "single layers were timed with the GPU's cache emptied before each run, as a model too large for it "
+                "leaves it"
             )
         if not options.targets:
             notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")

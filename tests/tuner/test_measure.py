@@ -168,6 +168,18 @@ def test_what_changing_layouts_takes_is_timed_on_cuda(dtype):
     assert list(times.times_us) == ["dense, default", "dense, nhwc", "sparse, general"]
 
 
+@pytest.mark.usefixtures("cuda_on_cpu")
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_the_cache_is_emptied_where_it_would_be(is_cold, monkeypatch):
+    monkeypatch.setattr(measure, "CACHE_BYTES", 4096)
+    bench, sizes = OrtBench("cuda", 1, FAST["quick"]), []
+    relu = bench._relu
+    monkeypatch.setattr(bench, "_relu", lambda size, **how: sizes.append(size) or relu(size, **how))
+    times = bench.layer(piece(), candidates_for("cuda"), is_cold=is_cold)
+    assert math.isfinite(times.times_us["dense, default"])
+    assert sorted(sizes) == ([1, 1024] if is_cold else [1])
+
+
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 2, 3, 4, 5)])
 def test_layouts_are_changed_to_channels_last_and_back(shape):
     x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
