@@ -17,8 +17,8 @@ from onnx_sparseconv.converter import convert
 from onnx_sparseconv.converter.analyse import Plan, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
-from onnx_sparseconv.converter.decisions import CandidateTime, Cause, Choice, Decisions, LayerDecision, fingerprint
-from onnx_sparseconv.converter.gpu_images import NodeKey, missing_tools, node_keys
+from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision, fingerprint
+from onnx_sparseconv.converter.gpu_images import node_keys
 from onnx_sparseconv.converter.gpu_rule import GpuRule
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
@@ -34,8 +34,9 @@ from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, can
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
 from onnx_sparseconv.tuner.foretold import ForetoldLayer, foretell_layer
-from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, architecture_here, find_target
+from onnx_sparseconv.tuner.gpu_candidates import GpuSearch, architecture_here, find_target
 from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
+from onnx_sparseconv.tuner.layers import Found, Layer
 from onnx_sparseconv.tuner.layouts import Layout, layouts_of
 from onnx_sparseconv.tuner.measure import CACHE_BYTES, Bench, OrtBench, WholeModel
 from onnx_sparseconv.tuner.network import CostModel, LayerCost, Layouts, best_sparse, find_links, layer_cost
@@ -45,6 +46,7 @@ from onnx_sparseconv.tuner.regions import Region, RegionFinder
 from onnx_sparseconv.tuner.setting import Setting, read_setting
 from onnx_sparseconv.tuner.source import Source, open_source
 from onnx_sparseconv.tuner.whole import Convert, WholeCheck, WholeResult
+from onnx_sparseconv.tuner.wording import against_rule, candidate_times, measured_text, notes_of, tools_missing
 
 Progress = Callable[[int, int, str], None]
 # Verdicts that are not about speed, so that no measurement goes before them: it cannot be, or it changes what the
@@ -134,33 +136,6 @@ def _rule(options: TuneOptions, target: Target | None) -> GpuRule | None:
         return GpuRule((target.architecture,), batches)
     here = architecture_here() if options.provider == "cuda" else None
     return GpuRule((here,), batches, with_images=False) if here is not None else None
-
-
-@dataclass(frozen=True, eq=False)
-class _Layer:
-    """A convolution on its way to a decision; ``left`` says why it is not timed, where it is not."""
-
-    key: NodeKey
-    site: ConvSite
-    verdict: Verdict
-    sparsity: float | None
-    left: tuple[Cause, str] | None
-    region: Region | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Found:
-    """Times of a layer, at every case, of all candidates; ``sparse`` is the one that would be taken."""
-
-    times: tuple[LayerTimes, ...]
-    candidates: tuple[Candidate, ...]
-    sparse: Candidate | None
-    measured_as: str = ""
-
-    @property
-    def kernels(self) -> Mapping[str, KernelChoice]:
-        """What the fastest sparse candidate has in its node."""
-        return self.sparse.kernels if self.sparse is not None else {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,9 +247,9 @@ class _Tuner:
             notes=(
                 *notes,
                 *self._database.notes,
-                *_against_rule(layers, found, chosen, job.rule_name),
-                *_notes(found, options, is_cold=any(self._is_cold)),
-                *_missing_tools(found, job.target),
+                *against_rule(layers, found, chosen, job.rule_name),
+                *notes_of(found, options, is_cold=any(self._is_cold)),
+                *tools_missing(found, job.target),
             ),
             targets=self._targets(),
         )
@@ -299,7 +274,7 @@ class _Tuner:
             for layout in layouts_of(job.options.provider)
         }
 
-    def _foretell(self, layer: _Layer, shapes: Sequence[Mapping[str, Shape]]) -> list[ForetoldLayer | None]:
+    def _foretell(self, layer: Layer, shapes: Sequence[Mapping[str, Shape]]) -> list[ForetoldLayer | None]:
         """Times of a layer that was not timed, at each case."""
         name, rewrite = layer.site.node.inputs[0].name, layer.verdict.rewrite
         return [foretell_layer(layer.site, at_case.get(name), self._job.rule, rewrite=rewrite) for at_case in shapes]
@@ -307,7 +282,7 @@ class _Tuner:
     def _in_place(
         self,
         models: Mapping[str, CostModel],
-        layers: Sequence[_Layer],
+        layers: Sequence[Layer],
         by_rule: AbstractSet[int],
         dense: WholeModel,
         write: Convert,
@@ -335,10 +310,10 @@ class _Tuner:
             return models, ("layers were timed alone, not in their places: ONNX Runtime's profile does not show them",)
         return {layout: model}, ()
 
-    def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[_Layer]:
+    def _layers(self, plan: Plan, regions: Mapping[int, Region]) -> list[Layer]:
         rows = zip(node_keys(plan.sites), plan.sites, plan.report.layers, strict=True)
         return [
-            _Layer(
+            Layer(
                 key,
                 site,
                 report.verdict,
@@ -374,13 +349,13 @@ class _Tuner:
         self,
         plan: Plan,
         finder: RegionFinder,
-        layers: list[_Layer],
+        layers: list[Layer],
         shapes: Sequence[Mapping[str, Shape]],
         weights: Sequence[float],
-    ) -> dict[int, _Found]:
+    ) -> dict[int, Found]:
         """Times by the id of a layer's node; what could not be timed is written down in ``layers``."""
         work, alike = self._prepare(plan, finder, layers, shapes)
-        found: dict[int, _Found] = {}
+        found: dict[int, Found] = {}
         self._started = self._job.clock()  # compiling does not count
         for done, one in enumerate(work):
             layer = layers[one.index]
@@ -399,7 +374,7 @@ class _Tuner:
                 layers[one.index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {problem}"))
                 continue
             sparse = best_sparse(times, one.candidates, weights)
-            found[id(layer.site.node)] = _Found(times, one.candidates, sparse)
+            found[id(layer.site.node)] = Found(times, one.candidates, sparse)
         for index, first in alike.items():
             node, like = id(layers[index].site.node), layers[first]
             if id(like.site.node) in found:
@@ -410,7 +385,7 @@ class _Tuner:
         return found
 
     def _prepare(
-        self, plan: Plan, finder: RegionFinder, layers: list[_Layer], shapes: Sequence[Mapping[str, Shape]]
+        self, plan: Plan, finder: RegionFinder, layers: list[Layer], shapes: Sequence[Mapping[str, Shape]]
     ) -> tuple[list[_Work], dict[int, int]]:
         """The layers to time, the largest first, with their candidates compiled; and those that are alike, as which."""
         work: list[_Work] = []
@@ -445,7 +420,7 @@ class _Tuner:
             work.append(_Work(index, pieces, candidates, known))
         return self._compile(work, layers), alike
 
-    def _compile(self, work: Sequence[_Work], layers: Sequence[_Layer]) -> list[_Work]:
+    def _compile(self, work: Sequence[_Work], layers: Sequence[Layer]) -> list[_Work]:
         """The same work with the candidates of what has to be timed ready to be prepared."""
         pending = [one for one in work if None in one.known]
         named = [(layers[one.index].site.name, one.candidates) for one in pending]
@@ -476,7 +451,7 @@ class _Tuner:
 
     def _convert(
         self,
-        layers: Sequence[_Layer],
+        layers: Sequence[Layer],
         kernels: Mapping[int, Mapping[str, KernelChoice]],
         sparse: AbstractSet[int],
         path: Path,
@@ -493,8 +468,8 @@ class _Tuner:
 
     def _decision(
         self,
-        layer: _Layer,
-        found: Mapping[int, _Found],
+        layer: Layer,
+        found: Mapping[int, Found],
         costs: Mapping[int, Sequence[LayerCost]],
         wanted: AbstractSet[int],
         chosen: AbstractSet[int],
@@ -504,7 +479,7 @@ class _Tuner:
         cause, text = layer.left or (Cause.MEASURED, "")
         times = found.get(node)
         if times is not None:
-            text = _measured_text(times, costs[node], choice)
+            text = measured_text(times, costs[node], choice)
         elif cause is Cause.BUDGET:
             text = f"{text}; by its {self._job.rule_name}: {layer.verdict.text}"
         if node in wanted and node not in chosen:
@@ -516,13 +491,13 @@ class _Tuner:
             sparsity=layer.sparsity,
             layer=self._job.source.fingerprints.get(layer.key, fingerprint(layer.site)),
             measured_as=times.measured_as if times is not None else "",
-            candidates=_candidate_times(times) if times is not None else (),
+            candidates=candidate_times(times) if times is not None else (),
         )
 
 
 def _costs(
     keys: Sequence[int],
-    found: Mapping[int, _Found],
+    found: Mapping[int, Found],
     foretold: Mapping[int, Sequence[ForetoldLayer | None]],
     layout: Layout,
 ) -> dict[int, list[LayerCost]]:
@@ -575,87 +550,7 @@ def _why_no_dense(times: Sequence[LayerTimes], candidates: Sequence[Candidate]) 
     return ""
 
 
-def _as_decision(layer: _Layer, sparse: AbstractSet[int], kernels: Mapping[str, KernelChoice]) -> LayerDecision:
+def _as_decision(layer: Layer, sparse: AbstractSet[int], kernels: Mapping[str, KernelChoice]) -> LayerDecision:
     graph, node, number = layer.key
     choice = Choice.SPARSE if id(layer.site.node) in sparse or layer.site.is_sparse else Choice.DENSE
     return LayerDecision(node, graph, number, choice, choice, Cause.MEASURED, "tuned", kernels=kernels)
-
-
-def _measured_text(found: _Found, costs: Sequence[LayerCost], choice: Choice) -> str:
-    """The times of a layer in words: by how much sparse won or lost."""
-    problems = [p for times in found.times for p in times.problems.values()]
-    parts = []
-    for cost in costs:
-        if math.isinf(cost.sparse_us):
-            parts.append(f"sparse cannot run ({problems[0] if problems else 'no reason given'})")
-            continue
-        dense, sparse = cost.alone_us, cost.sparse_us
-        verb = f"{dense / sparse:.2f}x faster" if sparse <= dense else f"{sparse / dense:.2f}x slower"
-        parts.append(f"sparse is {verb} ({_us(dense)} dense, {_us(sparse)} sparse)")
-    text = "; ".join(parts)
-    if found.measured_as:
-        text += f", timed alone on {found.measured_as!r}, which is alike"
-    reorders = max((cost.reorder_in_us + cost.reorder_out_us for cost in costs), default=0.0)
-    is_faster = all(cost.sparse_us < cost.alone_us for cost in costs)
-    if choice is Choice.DENSE and is_faster and reorders:
-        text += f", of which dense loses up to {_us(reorders)} to layouts that its neighbours save it"
-    return text
-
-
-def _us(time_us: float) -> str:
-    return f"{time_us:.1f} us" if time_us < 1000 else f"{time_us / 1000:.2f} ms"
-
-
-def _candidate_times(found: _Found) -> tuple[CandidateTime, ...]:
-    return tuple(
-        CandidateTime(
-            candidate.name,
-            candidate.choice,
-            tuple(times.times_us.get(candidate.name, math.inf) for times in found.times),
-            next((t.problems[candidate.name] for t in found.times if candidate.name in t.problems), ""),
-            candidate.counts,
-        )
-        for candidate in found.candidates
-    )
-
-
-def _against_rule(
-    layers: Sequence[_Layer], found: Mapping[int, _Found], chosen: AbstractSet[int], rule: str
-) -> tuple[str, ...]:
-    """How often the rule for machines that are not at hand is wrong here."""
-    timed = [layer for layer in layers if id(layer.site.node) in found]
-    wrong = sum(layer.verdict.rewrite != (id(layer.site.node) in chosen) for layer in timed)
-    if not wrong:
-        return ()
-    return (f"by their {rule} alone, {wrong} of the {len(timed)} timed layers would have been decided otherwise",)
-
-
-def _missing_tools(found: Mapping[int, _Found], target: Target | None) -> list[str]:
-    """What would have made the kernels that were compiled for timing better."""
-    candidates = [candidate for one in found.values() for candidate in one.candidates]
-    made = [one.outcome for one in candidates if isinstance(one, GeneratedCandidate) and one.outcome is not None]
-    return missing_tools([target], made) if target is not None else []
-
-
-def _notes(found: Mapping[int, _Found], options: TuneOptions, *, is_cold: bool) -> tuple[str, ...]:
-    """What has to be known to read the decisions."""
-    notes = []
-    if any(one.measured_as for one in found.values()):
-        notes.append(
-            "layers that are alike were timed once: same form, shapes and neighbours, and as many non-zero weights, "
-            "spread alike over the output channels, within a few percent; 'measured_as' names the one that was timed"
-        )
-    if options.provider == "cuda" and found:
-        graph = "as CUDA graphs" if options.cuda_graph else "without CUDA graphs"
-        notes.append(
-            f"single layers were timed as CUDA graphs, whole models {graph}; both with every layout of ONNX Runtime, "
-            "of which the fastest for the model as a whole counts"
-        )
-        if is_cold:
-            notes.append(
-                "single layers were timed with the GPU's cache emptied before each run, as a model too large for it "
-                "leaves it"
-            )
-        if not options.targets:
-            notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")
-    return tuple(notes)
