@@ -21,7 +21,7 @@ from onnx_sparseconv.tuner.options import PRESET_NAMES, PresetName
 from onnx_sparseconv.tuner.setting import Setting, differences
 
 # Counts changes to what a line means, and to how layers are timed.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 2
 FILE_NAME = "tuning.jsonl"
 
 

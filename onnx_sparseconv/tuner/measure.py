@@ -111,6 +111,11 @@ class OrtBench:
 
         A candidate that cannot run, or whose output is not that of the first, gets an infinite time and the reason.
 
+        Args:
+            piece: the layer, dense.
+            candidates: ways to run it; the first is dense.
+            is_cold: on CUDA, the GPU's cache is filled with something else before each run that counts.
+
         Raises:
             ProviderError: the provider is not used.
         """

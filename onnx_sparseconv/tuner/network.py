@@ -49,12 +49,13 @@ _LAYOUT_PASSES = frozenset(
 # With `prefer_nhwc`, these run with the channels last even among sparse layers.
 _CHANNELS_LAST = frozenset(
     {
+        "Conv",  # one that is no layer, as where its weight is only known at run time
+        "ConvTranspose",
         "MaxPool",
         "AveragePool",
         "GlobalMaxPool",
         "GlobalAveragePool",
         "BatchNormalization",
-        "ConvTranspose",
         "LRN",
         "GridSample",
         "DepthToSpace",
@@ -140,10 +141,10 @@ class Links:
     Attributes:
         before: by layer, the layers that its input comes from.
         behind: by layer, the layers that read its output.
-        open_before: layers of which some input comes from no layer.
-        open_behind: layers of which some reader is no layer.
-        bound_before, bound_behind: layers of which some input comes from, or some reader is, no layer but a node that
-            has the layout of dense layers whatever stands around it.
+        open_before, open_behind: layers of which some input comes from, or some reader is, neither a layer nor a bound
+            node.
+        bound_before, bound_behind: layers of which some input comes from, or some reader is, a node that has the layout
+            of dense layers whatever stands around it.
     """
 
     before: Mapping[int, frozenset[int]]

@@ -88,17 +88,20 @@ def run_for_shapes(
     return shapes, {tensor: tuple(map(int, shape)) for tensor, shape in zip(tensors, found, strict=True)}
 
 
-def bytes_read(regions: Iterable[Region], shapes: Mapping[str, Shape]) -> int:
-    """What a run of a model's dense layers reads, about: their weights, and the inputs whose shapes are known."""
+def bytes_read(proto: ModelProto, regions: Iterable[Region], shapes: Mapping[str, Shape]) -> int:
+    """What a run of a dense model reads, at least: all that is constant, and the inputs of its convolutions whose
+    shapes are known.
+    """
+    constants: int = sum(
+        math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        for tensor in proto.graph.initializer
+    )
     inputs: dict[str, int] = {}
-    weights = 0
     for region in regions:
         assert region.site.weight is not None
-        values = region.site.weight.values
-        weights += values.nbytes
         known = {tensor.name: shapes[tensor.name] for tensor in region.inputs if tensor.name in shapes}
-        inputs |= {name: values.itemsize * math.prod(shape) for name, shape in known.items()}
-    return weights + sum(inputs.values())
+        inputs |= {name: region.site.weight.values.itemsize * math.prod(shape) for name, shape in known.items()}
+    return constants + sum(inputs.values())
 
 
 def cut(view: ModelView, finder: RegionFinder, region: Region, shapes: Mapping[str, Shape]) -> Piece:

@@ -199,7 +199,8 @@ class _Tuner:
         at_cases = [tensors for _, tensors in shapes]
         # Between two runs of a layer of a large model, all others pass through the GPU's cache.
         self._is_cold = [
-            options.provider == "cuda" and bytes_read(regions.values(), tensors) > CACHE_BYTES for tensors in at_cases
+            options.provider == "cuda" and bytes_read(plan.view.proto, regions.values(), tensors) > CACHE_BYTES
+            for tensors in at_cases
         ]
         found = self._measure_all(plan, finder, layers, at_cases, weights)
         untimed = [la for la in layers if la.region is not None and id(la.site.node) not in found]

@@ -88,8 +88,8 @@ def notes_of(found: Mapping[int, Found], options: TuneOptions, *, is_cold: bool)
         )
         if is_cold:
             notes.append(
-                "single layers were timed with the GPU's cache emptied before each run, as a model too large for it "
-                "leaves it"
+                "where the model is too large for the GPU's cache, single layers were timed with the cache emptied "
+                "before each run"
             )
         if not options.targets:
             notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")

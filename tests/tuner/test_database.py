@@ -96,11 +96,11 @@ def test_what_could_not_run_is_tried_again(path):
     [
         b"garbage\n",
         b"\x00\xff\xfe\n",
-        b'{"schema_version": 3}\n',
+        b'{"schema_version": 2}\n',
         b"[]\n",
-        b'{"schema_version": 3, "layer": "layer", "preset": "quick", "setting": {}, "times_us": {"dense": "x"}, '
+        b'{"schema_version": 2, "layer": "layer", "preset": "quick", "setting": {}, "times_us": {"dense": "x"}, '
         b'"problems": {}, "reorder_us": [0, 0]}\n',
-        b'{"schema_version": 3, "layer": "layer", "preset": "quick", "setting": {}, "times_us": {"dense": -1}, '
+        b'{"schema_version": 2, "layer": "layer", "preset": "quick", "setting": {}, "times_us": {"dense": -1}, '
         b'"problems": {}, "reorder_us": [0, 0]}\n',
     ],
 )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images, read_decisions, write_decisions
 from onnx_sparseconv.converter.decisions import Cause, Choice
@@ -21,7 +21,7 @@ from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, find_plan, 
 from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.runtime.timing import Samples
-from onnx_sparseconv.tuner import TuneOptions, gpu_candidates, make_cases, tune
+from onnx_sparseconv.tuner import TuneOptions, gpu_candidates, make_cases, tune, tuning
 from onnx_sparseconv.tuner.candidates import SUB_BATCHES
 from onnx_sparseconv.tuner.database import LayerTimes
 from onnx_sparseconv.tuner.gpu_candidates import GeneratedCandidate, GpuSearch, find_target
@@ -565,3 +565,32 @@ def test_layers_of_models_beyond_the_gpus_cache_are_timed_with_the_cache_empty(t
     report = tuned(network(0.9, 0.95), bench, cases=make_cases([batch]))
     assert bench.cold == [is_cold, is_cold]
     assert any("cache emptied" in note for note in report.decisions.notes) == is_cold
+
+
+@pytest.mark.usefixtures("compiled")
+def test_times_with_the_cache_empty_are_kept_apart(tuned, monkeypatch):
+    """The same layer, in a model that fits the cache and in one that does not."""
+    tuned(network(0.9), GpuBench(whole_us=fast_whole))
+    monkeypatch.setattr(tuning, "CACHE_BYTES", 1000)
+    first, second = GpuBench(whole_us=fast_whole), GpuBench(whole_us=fast_whole)
+    tuned(network(0.9), first)
+    tuned(network(0.9), second)
+    assert (first.cold, second.cold) == ([True], [])
+
+
+@pytest.mark.usefixtures("compiled")
+def test_sparse_layers_beside_a_pool_pay_for_its_layout(tuned):
+    """By itself dense changes its layout on both sides, 40 us; before a pool it does not behind, and sparse does."""
+
+    class Bench(LayoutBench):
+        def layer(self, piece, candidates, **how):
+            found = super().layer(piece, candidates, **how)
+            times = {"sparse, general": 40.0, "dense, default": 200.0, "dense, nhwc": 100.0}
+            return dataclasses.replace(found, times_us=found.times_us | times, reorder_in_us=10.0, reorder_out_us=30.0)
+
+    bench = Bench(whole_us=lambda _: 400, last_us=lambda sparse: 200 - len(sparse))
+    proto = network(0.9)
+    proto.graph.node.append(helper.make_node("MaxPool", ["y"], ["pooled"], kernel_shape=[1, 1]))
+    proto.graph.output[0].name = "pooled"
+    predicted = [tuned(model, bench, targets=()).whole.trials[0].predicted_us for model in (network(0.9), proto)]
+    assert predicted == [(200 - 60.0,), (200.0,)]

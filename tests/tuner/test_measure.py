@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -168,16 +169,32 @@ def test_what_changing_layouts_takes_is_timed_on_cuda(dtype):
     assert list(times.times_us) == ["dense, default", "dense, nhwc", "sparse, general"]
 
 
+@dataclass
+class _Counted:
+    """Runs, and how many there were."""
+
+    runs: Callable[[], object]
+    calls: int = 0
+
+    def __call__(self):
+        self.calls += 1
+        self.runs()
+
+
 @pytest.mark.usefixtures("cuda_on_cpu")
 @pytest.mark.parametrize("is_cold", [True, False])
 def test_the_cache_is_emptied_where_it_would_be(is_cold, monkeypatch):
     monkeypatch.setattr(measure, "CACHE_BYTES", 4096)
     bench, sizes = OrtBench("cuda", 1, FAST["quick"]), []
     relu = bench._relu
-    monkeypatch.setattr(bench, "_relu", lambda size, **how: sizes.append(size) or relu(size, **how))
+    monkeypatch.setattr(bench, "_relu", lambda size, **how: sizes.append(size) or _Counted(relu(size, **how)))
     times = bench.layer(piece(), candidates_for("cuda"), is_cold=is_cold)
     assert math.isfinite(times.times_us["dense, default"])
     assert sorted(sizes) == ([1, 1024] if is_cold else [1])
+    plan = FAST["quick"].layer
+    timed = 1 + 2 + sum(map(math.isfinite, times.times_us.values()))  # an empty run and two changes of layout, too
+    emptied = bench._cache_runs.calls if is_cold else 0
+    assert emptied >= (timed * plan.min_rounds * plan.runs_per_round if is_cold else 0)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (2, 3, 7), (1, 2, 3, 4, 5)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,6 +155,23 @@ def test_with_the_channels_last_pools_and_the_models_own_transposes_have_the_lay
     assert before == behind == set()
     assert (open_before, open_behind) == (set(), {"second"})
     assert (bound_before, bound_behind) == ({"first", "second"}, {"first"})
+
+
+@pytest.mark.parametrize(
+    ("behind", "is_bound"),
+    [
+        (("Transpose", "a", "Y", {"perm": [0, 2, 3, 1]}), True),
+        (("Transpose", "a", "Y", {"perm": [0, 3, 1, 2]}), False),
+        (("GlobalAveragePool", "a", "Y", {}), True),
+        (("BatchNormalization", "a k k k k", "Y", {}), False),  # one with the layer itself
+        (("Conv", "a a", "Y", {}), True),  # no layer: its weight is only known at run time
+        (("Softmax", "a", "Y", {}), False),
+    ],
+)
+def test_what_is_bound_to_the_layout_of_dense_layers(behind, is_bound):
+    weights = [tensor(pruned(), "W"), tensor(np.ones(8, np.float32), "k")]
+    found = links_of(model([conv(out="a", name="layer"), *nodes(behind)], weights), channels_last=True)
+    assert found[-1] == ({"layer"} if is_bound else set())
 
 
 def test_a_sparse_layer_beside_what_is_bound_to_a_layout_changes_it():

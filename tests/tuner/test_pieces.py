@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert
 from onnx_sparseconv.converter.analyse import make_plan
@@ -14,7 +14,7 @@ from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.runtime.session import make_session
 from onnx_sparseconv.tuner.options import Case, make_cases
-from onnx_sparseconv.tuner.pieces import cut, run_for_shapes
+from onnx_sparseconv.tuner.pieces import bytes_read, cut, run_for_shapes
 from onnx_sparseconv.tuner.regions import RegionFinder
 from tests.support import architectures
 from tests.support.odd_models import FEEDS, conv, model, pruned, tensor, value
@@ -201,3 +201,12 @@ def test_cases_from_options():
     assert make_cases([], ["a:1", "a:2"]) == (Case(None, {"a": (1,)}), Case(None, {"a": (2,)}))
     with pytest.raises(UsageError, match="needs all of a, b"):
         make_cases([], ["a:1", "b:1", "a:2"])
+
+
+def test_what_a_model_reads_is_its_constants_and_its_layers_inputs():
+    weight, other = tensor(pruned(), "W"), tensor(np.zeros((7, 3), np.float16), "k")
+    proto = model([conv(name="a"), conv(out="Z", name="b")], [weight, other])
+    cutter = Cutter(proto)
+    constants = numpy_helper.to_array(weight).nbytes + 42
+    assert bytes_read(proto, cutter.regions, {"X": (2, 16, 6, 6)}) == constants + 4 * 2 * 16 * 6 * 6
+    assert bytes_read(proto, cutter.regions, {}) == constants
