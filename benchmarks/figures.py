@@ -125,9 +125,8 @@ def _tuned(model: Record) -> list[str]:
         return [sparse, *[""] * 4, "stays dense"]
     predicted, measured = case["predicted_us"], case["measured_us"]
     if not case["speedup"]:
-        ((measured, predicted),) = min(
-            list(zip(trial["measured_us"], trial["predicted_us"], strict=True)) for trial in model["whole"]["trials"]
-        )
+        best = min(model["whole"]["trials"], key=lambda trial: trial["measured_us"])
+        (predicted,), (measured,) = best["predicted_us"], best["measured_us"]
     times = [f"{time_us / 1000:.2f} ms" for time_us in (case["dense_us"], predicted, measured)]
     gain = f"{case['speedup']['of_medians']:.2f}x" if case["speedup"] else "stays dense"
     return [sparse, *times, f"{measured / predicted - 1:+.0%}", gain]

@@ -6,7 +6,7 @@ sparse one. A region holds what either of them takes in, so that neither is time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,6 @@ _SUMS = ("Add", "Sum")
 _DENSE_ACTIVATIONS = ("Tanh", "Elu", "Softplus")
 # Longer chains are no one's neighbours any more.
 _MAX_STEPS = 6
-
-Resolve = Callable[[gs.Tensor], ConstantTensor | None]
 
 
 @dataclass(frozen=True, eq=False)
