@@ -21,7 +21,7 @@ def conv1d(kernel, stride=1, pads=(0, 0), dilation=1, group=1):
     return ConvGeometry((kernel,), (stride,), tuple(pads), (dilation,), group)
 
 
-# For the warpgroup kernel, which wants more channels than most of the others have.
+# For the warpgroup kernels, which want more channels than most of the others have.
 WARPGROUPS = {
     "3x3, 28 wide": ((128, 128, 3, 3), geometry_2d(), (16, 128, 28, 28)),
     "3x3, 56 wide": ((64, 64, 3, 3), geometry_2d(), (11, 64, 56, 56)),
@@ -32,6 +32,11 @@ WARPGROUPS = {
     "3x3, dilation 2": ((64, 32, 3, 3), geometry_2d(3, 1, 2, 2), (8, 32, 20, 16)),
     "3x3, groups": ((128, 32, 3, 3), geometry_2d(group=2), (8, 64, 18, 20)),
     "1x1": ((256, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 14, 14)),
+    "1x1, 28 wide": ((150, 300, 1, 1), geometry_2d(1, 1, 0), (9, 300, 28, 28)),
+    "1x1, 7 wide": ((300, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 7, 7)),
+    "1x1, few rows": ((50, 64, 1, 1), geometry_2d(1, 1, 0), (3, 64, 30, 56)),
+    "1x1, stride 2": ((130, 64, 1, 1), geometry_2d(1, 2, 0), (5, 64, 28, 28)),
+    "1x1, groups": ((256, 40, 1, 1), geometry_2d(1, 1, 0, group=2), (5, 80, 14, 16)),
     "1-D": ((100, 300, 3), conv1d(3), (16, 300, 56)),
 }
 

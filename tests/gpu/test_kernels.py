@@ -57,6 +57,32 @@ def test_warpgroups_go_on_to_further_tiles(gpu, kernel):
 
 
 @settings(max_examples=150, **PROPERTY)
+@given(
+    rows=st.integers(40, 300),
+    channels=st.integers(24, 200),
+    group=st.sampled_from([1, 1, 2]),
+    x=st.tuples(st.integers(1, 20), st.integers(1, 30), st.integers(1, 30)),
+    stride=st.sampled_from([1, 1, 2]),
+    pad=st.sampled_from([0, 0, 1]),
+    density=st.sampled_from([0.02, 0.1, 0.5]),
+    has_residual=st.booleans(),
+    activation=st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID]),
+)
+def test_any_pointwise_convolution_of_warpgroups(
+    gpu, rows, channels, group, x, stride, pad, density, has_residual, activation
+):
+    case = SparseConvCase(
+        random_weight((rows * group, channels, 1, 1), density, dtype=np.float16),
+        geometry_2d(1, stride, pad, group=group),
+        activation,
+        has_residual=has_residual,
+        dtype=np.dtype(np.float16),
+    )
+    batch, height, width = x
+    assert check(gpu, case, (batch, channels * group, height, width), cuda_kernel="wgmma") == "cuda.wgmma"
+
+
+@settings(max_examples=150, **PROPERTY)
 @given(drawn=cases())
 def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     case, x_shape = drawn

@@ -27,8 +27,9 @@ def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name
     assert check_graph(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
 
 
-def test_a_cuda_graph_of_warpgroups(gpu):
-    case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
+@pytest.mark.parametrize("name", ["3x3, 14 wide", "1x1", "1x1, 7 wide"])
+def test_a_cuda_graph_of_warpgroups(gpu, name):
+    case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
     assert check_graph(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
@@ -68,8 +69,9 @@ def gpus():
     return [Place("cuda", device) for device in range(count)]
 
 
-def test_concurrent_runs_of_warpgroups(gpu):
-    case, x_shape = case_of("3x3, 7 wide", np.float16, layers=WARPGROUPS)
+@pytest.mark.parametrize("name", ["3x3, 7 wide", "1x1, 7 wide"])
+def test_concurrent_runs_of_warpgroups(gpu, name):
+    case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
     session = gpu.session(make_model(case), cuda_kernel="wgmma")
     check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 

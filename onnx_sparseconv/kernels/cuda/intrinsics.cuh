@@ -231,6 +231,11 @@ __device__ __forceinline__ void CopyAsync4(Shared to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Both addresses are multiples of 8.
+__device__ __forceinline__ void CopyAsync8(Shared to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Both addresses are multiples of 16.
 __device__ __forceinline__ void CopyAsync16(Shared to, const void* from) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "l"(OncePolicy())

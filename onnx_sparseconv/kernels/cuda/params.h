@@ -248,23 +248,15 @@ struct InterleaveParams {
 // Threads of a block that multiply, two warpgroups of them, and all.
 constexpr int kWgmmaProductThreads = 256;
 constexpr int kWgmmaThreads = 384;
-// Channels of a chunk, and pixels of a stage: 8 images of these, and 16 bytes that keep neighbours apart.
+// Channels of a chunk, and pixels of a stage: 8 halves of each, and 16 bytes that keep neighbours apart.
 constexpr int kWgmmaChannels = 32;
 constexpr int kWgmmaPixelBytes = 16 * kWgmmaChannels + 16;
-// On their way to Y, outputs of a warp lie in rows of 64 bytes, 32 of them at a time, and 16 more that keep them apart.
-constexpr int kWgmmaRowPitch = 64 + 16;
-constexpr int kWgmmaRowBytes = kWgmmaProductThreads * kWgmmaRowPitch;
 
-// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works. The
-// tile's X is what `sparseconv_interleave` wrote.
-//
-// A stage holds pixels of 32 channels, and the chunk's part of the weight. Row tiles are 64 rows. A warpgroup computes
-// one of them, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of each.
+// What the kernels of warpgroups have in common; see warpgroups.cuh. Row tiles are 64 rows. A stage holds pixels of 32
+// channels, and the chunk's part of the weight.
 //
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..
-constexpr int kMaxWgmmaPositions = 32;
-constexpr int kMaxWgmmaTaps = 49;
-struct WgmmaParams {
+struct WarpgroupParams {
   TileParams tile;
   int num_tiles;
   const void* chunks;            // of all row blocks; see wgmma_weight.h
@@ -273,7 +265,22 @@ struct WgmmaParams {
   const int* channels;           // [chunks][kWgmmaChannels], of the group
   int header_bytes;              // of a chunk
   int input_bytes;               // of a stage, a multiple of 128; behind them, the weight's part
-  int table_bytes;               // of a tile's pixels, behind the stages; behind them, barriers
+  int table_bytes;               // behind the stages, a multiple of 16; behind them, barriers
+};
+
+// On their way to Y, outputs of a warp lie in rows of 64 bytes, 32 of them at a time, and 16 more that keep them apart.
+constexpr int kWgmmaRowPitch = 64 + 16;
+constexpr int kWgmmaRowBytes = kWgmmaProductThreads * kWgmmaRowPitch;
+
+// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works. The
+// tile's X is what `sparseconv_interleave` wrote; a pixel holds 8 images.
+//
+// A warpgroup computes one row tile, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of
+// each. The table has an entry for each of a tile's pixels.
+constexpr int kMaxWgmmaPositions = 32;
+constexpr int kMaxWgmmaTaps = 49;
+struct WgmmaParams {
+  WarpgroupParams common;
   int taps;
   unsigned tap_bytes[kMaxWgmmaTaps];  // from the pixel that a position reads with the first tap to that of each one
   int run_w, run_lines;
@@ -281,6 +288,50 @@ struct WgmmaParams {
   int out_columns;  // that are stored together, 8, 4, 2 or 1: rows and runs are multiples of it, and what `run_outputs`
                     // leaves out; Y and the residual begin at such
   int x_rows, x_row_pixels, x_window_columns;  // of X; a row's are those of all windows
+};
+
+// Positions of a plane that lie together in a pixel of the pointwise kernel, a segment; the last one may have fewer.
+constexpr int kSegmentPositions = 8;
+
+// The pointwise kernel, float16 on sm_90a: `sparseconv_pointwise_s<segments>`, for 1x1. pointwise_conv.cuh says how it
+// works.
+//
+// The tile's rows (tiles_y, tile_h) are images, its columns segments; there are no eights of images. A warpgroup
+// computes one row tile at one run: run_segments segments of each of run_images images. Where a tile has two runs, the
+// second one lies so many images or segments further.
+//
+// gridDim.x is a multiple of groups * row_blocks_per_group: a block computes tiles of one row block. The table has room
+// for a word for each place of its chunks, and for each of its rows.
+struct PointwiseParams {
+  WarpgroupParams common;
+  int chunk_bytes;                // of the weight; all are the same
+  unsigned x_plane_bytes;         // from a channel of X, or of the residual, to the next one. Where it is a multiple of
+  unsigned residual_plane_bytes;  // 16, X or the residual begins at such, else both are multiples of 8
+  int plane;                      // positions
+  int run_images, run_segments;
+  int run_step_images, run_step_segments;
+  int out_columns;  // that are stored together, 8, 4, 2 or 1: planes are multiples of it, and Y begins at such
+};
+
+// On their way to Y, outputs of a warp lie in 8 segments of 16 rows, and 16 bytes that keep segments apart.
+constexpr int kPointwisePartSegments = 8;
+constexpr int kPointwisePitch = 16 * 16 + 16;
+constexpr int kPointwisePartBytes = kWgmmaProductThreads / 32 * kPointwisePartSegments * kPointwisePitch;
+
+// Copies the positions of planes that a pointwise convolution reads, such that each plane begins at a multiple of 16
+// bytes: `sparseconv_gather`, halves. out [planes][segments][kSegmentPositions]; positions outside of X, and behind the
+// last one, are zeros.
+//
+// Grid: x = blocks of threads, which go through the segments of all planes.
+struct GatherParams {
+  const void* x;  // [planes, in_h, in_w]
+  void* out;
+  int num_segments;  // of all planes
+  int plane_segments;
+  int in_h, in_w;
+  int out_h, out_w;
+  int strides[2];
+  int pads_begin[2];
 };
 
 }  // namespace sparseconv::cuda

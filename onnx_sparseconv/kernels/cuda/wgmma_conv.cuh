@@ -1,45 +1,30 @@
 // Sparse convolution by warpgroups of sparse tensor cores (float16, sm_90a).
 //
 // As in tensor_conv.cuh, weights without structure become 2:4 by another order of what is summed, and the input is
-// staged as pixels of 8 images. Here two whole matrices are read from shared memory by the tensor cores themselves
-// (wgmma.mma_async.sp): they find eight columns in 128 contiguous bytes. So a pixel holds the 8 images of 32 channels,
-// 32 columns are the same tap of 32 channels, and what the host (wgmma_weight.cc) chooses is the order of the channels:
-// four neighbours are such that hardly a row has three non-zeros among them, for any tap. Channels that are left with
-// non-zeros come once more.
+// staged as pixels of 8 images; warpgroups.cuh says in which order. 32 columns are the same tap of 32 channels.
 //
 // Each block of rows has an order of channels of its own, so such blocks share nothing that is staged: what turns
 // columns of images into images of columns would be done again for each 64 outputs. So it is done before, once
 // (interleave.cuh), and staging is copies of 16 bytes.
 //
-// A warpgroup computes 64 output channels at kPositions neighbouring pixels of 8 images; its sums stay in registers, as
-// floats. Two multiply, the third stages. Positions go on from a row of outputs to the next one: what lies
-// between, where a row ends, is computed and dropped.
-//
-// There is a block for each multiprocessor, which computes tile after tile: while the sums of one are stored, the next
-// one is staged.
+// A warpgroup computes 64 output channels at kPositions neighbouring pixels of 8 images. Positions go on from a row of
+// outputs to the next one: what lies between, where a row ends, is computed and dropped.
 #pragma once
 
-#include "tensor_tile.cuh"
+#include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
 
 template <int kPositions>
-class WgmmaConv : private TensorTile {
+class WgmmaConv : private Warpgroups {
  public:
   __device__ __forceinline__ WgmmaConv(const WgmmaParams& params, const void* shared)
-      : TensorTile(params.tile, shared),
+      : Warpgroups(params.common, shared),
         p_(params),
         rows_(Filled(t_.num_stages) + threadIdx.x / 32 * kPartRows * kWgmmaRowPitch) {}
 
   __device__ __forceinline__ void Run() {
-    if (threadIdx.x == 0) {
-      for (int stage = 0; stage < t_.num_stages; ++stage) {
-        InitBarrier(Filled(stage), kWgmmaThreads - kWgmmaProductThreads);
-        InitBarrier(Emptied(stage), kWgmmaProductThreads / 32);
-      }
-      FenceBarrierInit();
-    }
-    __syncthreads();
+    InitBarriers();
     if (IsProductWarp()) {
       Multiply();
     } else {
@@ -48,67 +33,20 @@ class WgmmaConv : private TensorTile {
   }
 
  private:
-  static constexpr int kRows = 64;
-  static constexpr unsigned kPixelBytes = 16;  // of a channel
-  static constexpr unsigned kWarpgroup = 128;
-  static constexpr int kStagingWarps = (kWgmmaThreads - kWgmmaProductThreads) / 32;
   static constexpr unsigned kStepsAtOnce = 9;
-  // Bytes of the weight, of 64 rows and 32 columns: two of four values, and where they stand.
-  static constexpr unsigned kValueBytes = 2048, kPlaceBytes = 256;
-  // Matrices of 8 x 16 bytes lie in a row: in a weight's, the next one has the next columns, the one behind it the next
-  // rows; in a pixel, the next one has the next channels, and in the next pixel, the next position.
-  static constexpr unsigned kMatrixBytes = 128;
-
-  // What is the same in all lanes, so that the compiler knows: products are for warps that do not part.
-  template <class Value>
-  static __device__ __forceinline__ Value Uniform(Value value) {
-    return __shfl_sync(0xFFFFFFFFu, value, 0);
-  }
-
-  static __device__ __forceinline__ bool IsProductWarp() {
-    return Uniform(threadIdx.x / 32) < kWgmmaProductThreads / 32;
-  }
-
-  // Those of a tile's row block.
-  struct Chunks {
-    int first, count;
-  };
-
-  __device__ __forceinline__ Chunks ChunksOf(const Tile& tile) const {
-    const unsigned* begins = p_.block_begins + tile.group * t_.row_blocks_per_group + tile.row_block;
-    return {static_cast<int>(begins[0]), static_cast<int>(begins[1] - begins[0])};
-  }
-
-  // Calls function(tile, its chunks) for the block's tiles.
-  template <class Function>
-  __device__ __forceinline__ void ForTiles(const Function& function) const {
-    const int blocks = static_cast<int>(gridDim.x);
-    TilePlace place = PlaceOfTile(static_cast<int>(blockIdx.x));
-    const TilePlace step = PlaceOfTile(blocks);
-    for (int index = static_cast<int>(blockIdx.x); index < p_.num_tiles; index += blocks) {
-      const Tile tile = TileAt(place);
-      function(tile, ChunksOf(tile));
-      Advance(place, step);
-    }
-  }
 
   // --- staging ------------------------------------------------------------------------------------------------------
 
-  __device__ __forceinline__ Shared Filled(int stage) const {
-    return stages_ + static_cast<unsigned>(t_.num_stages * t_.stage_bytes + p_.table_bytes + 16 * stage);
-  }
-  __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
-
   // Each warp copies a quarter of a chunk's channels, each lane a pixel of 32 at a time.
   __device__ __forceinline__ void Stage() const {
-    constexpr int kPlaces = kWgmmaChannels / kStagingWarps;
     const int first = static_cast<int>(threadIdx.x) - kWgmmaProductThreads;
     const int first_place = first / 32 * kPlaces;
     const int pixels = t_.in_rows * t_.in_columns;
     const auto plane = static_cast<unsigned>(p_.x_rows * p_.x_row_pixels);
     PlanPixels(first, pixels);
     Position at;
-    ForTiles([&](const Tile& tile, const Chunks& chunks) {
+    ForTiles([&](const Tile& tile) {
+      const Chunks chunks = ChunksOf(tile);
       const auto eight = static_cast<long long>(tile.first_image / kTensorImages);
       const unsigned char* x =
           static_cast<const unsigned char*>(t_.x) +
@@ -124,7 +62,11 @@ class WgmmaConv : private TensorTile {
         for (int i = 0; i < kPlaces; ++i) {
           planes[i] = kPixelBytes * plane * static_cast<unsigned>(__shfl_sync(0xFFFFFFFFu, channel, first_place + i));
         }
-        BeginStage(at, chunks.first + at.chunk, first == 0);
+        WaitForEmptied(at);
+        if (first == 0) {
+          const unsigned* begins = w_.chunk_begins + chunks.first + at.chunk;
+          StageWeight(at.stage, 16 * static_cast<size_t>(begins[0]), 16 * (begins[1] - begins[0]));
+        }
         const Shared stage = StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes;
         for (int pixel = static_cast<int>(Lane()); pixel < pixels; pixel += 32) {
           unsigned offset, to;
@@ -139,20 +81,9 @@ class WgmmaConv : private TensorTile {
     });
   }
 
+  // That of the lane's place in a chunk.
   __device__ __forceinline__ int ChannelOf(int chunk) const {
-    return p_.channels[chunk * kWgmmaChannels + static_cast<int>(Lane())];
-  }
-
-  // Has one thread copy the chunk's part of the weight.
-  __device__ __forceinline__ void BeginStage(const Position& at, int chunk, bool is_first) const {
-    if (at.round > 0) WaitForBarrier(Emptied(at.stage), (at.round - 1) % 2);
-    if (!is_first) return;
-    const unsigned* begins = p_.chunk_begins + chunk;
-    const unsigned bytes = 16 * (begins[1] - begins[0]);
-    ExpectBytes(Filled(at.stage), bytes);
-    CopyBulkCached(StageAddress(at.stage) + static_cast<unsigned>(p_.input_bytes),
-                   static_cast<const unsigned char*>(p_.chunks) + 16 * static_cast<size_t>(begins[0]), bytes,
-                   Filled(at.stage));
+    return w_.channels[chunk * kWgmmaChannels + static_cast<int>(Lane())];
   }
 
   // Where a tile's pixels lie in a plane of X and in a stage, in bytes: the same for all channels.
@@ -165,9 +96,7 @@ class WgmmaConv : private TensorTile {
     }
     WaitAtBarrier(1, 32 * kStagingWarps);
   }
-  __device__ __forceinline__ Shared PixelAddress(int pixel) const {
-    return stages_ + static_cast<unsigned>(t_.num_stages * t_.stage_bytes + 8 * pixel);
-  }
+  __device__ __forceinline__ Shared PixelAddress(int pixel) const { return Table() + static_cast<unsigned>(8 * pixel); }
 
   // --- products -----------------------------------------------------------------------------------------------------
 
@@ -176,22 +105,18 @@ class WgmmaConv : private TensorTile {
     int y, x;
   };
 
-  // Biases of the thread's channels.
-  struct Biases {
-    float lower, upper;
-  };
-
   __device__ __forceinline__ void Multiply() {
     const unsigned row_tile = threadIdx.x / kWarpgroup % static_cast<unsigned>(t_.warps_m);
     const RunPlace run = RunOf();
     const unsigned first =
         kWgmmaPixelBytes * static_cast<unsigned>(run.y * t_.strides[0] * t_.strides[1] * t_.line_pitch + run.x);
-    const unsigned values = static_cast<unsigned>(p_.input_bytes + p_.header_bytes) + row_tile * kValueBytes;
+    const unsigned values = static_cast<unsigned>(w_.input_bytes + w_.header_bytes) + row_tile * kValueBytes;
     const unsigned places =
         row_tile * kPlaceBytes + threadIdx.x % kWarpgroup / 32 * 64 + Lane() / 4 * 8 + Lane() % 2 * 4;
     unsigned metas[kStepsAtOnce] = {};
     Position at;
-    ForTiles([&](const Tile& tile, const Chunks& chunks) {
+    ForTiles([&](const Tile& tile) {
+      const Chunks chunks = ChunksOf(tile);
       const int num_chunks = Uniform(chunks.count);
       const Biases biases = BiasesOf(tile, static_cast<int>(row_tile));
       if (num_chunks == 0) ClearSums();
@@ -206,10 +131,6 @@ class WgmmaConv : private TensorTile {
       }
       StoreTile(OutputsOf(tile, static_cast<int>(row_tile), run), biases);
     });
-  }
-
-  __device__ __forceinline__ void Release(int stage) const {
-    if (Lane() == 0) Arrive(Emptied(stage));
   }
 
   __device__ __forceinline__ void ClearSums() {
@@ -227,13 +148,13 @@ class WgmmaConv : private TensorTile {
   // A tap of 32 channels for each step. Most chunks have all taps, one after the other.
   __device__ __forceinline__ void MultiplyChunk(const Position& at, unsigned first, unsigned values, unsigned places,
                                                 unsigned (&metas)[kStepsAtOnce]) {
-    const Shared stage = StageAddress(at.stage), header = stage + static_cast<unsigned>(p_.input_bytes);
+    const Shared stage = StageAddress(at.stage), header = stage + static_cast<unsigned>(w_.input_bytes);
     const unsigned steps = Uniform(LoadShared(header));
     const auto row_tiles = static_cast<unsigned>(t_.warps_m);
     ChunkSteps chunk;
     chunk.steps = steps;
     chunk.header = header;
-    chunk.meta = header + static_cast<unsigned>(p_.header_bytes) + steps * row_tiles * kValueBytes + places;
+    chunk.meta = header + static_cast<unsigned>(w_.header_bytes) + steps * row_tiles * kValueBytes + places;
     chunk.a = MatrixAt(Uniform(stage + values), kMatrixBytes, 2 * kMatrixBytes);
     chunk.b = MatrixAt(Uniform(stage + first), kMatrixBytes, kWgmmaPixelBytes);
     if (steps == static_cast<unsigned>(p_.taps)) {
@@ -310,16 +231,6 @@ class WgmmaConv : private TensorTile {
     __device__ __forceinline__ explicit Part(int index) : upper(index / 2), odd(index % 2) {}
   };
 
-  // Of the warp; those of the thread are the one Lane() / 4 behind it, and the one 8 behind that.
-  __device__ __forceinline__ int FirstChannel(const Tile& tile, int row_tile) const {
-    return (tile.first_row_tile + row_tile) * kRows + static_cast<int>(threadIdx.x % kWarpgroup) / 32 * 16;
-  }
-
-  __device__ __forceinline__ Biases BiasesOf(const Tile& tile, int row_tile) const {
-    const int channel = FirstChannel(tile, row_tile) + static_cast<int>(Lane()) / 4;
-    return {BiasOf(tile, channel), BiasOf(tile, channel + 8)};
-  }
-
   // Where the sums of a warp belong in Y.
   struct Outputs {
     long long first;       // index of that of its first channel and image, of its first position
@@ -359,9 +270,6 @@ class WgmmaConv : private TensorTile {
       WaitForWarp();
     }
   }
-
-  // A barrier, not __syncwarp: behind that, the compiler lets products wait for each other.
-  __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(2 + static_cast<int>(threadIdx.x) / 32, 32); }
 
   __device__ __forceinline__ Shared RowAddress(int row, int position) const {
     return rows_ + static_cast<unsigned>(row * kWgmmaRowPitch + 2 * position);
@@ -460,62 +368,6 @@ class WgmmaConv : private TensorTile {
     const int next = skipped + kColumns;
     return (next / 4 - skipped / 4) * outputs.channel + (next % 4 - skipped % 4) * 2 * outputs.image;
   }
-
-  // Neighbouring halves.
-  template <int kColumns>
-  struct Columns {
-    Half2 pairs[(kColumns + 1) / 2] = {};
-
-    __device__ __forceinline__ void Load(const Half* from) {
-      if constexpr (kColumns == 1) {
-        pairs[0] = LoadOnce(from);
-      } else if constexpr (kColumns == 2) {
-        pairs[0] = LoadOnce(reinterpret_cast<const Half2*>(from));
-      } else if constexpr (kColumns == 4) {
-        const uint2 words = LoadOnce(reinterpret_cast<const uint2*>(from));
-        pairs[0] = words.x, pairs[1] = words.y;
-      } else {
-        Set(LoadOnce(reinterpret_cast<const uint4*>(from)));
-      }
-    }
-
-    __device__ __forceinline__ void LoadShared(Shared from) {
-      if constexpr (kColumns == 1) {
-        pairs[0] = LoadSharedHalf(from);
-      } else if constexpr (kColumns == 2) {
-        pairs[0] = cuda::LoadShared(from);
-      } else if constexpr (kColumns == 4) {
-        LoadSharedPair(from, pairs[0], pairs[1]);
-      } else {
-        Set(LoadSharedVector(from));
-      }
-    }
-
-    __device__ __forceinline__ void Store(Half* to) const {
-      if constexpr (kColumns == 1) {
-        StoreOnce(to, Lower(pairs[0]));
-      } else if constexpr (kColumns == 2) {
-        StoreOnce(reinterpret_cast<Half2*>(to), pairs[0]);
-      } else if constexpr (kColumns == 4) {
-        StoreOnce(reinterpret_cast<uint2*>(to), uint2{pairs[0], pairs[1]});
-      } else {
-        StoreOnce(reinterpret_cast<uint4*>(to), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
-      }
-    }
-
-    __device__ __forceinline__ void StoreShared(Shared to) const {
-      if constexpr (kColumns == 1) {
-        StoreSharedHalf(to, Lower(pairs[0]));
-      } else {
-#pragma unroll
-        for (unsigned i = 0; i < kColumns / 2; ++i) cuda::StoreShared(to + 4 * i, pairs[i]);
-      }
-    }
-
-    __device__ __forceinline__ void Set(const uint4& words) {
-      pairs[0] = words.x, pairs[1] = words.y, pairs[2] = words.z, pairs[3] = words.w;
-    }
-  };
 
   const WgmmaParams& p_;
   const Shared rows_;  // of the warp's parts

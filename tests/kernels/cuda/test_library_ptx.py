@@ -15,7 +15,9 @@ KERNELS = {
     LIBRARY_KERNELS: {f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)}
     | {f"sparseconv_reduce_{t}" for t in ("f32", "f16")},
     TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
-    WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (24, 28, 30, 32)} | {"sparseconv_interleave"},
+    WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (24, 28, 30, 32)}
+    | {f"sparseconv_pointwise_s{n}" for n in (24, 32)}
+    | {"sparseconv_interleave", "sparseconv_gather"},
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 64 registers: four blocks
 # and more on every multiprocessor; 384 of 168: one.

@@ -130,6 +130,7 @@ inline void WaitAtBarrier(int number, unsigned threads) { cuda_on_host::WaitAtBa
 inline void ArriveAtBarrier(int number, unsigned threads) { cuda_on_host::ArriveAtBarrier(number, threads); }
 
 inline void CopyAsync4(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 4); }
+inline void CopyAsync8(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 8); }
 inline void CopyAsync16(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 16); }
 inline void CopyAsync16Cached(Shared to, const void* from) { CopyAsync16(to, from); }
 inline void CopyAsync16ByLines(Shared to, const void* from) { CopyAsync16(to, from); }

@@ -14,6 +14,7 @@
 #include "generated_plan.h"
 #include "images.h"
 #include "library_kernels.h"
+#include "pointwise_plan.h"
 #include "provider.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
@@ -70,12 +71,13 @@ struct Plan {
   CsrLaunch csr;
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
+  std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image does not run
 
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
-    if (wgmma) return RunningKernel::kWgmma;
+    if (wgmma || pointwise) return RunningKernel::kWgmma;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 };
@@ -108,7 +110,7 @@ struct TensorProduct {
   const TensorKernels kernels;
 };
 
-// The weight as the warpgroup kernel reads it, in device memory, and that kernel.
+// The weight as the warpgroup kernels read it, in device memory, and these kernels.
 struct WgmmaProduct {
   WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, const WgmmaFacts& about)
       : facts(about),
@@ -116,7 +118,8 @@ struct WgmmaProduct {
         block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
         channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        kernels(device.max_shared_bytes - kReservedSharedBytes) {
+        kernels(device.max_shared_bytes - kReservedSharedBytes),
+        pointwise(device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.chunks.data(), weight.chunks.size());
     memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
     memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
@@ -124,10 +127,19 @@ struct WgmmaProduct {
     SynchronizeUploads();  // the host's arrays go now
   }
 
+  // All pointers to the weight.
+  void Fill(WarpgroupParams* params) const {
+    params->chunks = memory.at(0);
+    params->chunk_begins = static_cast<const unsigned*>(memory.at(chunk_begins));
+    params->block_begins = static_cast<const unsigned*>(memory.at(block_begins));
+    params->channels = static_cast<const int*>(memory.at(channels));
+  }
+
   const WgmmaFacts facts;
   const size_t chunk_begins, block_begins, channels;  // offsets
   const Memory memory;
   const WgmmaKernels kernels;
+  const PointwiseKernels pointwise;
 };
 
 // The node's own kernel, loaded.
@@ -183,12 +195,14 @@ class CudaKernel final : public Kernel {
   Plan MakePlan(const PlanKey& key) const;
   std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
   std::optional<WgmmaLaunch> PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const;
+  std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void Launch(const Call& call) const;
   static void FillTile(const Call& call, TileParams* tile);
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
+  void LaunchPointwise(const Call& call) const;
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
@@ -260,7 +274,9 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   }
   const WgmmaWeight weight = PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_));
   const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
-  if (!must_run && !IsWorthWarpgroups(geometry_, facts, kTensorImages)) return;
+  const bool is_worth =
+      IsPointwise(geometry_) ? IsWorthPointwise(facts, kTensorImages) : IsWorthWarpgroups(facts, kTensorImages);
+  if (!must_run && !is_worth) return;
   wgmma_.emplace(context_, device_, weight, facts);
   running_.store(RunningKernel::kWgmma);
 }
@@ -333,12 +349,24 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
 
 std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
-  if (!wgmma_ || (!must_run && !IsWorthWarpgroups(geometry_, wgmma_->facts, key.batch))) return std::nullopt;
+  if (!wgmma_ || IsPointwise(geometry_)) return std::nullopt;
+  if (!must_run && !IsWorthWarpgroups(wgmma_->facts, key.batch)) return std::nullopt;
   auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, wgmma_->facts);
   if (!launch && must_run) {
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
   return must_run || (launch && FillsWarpgroups(*launch, device_)) ? launch : std::nullopt;
+}
+
+std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
+  if (!wgmma_ || !IsPointwise(geometry_)) return std::nullopt;
+  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
+  if (!must_run && !IsWorthPointwise(wgmma_->facts, batch)) return std::nullopt;
+  auto launch = ChoosePointwiseLaunch(geometry_, sizes, batch, device_, wgmma_->facts);
+  if (!launch && must_run) {
+    Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
+  }
+  return launch;
 }
 
 Plan CudaKernel::MakePlan(const PlanKey& key) const {
@@ -359,7 +387,8 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
     }
   }
   plan.wgmma = PlanWgmma(plan.sizes, key);
-  if (!plan.wgmma) plan.tensor = PlanTensor(plan.sizes, key);
+  plan.pointwise = PlanPointwise(plan.sizes, key.batch);
+  if (plan.kernel() == RunningKernel::kCsr) plan.tensor = PlanTensor(plan.sizes, key);
   return plan;
 }
 
@@ -425,7 +454,9 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchCsr(call);
   } else if (call.plan.kernel() == RunningKernel::kTensor) {
     LaunchTensor(call);
-  } else if (call.plan.kernel() == RunningKernel::kWgmma) {
+  } else if (call.plan.pointwise) {
+    LaunchPointwise(call);
+  } else if (call.plan.wgmma) {
     LaunchWgmma(call);
   } else if (call.plan.generated->params.num_splits > 1) {
     LaunchSplits(call);
@@ -460,29 +491,61 @@ void CudaKernel::LaunchTensor(const Call& call) const {
   cuda::Launch(tensor_->kernels.Product(launch.positions), launch.shape, params, call.stream);
 }
 
-void CudaKernel::LaunchWgmma(const Call& call) const {
-  const WgmmaLaunch& launch = *call.plan.wgmma;
-  WgmmaParams params = launch.params;
-  FillTile(call, &params.tile);
-  const auto addresses = reinterpret_cast<uintptr_t>(call.y) | reinterpret_cast<uintptr_t>(call.epilogue.residual);
-  while (addresses % (sizeof(uint16_t) * static_cast<size_t>(params.out_columns)) != 0) params.out_columns /= 2;
-  params.chunks = wgmma_->memory.at(0);
-  params.chunk_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->chunk_begins));
-  params.block_begins = static_cast<const unsigned*>(wgmma_->memory.at(wgmma_->block_begins));
-  params.channels = static_cast<const int*>(wgmma_->memory.at(wgmma_->channels));
-  const WgmmaKernels& kernels = wgmma_->kernels;
-  std::optional<ort::DeviceScratch> x;
+// Lends memory of the session's allocator for what a warpgroup kernel reads instead of a tensor of the call.
+void* Lend(const ort::Context& context, const Inputs& inputs, size_t bytes,
+           std::optional<ort::DeviceScratch>* scratch) {
   try {
-    x.emplace(call.context, call.inputs.x.memory_info, launch.interleave.bytes);
+    return scratch->emplace(context, inputs.x.memory_info, bytes).data();
   } catch (const Error& error) {
     Fail(error.what(), "; with the session config entry 'sparseconv.cuda_kernel' set to csr, none is needed");
   }
+}
+
+// The most columns, up to `columns`, that addresses are multiples of.
+int ColumnsAt(uintptr_t addresses, int columns) {
+  while (addresses % (sizeof(uint16_t) * static_cast<size_t>(columns)) != 0) columns /= 2;
+  return columns;
+}
+
+void CudaKernel::LaunchWgmma(const Call& call) const {
+  const WgmmaLaunch& launch = *call.plan.wgmma;
+  WgmmaParams params = launch.params;
+  TileParams& tile = params.common.tile;
+  FillTile(call, &tile);
+  wgmma_->Fill(&params.common);
+  params.out_columns = ColumnsAt(
+      reinterpret_cast<uintptr_t>(call.y) | reinterpret_cast<uintptr_t>(call.epilogue.residual), params.out_columns);
+  std::optional<ort::DeviceScratch> x;
   InterleaveParams interleave = launch.interleave.params;
-  interleave.x = params.tile.x;
-  interleave.out = x->data();
-  params.tile.x = x->data();
-  cuda::Launch(kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
-  cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
+  interleave.x = tile.x;
+  tile.x = interleave.out = Lend(call.context, call.inputs, launch.interleave.bytes, &x);
+  cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
+  cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+}
+
+void CudaKernel::LaunchPointwise(const Call& call) const {
+  const PointwiseLaunch& launch = *call.plan.pointwise;
+  PointwiseParams params = launch.params;
+  TileParams& tile = params.common.tile;
+  FillTile(call, &tile);
+  wgmma_->Fill(&params.common);
+  params.out_columns = ColumnsAt(reinterpret_cast<uintptr_t>(call.y), params.out_columns);
+  std::optional<ort::DeviceScratch> x, residual;
+  const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
+    gather.params.x = planes;
+    planes = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &scratch);
+    cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
+    return GatheredPlaneBytes(launch);
+  };
+  params.x_plane_bytes = launch.must_gather ? 0 : PlaneBytes(tile.x, launch);
+  if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
+  if (tile.epilogue.residual != nullptr) {
+    params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch);
+    if (params.residual_plane_bytes == 0) {
+      params.residual_plane_bytes = gathered(tile.epilogue.residual, GatherResidual(launch, device_), residual);
+    }
+  }
+  cuda::Launch(wgmma_->pointwise.Product(launch.segments), launch.shape, params, call.stream);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.

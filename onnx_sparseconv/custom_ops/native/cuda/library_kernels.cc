@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "pointwise_plan.h"
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
 
@@ -52,7 +53,10 @@ std::shared_ptr<const Library> LibraryOfWgmma() {
   return shared->Get();
 }
 
-std::vector<int> AllWgmmaPositions() { return {std::begin(kWgmmaPositions), std::end(kWgmmaPositions)}; }
+template <size_t kCount>
+std::vector<int> AllOf(const int (&counts)[kCount]) {
+  return {std::begin(counts), std::end(counts)};
+}
 
 }  // namespace
 
@@ -85,7 +89,11 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
                      TensorPositions(tile_rows), max_shared_bytes) {}
 
 WgmmaKernels::WgmmaKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllWgmmaPositions(), max_shared_bytes),
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllOf(kWgmmaPositions), max_shared_bytes),
       interleave_(library().Function("sparseconv_interleave")) {}
+
+PointwiseKernels::PointwiseKernels(int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_pointwise_s", AllOf(kPointwiseSegments), max_shared_bytes),
+      gather_(library().Function("sparseconv_gather")) {}
 
 }  // namespace sparseconv::cuda

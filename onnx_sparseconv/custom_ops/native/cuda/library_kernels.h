@@ -28,7 +28,7 @@ class LibraryKernels {
   FunctionHandle reduce_;
 };
 
-// The kernels on tensor cores that differ in the positions of a warp or warpgroup alone, likewise.
+// The kernels on tensor cores that differ in the positions of a warp or warpgroup alone (or its segments), likewise.
 class ProductKernels {
  public:
   // `positions` is one of those that there are kernels for.
@@ -52,7 +52,7 @@ class TensorKernels : public ProductKernels {
   TensorKernels(int tile_rows, int max_shared_bytes);
 };
 
-// Those of warpgroups, and what interleaves their X. The GPU must be of kWgmmaArchitecture.
+// Those of warpgroups for windows, and what interleaves their X. The GPU must be of kWgmmaArchitecture.
 class WgmmaKernels : public ProductKernels {
  public:
   explicit WgmmaKernels(int max_shared_bytes);
@@ -60,6 +60,16 @@ class WgmmaKernels : public ProductKernels {
 
  private:
   FunctionHandle interleave_;
+};
+
+// Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.
+class PointwiseKernels : public ProductKernels {
+ public:
+  explicit PointwiseKernels(int max_shared_bytes);
+  FunctionHandle Gather() const { return gather_; }
+
+ private:
+  FunctionHandle gather_;
 };
 
 }  // namespace sparseconv::cuda

@@ -190,7 +190,8 @@ class Planner {
     best_.cycles = cycles;
     best_.launch = WgmmaLaunch{};
     WgmmaParams& params = best_.launch.params;
-    TileParams& tile = params.tile;
+    WarpgroupParams& common = params.common;
+    TileParams& tile = common.tile;
     FillSizes(geometry_, sizes_, batch_, &tile);
     tile.row_blocks_per_group = form.blocks_per_group;
     tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
@@ -204,10 +205,10 @@ class Planner {
     tile.in_rows = static_cast<int>(window.rows);
     tile.in_columns = static_cast<int>(window.columns);
     tile.line_pitch = static_cast<int>(window.line_pitch);
-    params.header_bytes = form.header_bytes;
-    params.input_bytes = static_cast<int>(window.input_bytes);
-    params.table_bytes = static_cast<int>(table_bytes);
-    params.num_tiles = static_cast<int>(tiles);
+    common.header_bytes = form.header_bytes;
+    common.input_bytes = static_cast<int>(window.input_bytes);
+    common.table_bytes = static_cast<int>(table_bytes);
+    common.num_tiles = static_cast<int>(tiles);
     FillTaps(window, &params);
     FillOutputs(tiling, window, &params);
     params.run_w = static_cast<int>(tiling.run_w);
@@ -271,17 +272,20 @@ WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries) {
   facts.num_steps = packed.num_steps;
   facts.num_chunks = static_cast<int64_t>(packed.chunk_begins.size()) - 1;
   facts.max_chunk_bytes = packed.max_chunk_bytes;
+  for (size_t i = 1; i < packed.block_begins.size(); ++i) {
+    const int64_t chunks = packed.block_begins[i] - packed.block_begins[i - 1];
+    facts.max_block_chunks = std::max(facts.max_block_chunks, chunks);
+  }
   return facts;
 }
 
-bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch) {
-  return geometry.taps() > 1 &&
-         AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
+bool IsWorthWarpgroups(const WgmmaFacts& facts, int64_t batch) {
+  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
 }
 
 bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device) {
   constexpr double kMinUsedPositions = 0.6;  // measured with stride 2 on an H200
-  return launch.params.num_tiles >= device.num_multiprocessors && launch.used_positions >= kMinUsedPositions;
+  return launch.params.common.num_tiles >= device.num_multiprocessors && launch.used_positions >= kMinUsedPositions;
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,

@@ -27,6 +27,7 @@ struct WgmmaFacts {
   int64_t num_steps = 0;    // of all blocks, times their row tiles
   int64_t num_chunks = 0;   // of all blocks
   int max_chunk_bytes = 0;
+  int64_t max_block_chunks = 0;
 };
 
 WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries);
@@ -46,8 +47,8 @@ struct WgmmaLaunch {
   InterleaveLaunch interleave;
 };
 
-// Whether the kernel is faster than the others that need no image, about: for windows and enough images.
-bool IsWorthWarpgroups(const ConvGeometry& geometry, const WgmmaFacts& facts, int64_t batch);
+// Whether the kernel is faster than the others that need no image, about: for enough images.
+bool IsWorthWarpgroups(const WgmmaFacts& facts, int64_t batch);
 
 // Whether it has enough tiles, and these enough outputs. The tensor-core kernel has smaller ones.
 bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device);

@@ -1,0 +1,214 @@
+#include "pointwise_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "../checked.h"
+#include "tensor_launch.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
+constexpr int64_t kBarrierBytes = 16;
+constexpr int64_t kStageUnit = 128;
+constexpr int64_t kMaxStages = 6;
+// Of all stages: what they take of shared memory is no first-level cache, by way of which copies go.
+constexpr int64_t kMaxStagesBytes = 150 << 10;
+constexpr int64_t kSegmentBytes = 2 * kSegmentPositions;
+constexpr int64_t kMinRunSegments = 4;
+constexpr int kMaxSegments = kPointwiseSegments[std::size(kPointwiseSegments) - 1];
+// Microseconds, about: fitted to the 1x1 layers of ResNet-50, 64 images, on an H200.
+constexpr double kTileTime = 1.9;       // to begin a tile and to store it
+constexpr double kWideTileTime = 1.2;   // more with the most segments
+constexpr double kChunkTime = 0.18;     // for warps to wait for each other
+constexpr double kSegmentTime = 0.011;  // to copy a segment of a chunk
+constexpr unsigned kGatherThreads = 256;
+constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
+
+int64_t SegmentsOf(int64_t plane) { return CeilDivide(plane, int64_t{kSegmentPositions}); }
+
+// Runs of segments of a tile: of several whole planes, or of a part of one.
+struct Tiling {
+  int segments;
+  int64_t run_images, run_segments;
+  int64_t runs_images, runs_segments;  // of the tile
+
+  int64_t images() const { return runs_images * run_images; }
+  int64_t columns() const { return runs_segments * run_segments; }
+};
+
+class Planner {
+ public:
+  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
+          const WgmmaFacts& facts)
+      : geometry_(geometry),
+        sizes_(sizes),
+        batch_(batch),
+        device_(device),
+        facts_(facts),
+        plane_(sizes.out_dims[1] * sizes.out_dims[2]) {}
+
+  std::optional<PointwiseLaunch> Choose() {
+    const int64_t runs = kWarpgroups / facts_.form.row_tiles, all = SegmentsOf(plane_);
+    for (const int segments : kPointwiseSegments) {
+      for (int64_t images = 1; images * all <= segments; ++images) Consider({segments, images, all, runs, 1});
+      for (int64_t part = std::min<int64_t>(segments, all - 1); part >= std::min(kMinRunSegments, all); --part) {
+        Consider({segments, 1, part, 1, runs});
+      }
+    }
+    if (best_.segments == 0) return std::nullopt;
+    return best_;
+  }
+
+ private:
+  void Consider(const Tiling& tiling) {
+    const WgmmaForm& form = facts_.form;
+    const int64_t runs = tiling.runs_images * tiling.runs_segments;
+    const int64_t input_bytes = runs * tiling.segments * kWgmmaPixelBytes;
+    const int64_t stage_bytes = CeilDivide(input_bytes + facts_.max_chunk_bytes, kStageUnit) * kStageUnit;
+    const int64_t rows = form.row_tiles * int64_t{kWgmmaTileRows};
+    const int64_t table_bytes = (facts_.max_block_chunks * kWgmmaChannels + rows) * int64_t{4};
+    const int64_t fixed_bytes = table_bytes + kPointwisePartBytes;
+    const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - fixed_bytes;
+    const int64_t wanted = std::clamp<int64_t>(kMaxStagesBytes / stage_bytes, 1, kMaxStages);
+    const int64_t stages = std::min(room / (stage_bytes + kBarrierBytes), wanted);
+    if (stages <= 0) return;
+
+    const int64_t tiles_x = CeilDivide(SegmentsOf(plane_), tiling.columns());
+    const int64_t tiles_y = CeilDivide(batch_, tiling.images());
+    const int64_t all_blocks = geometry_.group * form.blocks_per_group;
+    const int64_t tiles = CheckedMultiply(CheckedMultiply(all_blocks, tiles_x, "the tiles"), tiles_y, "the tiles");
+    // A block's last index goes beyond them.
+    if (tiles > std::numeric_limits<int32_t>::max() / 2) return;
+    // All tiles of a block are of one row block.
+    const int64_t rounds = std::max<int64_t>(device_.num_multiprocessors / all_blocks, 1);
+    const int64_t blocks = std::min(tiles, rounds * all_blocks);
+
+    const double chunks = static_cast<double>(facts_.num_chunks) / static_cast<double>(all_blocks);
+    const auto segments = static_cast<double>(tiling.images() * tiling.columns());
+    const double a_tile = kTileTime + (tiling.segments == kMaxSegments ? kWideTileTime : 0.0) +
+                          chunks * (kChunkTime + segments * kSegmentTime);
+    const double time = static_cast<double>(CeilDivide(tiles, blocks)) * a_tile;
+    if (best_.segments != 0 && time >= best_time_) return;
+
+    best_time_ = time;
+    best_ = PointwiseLaunch{};
+    PointwiseParams& params = best_.params;
+    WarpgroupParams& common = params.common;
+    TileParams& tile = common.tile;
+    FillSizes(geometry_, sizes_, batch_, &tile);
+    tile.row_blocks_per_group = form.blocks_per_group;
+    tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
+    tile.tiles_x = static_cast<int>(tiles_x);
+    tile.tiles_y = static_cast<int>(tiles_y);
+    tile.tile_h = static_cast<int>(tiling.images());
+    tile.tile_w = static_cast<int>(tiling.columns());
+    tile.warps_m = form.row_tiles;
+    tile.num_stages = static_cast<int>(stages);
+    tile.stage_bytes = static_cast<int>(stage_bytes);
+    common.num_tiles = static_cast<int>(tiles);
+    common.table_bytes = static_cast<int>(table_bytes);
+    common.header_bytes = form.header_bytes;
+    common.input_bytes = static_cast<int>(input_bytes);
+    params.chunk_bytes = facts_.max_chunk_bytes;
+    params.plane = static_cast<int>(plane_);
+    params.run_images = static_cast<int>(tiling.run_images);
+    params.run_segments = static_cast<int>(tiling.run_segments);
+    params.run_step_images = tiling.runs_images > 1 ? params.run_images : 0;
+    params.run_step_segments = tiling.runs_segments > 1 ? params.run_segments : 0;
+    params.out_columns = kMaxWgmmaColumns;
+    while (params.plane % params.out_columns != 0) params.out_columns /= 2;
+    best_.segments = tiling.segments;
+    best_.shape.grid[0] = static_cast<unsigned>(blocks);
+    best_.shape.threads = kWgmmaThreads;
+    best_.shape.dynamic_shared_bytes = static_cast<unsigned>(stages * (stage_bytes + kBarrierBytes) + fixed_bytes);
+  }
+
+  const ConvGeometry& geometry_;
+  const ResolvedGeometry& sizes_;
+  const int64_t batch_;
+  const DeviceFacts& device_;
+  const WgmmaFacts& facts_;
+  const int64_t plane_;
+  double best_time_ = 0.0;
+  PointwiseLaunch best_;
+};
+
+GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFacts& device) {
+  const TileParams& tile = launch.params.common.tile;
+  GatherLaunch gather;
+  gather.params.plane_segments = static_cast<int>(SegmentsOf(launch.params.plane));
+  gather.params.num_segments = tile.batch * channels * gather.params.plane_segments;
+  gather.bytes = static_cast<size_t>(gather.params.num_segments) * kSegmentBytes;
+  gather.shape.threads = kGatherThreads;
+  gather.shape.grid[0] =
+      static_cast<unsigned>(std::min(CeilDivide(int64_t{gather.params.num_segments}, int64_t{kGatherThreads}),
+                                     kGatherBlocks * device.num_multiprocessors));
+  return gather;
+}
+
+}  // namespace
+
+bool IsPointwise(const ConvGeometry& geometry) { return geometry.taps() == 1; }
+
+bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch) {
+  // Measured on an H200: from four images on always faster than the tensor-core kernel. For fewer, there is the CSR
+  // kernel, which needs no stage after another.
+  constexpr int64_t kFewImages = 3, kFewChunks = 8;
+  if (batch <= kFewImages && facts.max_block_chunks > kFewChunks) return false;
+  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, kTensorImages);
+}
+
+std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                                     int64_t batch, const DeviceFacts& device,
+                                                     const WgmmaFacts& facts) {
+  if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
+  // Bytes of an image, and the segments of all, are ints.
+  constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
+  const int64_t channels = std::max(geometry.in_channels, geometry.out_channels);
+  const int64_t in_plane = CheckedMultiply(sizes.in_dims[1], sizes.in_dims[2], "a plane of X");
+  const int64_t plane = CheckedMultiply(sizes.out_dims[1], sizes.out_dims[2], "a plane of Y");
+  const int64_t segments = CheckedMultiply(channels, SegmentsOf(std::max(in_plane, plane)), "an image");
+  if (segments > kMax / kSegmentBytes || segments > kMax / batch) return std::nullopt;
+  auto launch = Planner(geometry, sizes, batch, device, facts).Choose();
+  if (launch) launch->must_gather = sizes.out_dims != sizes.in_dims || sizes.pads_begin != Axes{};
+  return launch;
+}
+
+unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch) {
+  const auto bytes = static_cast<unsigned>(launch.params.plane) * 2;
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  const bool is_whole = bytes % kSegmentBytes == 0 && begin % kSegmentBytes == 0;
+  // The kernel takes it from the bytes of a plane whether copies of 16 bytes do.
+  const bool is_half = bytes % kSegmentBytes != 0 && bytes % 8 == 0 && begin % 8 == 0;
+  return is_whole || is_half ? bytes : 0;
+}
+
+unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
+  return static_cast<unsigned>(SegmentsOf(launch.params.plane) * kSegmentBytes);
+}
+
+GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
+  const TileParams& tile = launch.params.common.tile;
+  GatherLaunch gather = Gather(launch, tile.in_channels, device);
+  gather.params.in_h = tile.in_h;
+  gather.params.in_w = tile.in_w;
+  gather.params.out_h = tile.out_h;
+  gather.params.out_w = tile.out_w;
+  for (size_t i = 0; i < 2; ++i) {
+    gather.params.strides[i] = tile.strides[i];
+    gather.params.pads_begin[i] = tile.pads_begin[i];
+  }
+  return gather;
+}
+
+GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
+  GatherLaunch gather = Gather(launch, launch.params.common.tile.out_channels, device);
+  gather.params.in_h = gather.params.out_h = gather.params.strides[0] = gather.params.strides[1] = 1;
+  gather.params.in_w = gather.params.out_w = launch.params.plane;
+  return gather;
+}
+
+}  // namespace sparseconv::cuda

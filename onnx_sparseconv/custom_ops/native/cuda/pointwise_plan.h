@@ -1,0 +1,52 @@
+// How the pointwise kernel (kernels/cuda/pointwise_conv.cuh) is launched for a call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
+#include "csr_plan.h"
+#include "driver.h"
+#include "wgmma_plan.h"
+
+namespace sparseconv::cuda {
+
+// Segments of a warpgroup that there are kernels for.
+constexpr int kPointwiseSegments[] = {24, 32};
+
+struct PointwiseLaunch {
+  PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
+  int segments = 0;          // of a warpgroup
+  bool must_gather = false;  // X, however it is aligned: the positions that are read are not all there are
+  LaunchShape shape;
+};
+
+// What brings planes into the form that the kernel reads.
+struct GatherLaunch {
+  GatherParams params{};  // all but the pointers
+  size_t bytes = 0;       // of what it writes
+  LaunchShape shape;
+};
+
+// Whether the kernel computes this convolution at all: 1x1, for weights as HasWgmmaForm wants them.
+bool IsPointwise(const ConvGeometry& geometry);
+
+// Whether the kernel is faster than the others that need no image, about.
+bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch);
+
+// Nothing where no tile of outputs fits shared memory, X is empty, or X or Y is too large. `batch` is at least 1.
+std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                                     int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts);
+
+// Bytes of a plane whose first one begins at `address`, if the kernel can read them where they are; else 0.
+unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch);
+
+// The same where they were gathered.
+unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
+
+GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device);
+GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device);
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,359 @@
+// Sparse 1x1 convolution by warpgroups of sparse tensor cores (float16, sm_90a).
+//
+// A 1x1 convolution multiplies the weight by planes of X as they lie in memory, row after row. So 8 neighbouring
+// positions of a plane, a segment, are what 8 images are to the kernel for windows: X is staged as it is, in copies of
+// 16 bytes (or twice 8), in whatever order of channels a block of rows has; nothing is interleaved before. Where planes
+// do not begin at multiples of 8 bytes, or positions are not neighbours (strides, padding), gather.cuh brings them into
+// this form.
+//
+// Such a layer waits for memory, not for products. So there are as many stages as fit: copies of a tile are on their
+// way while the one before it is finished. A residual takes the same way: behind a tile's channels, the planes of the
+// residual are staged like further channels, 32 of them at a time, and added to the sums from there.
+#pragma once
+
+#include "warpgroups.cuh"
+
+namespace sparseconv::cuda {
+
+template <int kSegments>
+class PointwiseConv : private Warpgroups {
+ public:
+  __device__ __forceinline__ PointwiseConv(const PointwiseParams& params, const void* shared)
+      : Warpgroups(params.common, shared),
+        p_(params),
+        chunks_(ChunksOf(TileAt(static_cast<int>(blockIdx.x)))),
+        part_(Filled(t_.num_stages) + threadIdx.x / 32 * kPointwisePartSegments * kPointwisePitch) {}
+
+  __device__ __forceinline__ void Run() {
+    InitBarriers();
+    if (IsProductWarp()) {
+      Multiply();
+    } else {
+      Stage();
+    }
+  }
+
+ private:
+  static constexpr unsigned kRunBytes = kSegments * kWgmmaPixelBytes;  // of a stage
+  static constexpr int kMaxRuns = 2;
+  static constexpr int kWarpRows = 16;
+  static constexpr int kPartSegments = kPointwisePartSegments;
+  static constexpr int kParts = kSegments / kPartSegments;
+
+  __device__ __forceinline__ int Runs() const {
+    return kWgmmaProductThreads / static_cast<int>(kWarpgroup) / t_.warps_m;
+  }
+
+  // Where a segment of a run lies: images and segments from where the tile begins. There is no such image for those
+  // behind the run's.
+  struct SegmentPlace {
+    int image, segment;
+  };
+
+  __device__ __forceinline__ SegmentPlace PlaceOfSegment(int run, int index) const {
+    SegmentPlace place;
+    place.image = 0;
+    place.segment = index;
+    if (p_.run_images > 1) place.image = Split(index, p_.run_segments, place.segment);
+    place.image += run * p_.run_step_images;
+    place.segment += run * p_.run_step_segments;
+    if (index >= p_.run_images * p_.run_segments) place.image = t_.batch;
+    return place;
+  }
+
+  // --- staging ------------------------------------------------------------------------------------------------------
+
+  // The lane's segments of a tile, one of each run, in the first channel of what the tile reads.
+  struct Source {
+    const unsigned char* from[kMaxRuns];
+    int bytes[kMaxRuns];  // of the plane, from there on; 0 or less where there is no such segment
+    unsigned plane_bytes;
+  };
+
+  // Each warp copies a quarter of a chunk's channels, each lane a segment of each run.
+  __device__ __forceinline__ void Stage() const {
+    const int lane = static_cast<int>(Lane());
+    const int warp = static_cast<int>(threadIdx.x) / 32 % kStagingWarps;
+    SegmentPlace places[kMaxRuns];
+#pragma unroll
+    for (int run = 0; run < kMaxRuns; ++run) places[run] = PlaceOfSegment(run, lane);
+    const auto source_of = [&](const void* x, unsigned plane_bytes, int channels, int first_channel, const Tile& tile) {
+      Source source;
+      source.plane_bytes = plane_bytes;
+#pragma unroll
+      for (int run = 0; run < kMaxRuns; ++run) {
+        const int image = tile.y + places[run].image, first = (tile.x + places[run].segment) * kPixelBytes;
+        const bool exists = run < Runs() && image < t_.batch;
+        source.bytes[run] = exists ? static_cast<int>(plane_bytes) - first : 0;
+        source.from[run] = static_cast<const unsigned char*>(x) +
+                           (static_cast<long long>(image) * channels + first_channel) * plane_bytes + first;
+      }
+      return source;
+    };
+    ListPlanes();
+    Position at;
+    ForTiles([&](const Tile& tile) {
+      const Source x = source_of(t_.x, p_.x_plane_bytes, t_.in_channels, tile.group * t_.group_in_channels, tile);
+      for (at.chunk = 0; at.chunk < chunks_.count; Advance(at)) {
+        WaitForEmptied(at);
+        // The warps take turns.
+        if (at.chunk % kStagingWarps == warp && Lane() == 0) {
+          const auto bytes = static_cast<unsigned>(p_.chunk_bytes);
+          StageWeight(at.stage, static_cast<size_t>(chunks_.first + at.chunk) * bytes, bytes);
+        }
+        StagePlanes(at, x);
+      }
+      if (t_.epilogue.residual == nullptr) return;
+      const Source residual = source_of(t_.epilogue.residual, p_.residual_plane_bytes, t_.out_channels,
+                                        tile.group * t_.group_out_channels, tile);
+      for (; at.chunk < chunks_.count + t_.warps_m * kRows / kWgmmaChannels; Advance(at)) {
+        WaitForEmptied(at);
+        StagePlanes(at, residual);
+      }
+    });
+  }
+
+  // Where the planes of all chunks begin, behind the first one of the block's group, and those of its rows in the
+  // residual: known once, and waited for never again.
+  __device__ __forceinline__ void ListPlanes() const {
+    constexpr int kThreads = 32 * kStagingWarps;
+    const int* channels = w_.channels + chunks_.first * kWgmmaChannels;
+    const int count = chunks_.count * kWgmmaChannels, rows = t_.warps_m * kRows;
+    const int first_row = TileAt(static_cast<int>(blockIdx.x)).first_row_tile * kRows;
+    for (int i = static_cast<int>(threadIdx.x) - kWgmmaProductThreads; i < count + rows; i += kThreads) {
+      const unsigned plane =
+          i < count
+              ? p_.x_plane_bytes * static_cast<unsigned>(channels[i])
+              : p_.residual_plane_bytes * static_cast<unsigned>(min(first_row + i - count, t_.group_out_channels - 1));
+      StoreShared(Table() + static_cast<unsigned>(4 * i), plane);
+    }
+    WaitAtBarrier(1, kThreads);
+  }
+
+  // Those of a chunk that the warp stages.
+  __device__ __forceinline__ void StagePlanes(const Position& at, const Source& source) const {
+    const int first_place = static_cast<int>(threadIdx.x) / 32 % kStagingWarps * kPlaces;
+    unsigned planes[kPlaces];
+#pragma unroll
+    for (int i = 0; i < kPlaces; i += 4) {
+      const uint4 four =
+          LoadSharedVector(Table() + static_cast<unsigned>(4 * (at.chunk * kWgmmaChannels + first_place + i)));
+      planes[i] = four.x, planes[i + 1] = four.y, planes[i + 2] = four.z, planes[i + 3] = four.w;
+    }
+    const Shared to =
+        StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes + Lane() * kWgmmaPixelBytes;
+#pragma unroll
+    for (int run = 0; run < kMaxRuns; ++run) {
+      const Shared first = to + static_cast<unsigned>(run) * kRunBytes;
+      if (source.plane_bytes % kPixelBytes == 0) {
+        if (source.bytes[run] > 0) Copy<16>(first, source.from[run], planes);
+      } else {
+        if (source.bytes[run] > 0) Copy<8>(first, source.from[run], planes);
+        if (source.bytes[run] > 8) Copy<8>(first + 8, source.from[run] + 8, planes);
+      }
+    }
+    ArriveAfterCopies(Filled(at.stage));
+  }
+
+  // The same bytes of the warp's channels: nothing but copies, for a chunk has hundreds of them.
+  template <int kBytes>
+  static __device__ __forceinline__ void Copy(Shared to, const unsigned char* from, const unsigned (&planes)[kPlaces]) {
+#pragma unroll
+    for (unsigned i = 0; i < kPlaces; ++i) {
+      if constexpr (kBytes == 16) {
+        CopyAsync16ByLines(to + i * kPixelBytes, from + planes[i]);
+      } else {
+        CopyAsync8(to + i * kPixelBytes, from + planes[i]);
+      }
+    }
+  }
+
+  // --- products -----------------------------------------------------------------------------------------------------
+
+  // Where a warpgroup's operands lie in a stage.
+  struct Operands {
+    unsigned values, places, input;
+  };
+
+  __device__ __forceinline__ void Multiply() {
+    const int warpgroup = Uniform(static_cast<int>(threadIdx.x / kWarpgroup));
+    int row_tile;
+    const int run = Split(warpgroup, t_.warps_m, row_tile);
+    const auto weight = static_cast<unsigned>(w_.input_bytes + w_.header_bytes);
+    Operands operands;
+    operands.values = weight + static_cast<unsigned>(row_tile) * kValueBytes;
+    operands.places = weight + static_cast<unsigned>(t_.warps_m) * kValueBytes +
+                      static_cast<unsigned>(row_tile) * kPlaceBytes + threadIdx.x % kWarpgroup / 32 * 64 +
+                      Lane() / 4 * 8 + Lane() % 2 * 4;
+    operands.input = static_cast<unsigned>(run) * kRunBytes;
+    Position at;
+    const int num_chunks = Uniform(chunks_.count);
+    const Biases biases = BiasesOf(TileAt(static_cast<int>(blockIdx.x)), row_tile);
+    ForTiles([&](const Tile& tile) {
+      if (num_chunks == 0) ClearSums();
+      for (at.chunk = 0; at.chunk < num_chunks; Advance(at)) {
+        WaitForBarrier(Filled(at.stage), at.round % 2);
+        FenceSharedForTensorCores();  // copies arrive without a thread that could
+        MultiplyChunk(StageAddress(at.stage), operands, at.chunk > 0);
+        Release(at.stage);
+      }
+      if (t_.epilogue.residual != nullptr) AddResiduals(at, row_tile, operands.input);
+      StoreTile(OutputsOf(tile, row_tile), run, biases);
+    });
+  }
+
+  __device__ __forceinline__ void ClearSums() {
+#pragma unroll
+    for (int i = 0; i < 4 * kSegments; ++i) sums_[i] = 0.0f;
+  }
+
+  // One product, and waits for it: there is time, for the next chunk is still being copied.
+  __device__ __forceinline__ void MultiplyChunk(Shared stage, const Operands& operands, bool keeps_sums) {
+    const unsigned meta = LoadShared(stage + operands.places);
+    FenceSums();
+    MultiplySparse(sums_, MatrixAt(Uniform(stage + operands.values), kMatrixBytes, 2 * kMatrixBytes),
+                   MatrixAt(Uniform(stage + operands.input), kMatrixBytes, kWgmmaPixelBytes), meta, keeps_sums);
+    CommitProducts();
+    WaitForProducts<0>();
+  }
+
+  // 32 rows of the residual a stage, for two warps of a warpgroup.
+  __device__ __forceinline__ void AddResiduals(Position& at, int row_tile, unsigned input) {
+    constexpr int kStageWarps = kWgmmaChannels / kWarpRows;
+    const int warp = Uniform(static_cast<int>(threadIdx.x % kWarpgroup) / 32);
+    const int mine = (row_tile * kRows + warp * kWarpRows) / kWgmmaChannels;
+    const unsigned first =
+        input + (static_cast<unsigned>(warp % kStageWarps * kWarpRows) + Lane() / 4) * kPixelBytes + Lane() % 4 * 4;
+    for (int i = 0; i < t_.warps_m * kRows / kWgmmaChannels; ++i) {
+      WaitForBarrier(Filled(at.stage), at.round % 2);
+      if (i == mine) {
+        const Shared from = StageAddress(at.stage) + first;
+#pragma unroll
+        for (int j = 0; j < kSegments; ++j) {
+#pragma unroll
+          for (int upper = 0; upper < 2; ++upper) {
+            const Half2 pair =
+                LoadShared(from + static_cast<unsigned>(j * kWgmmaPixelBytes + upper * kWarpRows / 2 * 16));
+            sums_[4 * j + 2 * upper] += ToFloat(Lower(pair));
+            sums_[4 * j + 2 * upper + 1] += ToFloat(Upper(pair));
+          }
+        }
+      }
+      WaitForWarp();
+      Release(at.stage);
+      Advance(at);
+    }
+  }
+
+  // --- outputs ------------------------------------------------------------------------------------------------------
+
+  // Where the sums of a warp belong in Y.
+  struct Outputs {
+    Half* first;   // that of its first channel, in the tile's first image and at its first segment
+    int images;    // of the tile's, those that are in Y
+    int place;     // positions of a plane before the tile's first
+    int channels;  // those that are in Y
+  };
+
+  __device__ __forceinline__ Outputs OutputsOf(const Tile& tile, int row_tile) const {
+    Outputs outputs;
+    const int channel = FirstChannel(tile, row_tile);
+    outputs.place = tile.x * kSegmentPositions;
+    outputs.first =
+        static_cast<Half*>(t_.y) +
+        (static_cast<long long>(tile.y) * t_.out_channels + tile.group * t_.group_out_channels + channel) * p_.plane +
+        outputs.place;
+    outputs.images = t_.batch - tile.y;
+    outputs.channels = t_.group_out_channels - channel;
+    return outputs;
+  }
+
+  // Outputs pass through shared memory, a part of a warp's at a time: so neighbouring lanes store neighbours.
+  __device__ __forceinline__ void StoreTile(const Outputs& outputs, int run, const Biases& biases) const {
+#pragma unroll 1
+    for (int i = 0; i < kParts; ++i) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        // Sums must be named by constants. What is added to them would be for all parts before the first one.
+        if (part == i) KeepPart(part, {Unforeseen(biases.lower), Unforeseen(biases.upper)});
+      }
+      WaitForWarp();
+      StorePart(outputs, run, i);
+      WaitForWarp();
+    }
+  }
+
+  __device__ __forceinline__ Shared PartAddress(int segment, int row) const {
+    return part_ + static_cast<unsigned>(segment * kPointwisePitch + row * static_cast<int>(kPixelBytes));
+  }
+
+  // Finishes outputs.
+  __device__ __forceinline__ void KeepPart(int part, const Biases& biases) const {
+    const Epilogue& e = t_.epilogue;
+    const Half2 least = e.activation == kRelu ? 0u : kTwiceMinusInfinity;
+    constexpr int kAtOnce = 4;  // segments
+#pragma unroll
+    for (int upper = 0; upper < 2; ++upper) {
+#pragma unroll
+      for (int first = 0; first < kPartSegments; first += kAtOnce) {
+        Floats<2 * kAtOnce> sums;
+#pragma unroll
+        for (int i = 0; i < 2 * kAtOnce; ++i) {
+          const int segment = part * kPartSegments + first + i / 2;
+          sums.at[i] = sums_[4 * segment + 2 * upper + i % 2] + (upper == 0 ? biases.lower : biases.upper);
+        }
+        if (e.activation != kNoActivation && e.activation != kRelu) {
+          sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          StoreShared(PartAddress(first + i, static_cast<int>(Lane()) / 4 + 8 * upper) + Lane() % 4 * 4,
+                      AtLeast(least, ToHalves(sums.at[2 * i], sums.at[2 * i + 1])));
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void StorePart(const Outputs& outputs, int run, int part) const {
+    if (p_.out_columns == 8) {
+      StoreColumns<8>(outputs, run, part);
+    } else if (p_.out_columns == 4) {
+      StoreColumns<4>(outputs, run, part);
+    } else if (p_.out_columns == 2) {
+      StoreColumns<2>(outputs, run, part);
+    } else {
+      StoreColumns<1>(outputs, run, part);
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void StoreColumns(const Outputs& outputs, int run, int part) const {
+    constexpr int kPositions = kPartSegments * kSegmentPositions;
+    constexpr int kRowLanes = kPositions / kColumns < 32 ? kPositions / kColumns : 32;
+    constexpr int kRowsAtOnce = 32 / kRowLanes;
+    const int lane = static_cast<int>(Lane()), row = lane / kRowLanes;
+#pragma unroll 1
+    for (int position = lane % kRowLanes * kColumns; position < kPositions; position += kRowLanes * kColumns) {
+      const int segment = position / kSegmentPositions, column = position % kSegmentPositions;
+      const SegmentPlace place = PlaceOfSegment(run, part * kPartSegments + segment);
+      const int step = place.segment * kSegmentPositions + column;
+      if (place.image >= outputs.images || outputs.place + step >= p_.plane) continue;
+      Half* to = outputs.first + (static_cast<long long>(place.image) * t_.out_channels + row) * p_.plane + step;
+      const Shared from = PartAddress(segment, row) + static_cast<unsigned>(2 * column);
+#pragma unroll 4
+      for (int i = 0; i < kWarpRows; i += kRowsAtOnce, to += kRowsAtOnce * p_.plane) {
+        if (row + i >= outputs.channels) break;
+        Columns<kColumns> columns;
+        columns.LoadShared(from + static_cast<unsigned>(i) * kPixelBytes);
+        columns.Store(to);
+      }
+    }
+  }
+
+  const PointwiseParams& p_;
+  const Chunks chunks_;
+  const Shared part_;  // of the warp
+  float sums_[4 * kSegments];
+};
+
+}  // namespace sparseconv::cuda

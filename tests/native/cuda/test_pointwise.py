@@ -1,0 +1,144 @@
+"""The warpgroup kernel for 1x1 convolutions through ONNX Runtime, against the float64 oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_csr import run_and_check
+from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
+
+HALF = np.dtype(np.float16)
+POINTWISE = geometry_2d(1, pad=0)
+CASE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1, dtype=HALF), POINTWISE, Activation.RELU, dtype=HALF)
+GATHER = "sparseconv_gather"
+
+
+def launched(driver):
+    return [kernel for kernel, _, _, _ in driver.take_launches()]
+
+
+@pytest.mark.parametrize(
+    ("layer", "gathers"),
+    [
+        (((64, 64, 1, 1), (14, 16), POINTWISE), False),
+        (((192, 70, 1, 1), (9, 28), POINTWISE), False),
+        (((40, 300, 1, 1), (7, 7), POINTWISE), True),
+        (((200, 64, 1, 1), (14, 14), POINTWISE), False),
+        (((130, 33, 1, 1), (5, 11), POINTWISE), True),
+        (((72, 24, 1, 1), (1, 1), POINTWISE), True),
+        (((64, 40, 1, 1), (30, 28), geometry_2d(1, 2, 0)), True),
+        (((64, 40, 1, 1), (9, 13), ConvGeometry((1, 1), (2, 3), (1, 0, 2, 1), (1, 1))), True),
+        (((96, 24, 1, 1), (9, 16), dataclasses.replace(POINTWISE, group=2)), False),
+        (((320, 24, 1, 1), (4, 7), dataclasses.replace(POINTWISE, group=2)), False),
+        (((100, 48, 1), (304,), ConvGeometry((1,), (1,), (0, 0), (1,))), False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
+def test_layers(make_session, driver, layer, gathers, density):
+    """Of all densities: two non-zeros in four are not enough for the dense one."""
+    weight_shape, size, geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    run_and_check(session, case, (9, weight_shape[1] * geometry.group, *size))
+    *before, product = launched(driver)
+    assert before == [GATHER] * gathers
+    assert product.startswith("sparseconv_pointwise_s")
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("rows", [40, 64, 130, 300])
+@pytest.mark.parametrize("size", [(7, 7), (6, 6), (14, 14), (20, 40)], ids=str)
+def test_residuals_take_the_way_of_channels(make_session, driver, rows, size):
+    case = dataclasses.replace(CASE, weight=random_weight((rows, 40, 1, 1), 0.1, dtype=HALF), has_residual=True)
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (5, 40, *size))
+    *before, _ = launched(driver)
+    assert before == [GATHER, GATHER] * (size == (7, 7))
+
+
+@pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28), (2, 32)], ids=str)
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_and_a_residual(make_session, activation, size):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (4, 40, *size))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5, 8, 33])
+@pytest.mark.parametrize("size", [(3, 3), (6, 6), (9, 56)], ids=str)
+def test_every_batch(make_session, batch, size):
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    run_and_check(session, CASE, (batch, 40, *size))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 0), slice(0, 128), slice(128, 256)], ids=["all", "the first", "others"])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_rows_without_entries(make_session, rows, has_residual):
+    weight = np.zeros((256, 40, 1, 1), HALF)
+    weight[rows] = random_weight(weight.shape, 0.1, dtype=HALF)[rows]
+    case = dataclasses.replace(CASE, weight=weight, has_residual=has_residual)
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (17, 40, 8, 14))
+
+
+def test_a_residual_that_is_infinite_stays_where_it_is(make_session):
+    case = dataclasses.replace(CASE, activation=Activation.NONE, has_residual=True)
+    inputs = random_inputs(case, (4, 40, 8, 8))
+    inputs["Z"][:, 3] = np.inf
+    (found,) = make_session(make_model(case), cuda_kernel="wgmma").run(None, inputs)
+    assert np.isposinf(found[:, 3]).all()
+    assert np.isfinite(np.delete(found, 3, axis=1)).all()
+
+
+def test_nothing_but_padding_gives_the_bias(make_session):
+    case = dataclasses.replace(CASE, geometry=geometry_2d(1, pad=2))
+    run_and_check(make_session(make_model(case)), case, (8, 40, 0, 9))
+
+
+@pytest.mark.parametrize(("size", "launches"), [((6, 6), 1), ((5, 7), 2)])
+def test_a_run_only_launches(driver, make_session, size, launches):
+    """No allocation, no copy and no synchronisation by itself: CUDA graphs are captured."""
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    session.run(None, random_inputs(CASE, (8, 40, *size)))
+    before, launched_before = driver.calls(), driver.calls("cuLaunchKernel")
+    session.run(None, random_inputs(CASE, (8, 40, *size)))
+    assert driver.calls("cuLaunchKernel") - launched_before == launches
+    assert driver.calls() - before <= launches + 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch", "kernel"),
+    [
+        ({}, 8, "pointwise"),
+        ({}, 1, "pointwise"),
+        ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 4, "pointwise"),
+        ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 3, "csr"),
+        ({"weight": random_weight((70, 40, 1, 1), 0.002, dtype=HALF)}, 8, "csr"),
+        ({"weight": random_weight((70, 20, 1, 1), 0.1, dtype=HALF)}, 8, "tensor"),
+    ],
+    ids=["it pays", "one image", "a long sum", "and few images", "next to no weights", "too few channels"],
+)
+def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, batch, kernel):
+    case = dataclasses.replace(CASE, **changes)
+    run_and_check(make_session(make_model(case)), case, (batch, case.weight.shape[1], 28, 26))
+    assert launched(driver)[-1].startswith(f"sparseconv_{kernel}")
+
+
+@pytest.mark.parametrize("architecture", [89, 100])
+def test_other_gpus_do_not_run_it(driver, make_session, architecture):
+    driver.set_device(architecture=architecture)
+    run_and_check(make_session(make_model(CASE)), CASE, (8, 40, 6, 9))
+    assert launched(driver)[0].startswith("sparseconv_tensor_r")
+
+
+def test_a_tile_that_does_not_fit_is_said(driver, make_session):
+    driver.set_device(max_shared_bytes=32 << 10)
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    with pytest.raises(Exception, match="the warpgroup kernel cannot run this call: no tile of it fits"):
+        session.run(None, random_inputs(CASE, (8, 40, 28, 28)))
