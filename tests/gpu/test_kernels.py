@@ -56,30 +56,27 @@ def test_warpgroups_go_on_to_further_tiles(gpu, kernel):
     assert check(gpu, case, (17, 64, 28, 56), cuda_kernel="wgmma") == "cuda.wgmma"
 
 
-@settings(max_examples=150, **PROPERTY)
-@given(
-    rows=st.integers(40, 300),
-    channels=st.integers(24, 200),
-    group=st.sampled_from([1, 1, 2]),
-    x=st.tuples(st.integers(1, 20), st.integers(1, 30), st.integers(1, 30)),
-    stride=st.sampled_from([1, 1, 2]),
-    pad=st.sampled_from([0, 0, 1]),
-    density=st.sampled_from([0.02, 0.1, 0.5]),
-    has_residual=st.booleans(),
-    activation=st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID]),
-)
-def test_any_pointwise_convolution_of_warpgroups(
-    gpu, rows, channels, group, x, stride, pad, density, has_residual, activation
-):
+@st.composite
+def pointwise_cases(draw):
+    """Of the sizes that the warpgroup kernel for 1x1 takes."""
+    group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, 20))
+    rows, channels = draw(st.integers(40, 300)), draw(st.integers(24, 200))
+    size = draw(st.tuples(st.integers(1, 30), st.integers(1, 30)))
     case = SparseConvCase(
-        random_weight((rows * group, channels, 1, 1), density, dtype=np.float16),
-        geometry_2d(1, stride, pad, group=group),
-        activation,
-        has_residual=has_residual,
+        random_weight((rows * group, channels, 1, 1), draw(st.sampled_from([0.02, 0.1, 0.5])), dtype=np.float16),
+        geometry_2d(1, draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([0, 0, 1])), group=group),
+        draw(st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID])),
+        has_residual=draw(st.booleans()),
         dtype=np.dtype(np.float16),
     )
-    batch, height, width = x
-    assert check(gpu, case, (batch, channels * group, height, width), cuda_kernel="wgmma") == "cuda.wgmma"
+    return case, (batch, channels * group, *size)
+
+
+@settings(max_examples=150, **PROPERTY)
+@given(drawn=pointwise_cases())
+def test_any_pointwise_convolution_of_warpgroups(gpu, drawn):
+    case, x_shape = drawn
+    assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
 @settings(max_examples=150, **PROPERTY)
