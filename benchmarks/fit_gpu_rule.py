@@ -30,12 +30,14 @@ from onnx_sparseconv.files import write_text
 from onnx_sparseconv.kernels import gpu_time_constants
 from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
+    PointwiseWork,
     SparseWork,
     TensorWork,
     TimeModel,
     WarpgroupWork,
     as_arrays,
     dense_work,
+    pointwise_work,
     sparse_work,
     tensor_work,
     warpgroup_work,
@@ -74,6 +76,11 @@ START = TimeModel(
     warpgroup_tile_us=8.0,
     warpgroup_chunk_us=2.0,
     interleave_tb=3.5,
+    pointwise_launch_us=3.0,
+    pointwise_tile_us=2.0,
+    pointwise_chunk_us=0.18,
+    pointwise_segment_us=0.011,
+    gather_tb=4.0,
     tensor_launch_us=4.0,
     tensor_chunk_us=2.5,
     tensor_moutput_us=0.7,
@@ -89,9 +96,18 @@ DENSE = (
 )
 SPARSE = ("sparse_launch_us", "sparse_slowdown")
 WARPGROUP = ("warpgroup_launch_us", "warpgroup_tile_us", "warpgroup_chunk_us", "interleave_tb")
+POINTWISE = (
+    "pointwise_launch_us",
+    "pointwise_tile_us",
+    "pointwise_chunk_us",
+    "pointwise_segment_us",
+    "gather_tb",
+)
 TENSOR = ("tensor_launch_us", "tensor_chunk_us", "tensor_moutput_us")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
+# With fewer images, the library's kernels are done before the host has begun the next run, on some hosts.
+LEAST_BATCH = 4
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.
 MAX_LOSS = 0.9
 # Not less: a layer that is foretold to gain a little may lose, for speed-ups are foretold within about a quarter.
@@ -149,29 +165,52 @@ def read_warpgroups(path: Path) -> dict[tuple[object, ...], float]:
 
 
 @dataclass(frozen=True)
-class TensorRows:
-    """Layers measured on the library's tensor-core kernel, one an element; the layers' names, their work and times."""
+class KernelRows:
+    """Layers measured on one of the library's kernels, one an element; the layers' names, their work and times."""
 
     layers: tuple[str, ...]
-    work: TensorWork
-    tensor_us: np.ndarray
+    work: Any
+    took_us: np.ndarray
 
 
-def read_tensor_rows(*paths: Path) -> TensorRows:
-    """The rows of results files that the tensor-core kernel ran, of layers for which its time is foretold."""
+@dataclass(frozen=True)
+class LibraryRows:
+    """Layers measured on the library's kernels that `Rows` does not tell of.
+
+    Attributes:
+        tensor: on the tensor-core kernel; `TensorWork`.
+        pointwise: on the warpgroup kernel for 1x1; `PointwiseWork`.
+    """
+
+    tensor: KernelRows
+    pointwise: KernelRows
+
+
+def read_library_rows(*paths: Path) -> LibraryRows:
+    """The rows of results files, of layers for which the kernel's time is foretold."""
+    return LibraryRows(
+        _read_kernel_rows(paths, "cuda.tensor", tensor_work, TensorWork),
+        _read_kernel_rows(paths, "cuda.wgmma", pointwise_work, PointwiseWork),
+    )
+
+
+def _read_kernel_rows(
+    paths: Sequence[Path], kernel: str, work_of: Callable[[SparseLayer, int, int, float], Any], kind: type
+) -> KernelRows:
     names, works, times = [], [], []
     for results in (json.loads(path.read_text()) for path in paths):
         for record in results["layers"]:
             layer, setting = record["layer"], record["setting"]
-            if record["comparisons"].get(record.get("best"), {}).get("sparse_kernel") != "cuda.tensor":
+            is_of_kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel") == kernel
+            if not is_of_kernel or setting["batch"] < LEAST_BATCH:
                 continue
             made = make_measured_layer(layer, setting, record["nonzeros"])
-            work = tensor_work(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
+            work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
             if work is not None:
                 names.append(layer["name"])
                 works.append(work)
                 times.append(_layer_us(results, record, "sparse"))
-    return TensorRows(tuple(names), TensorWork(**as_arrays(works)), np.array(times))
+    return KernelRows(tuple(names), kind(**as_arrays(works)), np.array(times))
 
 
 def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str) -> float:
@@ -248,7 +287,7 @@ def make_measured_layer(layer: dict[str, Any], setting: dict[str, Any], nonzeros
     return made
 
 
-def fit(rows: Rows, tensor_rows: TensorRows | None = None) -> TimeModel:
+def fit(rows: Rows, library: LibraryRows | None = None) -> TimeModel:
     """The model that foretells the rows best."""
     least = replace(
         START, least_depth=float(np.min(rows.dense.depth)), least_moutputs=float(np.min(rows.dense.moutputs))
@@ -257,9 +296,11 @@ def fit(rows: Rows, tensor_rows: TensorRows | None = None) -> TimeModel:
     model = _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
     on = rows.select(np.isfinite(rows.warpgroup_us))
     model = _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(on.warpgroup) / on.warpgroup_us))
-    if tensor_rows is None:
+    if library is None:
         return model
-    return _fit_some(model, TENSOR, lambda m: np.log(m.tensor_us(tensor_rows.work) / tensor_rows.tensor_us))
+    tensor, pointwise = library.tensor, library.pointwise
+    model = _fit_some(model, TENSOR, lambda m: np.log(m.tensor_us(tensor.work) / tensor.took_us))
+    return _fit_some(model, POINTWISE, lambda m: np.log(m.pointwise_us(pointwise.work) / pointwise.took_us))
 
 
 def fastest_us(rows: Rows, sparse_us: np.ndarray, warpgroup_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -428,9 +469,9 @@ def _table_row(name: str, quality: Quality) -> list[str]:
     ]
 
 
-def tensor_table(rows: TensorRows, model: TimeModel) -> str:
-    """Markdown: how well the times of the tensor-core kernel are foretold."""
-    ratios, names = model.tensor_us(rows.work) / rows.tensor_us, np.array(rows.layers)
+def library_table(rows: KernelRows, foretold_us: np.ndarray) -> str:
+    """Markdown: how well the times of one of the library's kernels are foretold."""
+    ratios, names = foretold_us / rows.took_us, np.array(rows.layers)
     lines = [
         [name, str(np.sum(names == name)), f"{100 * (_typical(ratios[names == name]) - 1):.0f}%"]
         for name in dict.fromkeys(rows.layers)
@@ -450,11 +491,12 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def with_tables(text: str, rows: Rows, tensor_rows: TensorRows, model: TimeModel, margin: float) -> str:
+def with_tables(text: str, rows: Rows, library: LibraryRows, model: TimeModel, margin: float) -> str:
     """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
     tables = {
         "gpu-rule": quality_table(rows, model, margin),
-        "gpu-rule-tensor": tensor_table(tensor_rows, model),
+        "gpu-rule-tensor": library_table(library.tensor, model.tensor_us(library.tensor.work)),
+        "gpu-rule-pointwise": library_table(library.pointwise, model.pointwise_us(library.pointwise.work)),
         "gpu-rule-constants": constants_table(model, margin),
     }
 
@@ -464,10 +506,10 @@ def with_tables(text: str, rows: Rows, tensor_rows: TensorRows, model: TimeModel
     return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-def check(rows: Rows, tensor_rows: TensorRows) -> list[str]:
+def check(rows: Rows, library: LibraryRows) -> list[str]:
     """What is not as the results have it; empty where all is."""
     problems = []
-    wanted, have = fit(rows, tensor_rows), gpu_time_constants.MODEL
+    wanted, have = fit(rows, library), gpu_time_constants.MODEL
     for field in fields(TimeModel):
         if field.name == "gpu":
             continue
@@ -477,7 +519,7 @@ def check(rows: Rows, tensor_rows: TensorRows) -> list[str]:
     if not problems and choose_margin(rows, have) != gpu_time_constants.MIN_GAIN:
         problems.append(f"{CONSTANTS.name}: MIN_GAIN is {gpu_time_constants.MIN_GAIN}, not {choose_margin(rows, have)}")
     text = DOCUMENT.read_text()
-    if with_tables(text, rows, tensor_rows, have, gpu_time_constants.MIN_GAIN) != text:
+    if with_tables(text, rows, library, have, gpu_time_constants.MIN_GAIN) != text:
         problems.append(f"{DOCUMENT.name}: a table is not what the results and the constants say")
     return problems
 
@@ -491,22 +533,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
     options = parser.parse_args()
-    rows, tensor_rows = read_rows(RESULTS, LIBRARY_RESULTS), read_tensor_rows(LIBRARY_RESULTS, RESNET_RESULTS)
+    rows, library = read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows(LIBRARY_RESULTS, RESNET_RESULTS)
     if options.check:
-        problems = check(rows, tensor_rows)
+        problems = check(rows, library)
         for problem in problems:
             print(problem, file=sys.stderr)
         if problems:
             print("run: python benchmarks/fit_gpu_rule.py", file=sys.stderr)
         return int(bool(problems))
-    model = rounded(fit(rows, tensor_rows))
+    model = rounded(fit(rows, library))
     margin = choose_margin(rows, model)
     device = json.loads(RESULTS.read_text())["environment"]["cuda"]["gpus"][0]["name"]
     write_text(CONSTANTS, constants_text(model, margin, device))
-    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, tensor_rows, model, margin))
+    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, library, model, margin))
     print(constants_table(model, margin))
     print(quality_table(rows, model, margin))
-    print(tensor_table(tensor_rows, model))
+    print(library_table(library.tensor, model.tensor_us(library.tensor.work)))
+    print(library_table(library.pointwise, model.pointwise_us(library.pointwise.work)))
     return 0
 
 

@@ -2,8 +2,8 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, or one of the library's (`warpgroup_work`, `tensor_work`). The figures of all
-come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
+generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `tensor_work`).
+The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,25 @@ class WarpgroupWork:
 
 
 @dataclass(frozen=True)
+class PointwiseWork:
+    """What the library's warpgroup kernel for 1x1 has to do, for a batch.
+
+    Attributes:
+        tiles: of outputs that a multiprocessor computes, one after the other.
+        chunks: that it goes through for each, of 32 channels.
+        segments: of 8 positions, that it copies for each chunk.
+        launches: of kernels; more than one where planes are gathered before.
+        mbytes: that are read and written to gather them, in millions.
+    """
+
+    tiles: Figure
+    chunks: Figure
+    segments: Figure
+    launches: Figure
+    mbytes: Figure
+
+
+@dataclass(frozen=True)
 class TensorWork:
     """What the library's tensor-core kernel has to do, for a batch.
 
@@ -103,6 +122,9 @@ class TimeModel:
         warpgroup_launch_us, warpgroup_tile_us, warpgroup_chunk_us: of the warpgroup kernel: to begin, of a tile, and
             of a chunk.
         interleave_tb: of what interleaves its input, terabytes a second.
+        pointwise_launch_us, pointwise_tile_us, pointwise_chunk_us, pointwise_segment_us: of the warpgroup kernel for
+            1x1: to begin, of a tile, of a chunk, and of a segment of a chunk.
+        gather_tb: of what gathers its planes, terabytes a second.
         tensor_launch_us, tensor_chunk_us, tensor_moutput_us: of the tensor-core kernel: to begin, of a chunk, and what
             a chunk takes longer for each million outputs.
     """
@@ -124,6 +146,11 @@ class TimeModel:
     warpgroup_tile_us: float
     warpgroup_chunk_us: float
     interleave_tb: float
+    pointwise_launch_us: float
+    pointwise_tile_us: float
+    pointwise_chunk_us: float
+    pointwise_segment_us: float
+    gather_tb: float
     tensor_launch_us: float
     tensor_chunk_us: float
     tensor_moutput_us: float
@@ -147,6 +174,13 @@ class TimeModel:
         before = self.warpgroup_launch_us + np.asarray(work.mbytes) / self.interleave_tb
         return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
 
+    def pointwise_us(self, work: PointwiseWork) -> NDArray[np.float64]:
+        """Microseconds of the warpgroup kernel for 1x1 and of what gathers its input; arrays give arrays."""
+        chunk = self.pointwise_chunk_us + self.pointwise_segment_us * np.asarray(work.segments)
+        tile = self.pointwise_tile_us + np.asarray(work.chunks) * chunk
+        before = self.pointwise_launch_us * np.asarray(work.launches) + np.asarray(work.mbytes) / self.gather_tb
+        return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
+
     def tensor_us(self, work: TensorWork) -> NDArray[np.float64]:
         """Microseconds of the tensor-core kernel; arrays give arrays."""
         chunk = self.tensor_chunk_us + self.tensor_moutput_us * np.asarray(work.moutputs)
@@ -162,6 +196,8 @@ class TimeModel:
         Raises:
             ValueError: the layer's input size is not known.
         """
+        if (runs := pointwise_work(layer, architecture, batch, self.multiprocessors)) is not None:
+            return float(self.pointwise_us(runs)), "warpgroups"
         if (tiles := warpgroup_work(layer, architecture, batch, self.multiprocessors)) is not None:
             return float(self.warpgroup_us(tiles)), "warpgroups"
         if (blocks := tensor_work(layer, architecture, batch, self.multiprocessors)) is not None:
@@ -258,6 +294,71 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
         chunks=_num_chunks(layer) * _repeats(layer) * positions / _POSITIONS_A_CHUNK,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
     )
+
+
+# The warpgroup kernel for 1x1 as the native library has it (pointwise_conv.cuh, pointwise_plan.cc).
+_SEGMENT_POSITIONS = 8
+_SEGMENTS = (24, 32)
+_LEAST_SEGMENTS = 4
+# What its plan takes for the microseconds of a tile, by segments of a warpgroup; of a chunk; and of a segment of it.
+_PLANNED_TILE, _PLANNED_CHUNK, _PLANNED_SEGMENT = {24: 1.9, 32: 3.1}, 0.18, 0.011
+# With fewer images, the kernel runs where the sums are short.
+_MANY_IMAGES, _FEW_CHUNKS = 4, 8
+# As `_REPEATS`, of 1x1 weights of 64 to 1024 channels.
+_POINTWISE_REPEATS = ((0.5, 0.65, 0.7, 0.8, 0.9, 0.95), (1.5, 1.47, 1.38, 1.15, 1.0, 1.0))
+
+
+def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> PointwiseWork | None:
+    """What a layer asks of the library's warpgroup kernel for 1x1; None where it would not run by itself, or nothing
+    like it was measured.
+
+    Arguments and errors are those of `warpgroup_work`.
+    """
+    out_h, out_w = _out_size(layer)
+    chunks = math.ceil(_num_chunks(layer) * float(np.interp(_zeros(layer), *_POINTWISE_REPEATS)))
+    if (
+        architecture != _ARCHITECTURE
+        or layer.element_type != np.float16
+        or layer.kernel_shape != (1, 1)
+        or layer.group_in_channels < _CHANNELS
+        or layer.group_out_channels < _ROWS
+        or _zeros(layer) > _MOST_ZEROS
+        or (batch < _MANY_IMAGES and chunks > _FEW_CHUNKS)
+    ):
+        return None
+    plane, in_plane = out_h * out_w, math.prod(layer.in_size or ())
+    row_tiles = 1 if layer.group_out_channels <= _ROWS else _WARPGROUPS
+    row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * _ROWS))
+    blocks = max(multiprocessors // row_blocks, 1) * row_blocks
+
+    def time_of(run: tuple[int, int, int]) -> float:
+        tiles, segments, of_warpgroup = run
+        tile = _PLANNED_TILE[of_warpgroup] + chunks * (_PLANNED_CHUNK + segments * _PLANNED_SEGMENT)
+        return math.ceil(tiles * row_blocks / blocks) * tile
+
+    tiles, segments, _ = min(_pointwise_runs(plane, batch, _WARPGROUPS // row_tiles), key=time_of)
+    is_gathered = in_plane != plane or plane % (_SEGMENT_POSITIONS // 2) != 0
+    # A row of X is read as a whole where only some of its columns are.
+    elements = layer.in_channels * (in_plane // layer.strides[0] + plane) if is_gathered else 0
+    return PointwiseWork(
+        tiles=float(math.ceil(tiles * row_blocks / blocks)),
+        chunks=float(chunks),
+        segments=float(segments),
+        launches=1.0 + is_gathered,
+        mbytes=1e-6 * batch * elements * layer.element_type.itemsize,
+    )
+
+
+def _pointwise_runs(plane: int, batch: int, runs: int) -> list[tuple[int, int, int]]:
+    """Ways to cut a batch of planes, for so many runs a tile: tiles, segments of each, and of what the kernel has."""
+    found, of_plane = [], math.ceil(plane / _SEGMENT_POSITIONS)
+    for of_warpgroup in _SEGMENTS:
+        for images in range(1, of_warpgroup // of_plane + 1):
+            found.append((math.ceil(batch / (images * runs)), images * runs * of_plane, of_warpgroup))
+        most = min(of_warpgroup, of_plane - 1)
+        for part in range(min(_LEAST_SEGMENTS, of_plane), most + 1):
+            found.append((batch * math.ceil(of_plane / (part * runs)), part * runs, of_warpgroup))
+    return found
 
 
 def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> TensorWork | None:

@@ -15,8 +15,8 @@ def program():
 
 
 @pytest.fixture
-def tensor_rows(program):
-    return program.read_tensor_rows(program.LIBRARY_RESULTS, program.RESNET_RESULTS)
+def library(program):
+    return program.read_library_rows(program.LIBRARY_RESULTS, program.RESNET_RESULTS)
 
 
 @pytest.fixture
@@ -63,20 +63,27 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     assert quality.gain_error < 1.1
 
 
-def test_a_fit_finds_what_made_the_times_on_tensor_cores(program, rows, tensor_rows):
+def test_a_fit_finds_what_made_the_times_of_the_librarys_kernels(program, rows, library):
     constants = {"tensor_launch_us": 5.0, "tensor_chunk_us": 4.0, "tensor_moutput_us": 1.5}
+    constants |= {"pointwise_tile_us": 3.0, "pointwise_segment_us": 0.02}
     truth = dataclasses.replace(program.fit(rows), **constants)
-    assert len(tensor_rows.layers) >= 12
-    made = dataclasses.replace(tensor_rows, tensor_us=truth.tensor_us(tensor_rows.work))
-    found = program.fit(rows, made)
+    assert len(library.tensor.layers) >= 12
+    assert len(library.pointwise.layers) >= 15
+    tensor = dataclasses.replace(library.tensor, took_us=truth.tensor_us(library.tensor.work))
+    pointwise = dataclasses.replace(library.pointwise, took_us=truth.pointwise_us(library.pointwise.work))
+    found = program.fit(rows, program.LibraryRows(tensor, pointwise))
     assert found.tensor_chunk_us == pytest.approx(4, rel=0.1)
     assert found.tensor_moutput_us == pytest.approx(1.5, rel=0.1)
-    assert "| all | " in program.tensor_table(made, found)
+    assert found.pointwise_tile_us == pytest.approx(3, rel=0.1)
+    assert found.pointwise_segment_us == pytest.approx(0.02, rel=0.1)
+    assert "| all | " in program.library_table(tensor, found.tensor_us(tensor.work))
 
 
-def test_times_on_tensor_cores_are_foretold_within_a_fifth(program, tensor_rows):
-    ratios = program.gpu_time_constants.MODEL.tensor_us(tensor_rows.work) / tensor_rows.tensor_us
-    assert program._typical(ratios) < 1.2
+@pytest.mark.parametrize("kernel", ["tensor", "pointwise"])
+def test_times_of_the_librarys_kernels_are_foretold_within_a_fifth(program, library, kernel):
+    rows = getattr(library, kernel)
+    foretold = getattr(program.gpu_time_constants.MODEL, f"{kernel}_us")(rows.work)
+    assert program._typical(foretold / rows.took_us) < 1.2
 
 
 def test_the_figures_of_quality(program, rows):
@@ -142,22 +149,22 @@ def files(program, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def measured(rows, tensor_rows):
-    return rows, tensor_rows
+def measured(rows, library):
+    return rows, library
 
 
 def test_constants_and_tables_are_written_and_checked(program, measured, files, monkeypatch, capsys):
-    rows, tensor_rows = measured
+    rows, library = measured
     constants, document = files
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py"])
     assert program.main() == 0
     namespace = {}
     exec(constants.read_text(), namespace)
-    assert namespace["MODEL"] == program.rounded(program.fit(rows, tensor_rows))
+    assert namespace["MODEL"] == program.rounded(program.fit(rows, library))
     assert f"| all | {len(rows.layers)} |" in document.read_text()
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", namespace["MODEL"])
     monkeypatch.setattr(program.gpu_time_constants, "MIN_GAIN", namespace["MIN_GAIN"])
-    assert program.check(rows, tensor_rows) == []
+    assert program.check(rows, library) == []
     other = dataclasses.replace(namespace["MODEL"], layout_us=1.0)
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", other)
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py", "--check"])

@@ -85,7 +85,7 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     case, x_shape = drawn
     model = with_images(static_model(case, x_shape), target)
     kernel = check(gpu, case, x_shape, model=model)
-    assert kernel.startswith("cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor"))
+    assert kernel.startswith("cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor", "cuda.wgmma"))
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -96,8 +96,8 @@ def test_generated_code_covers(gpu, target, name, dtype):
     if name == "1x1, 7 wide" and dtype == np.float16:
         # Its planes are of an odd size: slower to stage than the CSR kernel computes.
         assert not image_bytes(model)
-        assert check(gpu, case, x_shape, model=model) == "cuda.csr"
-        assert check(gpu, case, (8, *x_shape[1:]), model=model) == "cuda.tensor"
+        assert check(gpu, case, x_shape, model=model) == "cuda.wgmma"
+        assert check(gpu, case, (8, *x_shape[1:]), model=model) == "cuda.wgmma"
         return
     assert image_bytes(model), "no image was made"
     for batch in (x_shape[0], 1, 7):

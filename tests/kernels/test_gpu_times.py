@@ -14,6 +14,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     SparseWork,
     as_arrays,
     dense_work,
+    pointwise_work,
     sparse_work,
     tensor_work,
     warpgroup_work,
@@ -99,6 +100,48 @@ def test_what_a_layer_has_to_do_on_warpgroups():
 def test_what_was_not_measured_on_warpgroups_is_not_foretold(changes, call):
     layer = make(**{"shape": (512, 512, 3, 3), "size": (28, 28), "dtype": np.float16, **changes})
     assert on_warpgroups(layer, **call) is None
+
+
+def pointwise(layer, batch=64, architecture=90):
+    return pointwise_work(layer, architecture, batch, MODEL.multiprocessors)
+
+
+def test_what_a_1x1_layer_has_to_do_on_warpgroups():
+    layer = make((256, 1024, 1, 1), size=(14, 14), dtype=np.float16)
+    work = pointwise(layer)
+    # Two blocks of 128 outputs, a tile for each image: 128 tiles, one on each multiprocessor.
+    assert (work.tiles, work.chunks, work.segments) == (1, 32, 25)
+    assert (work.launches, work.mbytes) == (1, 0)
+    # Planes of 49 halves are gathered before: read, and written as they are.
+    odd = pointwise(make((512, 2048, 1, 1), size=(7, 7), dtype=np.float16))
+    assert (odd.launches, odd.mbytes) == (2, pytest.approx(2e-6 * 2 * 64 * 2048 * 49))
+    # Of every second row, every second column.
+    strided = pointwise(make((256, 128, 1, 1), stride=2, size=(28, 28), dtype=np.float16))
+    assert strided.mbytes == pytest.approx(2e-6 * 64 * 128 * (14 * 28 + 14 * 14))
+    few = make((64, 64, 1, 1), size=(56, 56), dtype=np.float16)
+    assert pointwise(few).tiles > pointwise(few, 16).tiles >= pointwise(few, 1).tiles == 1
+    denser = make((256, 1024, 1, 1), size=(14, 14), dtype=np.float16, density=0.3)
+    assert MODEL.pointwise_us(pointwise(denser)) > MODEL.pointwise_us(work)
+    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.pointwise_us(work))), "warpgroups")
+
+
+@pytest.mark.parametrize(
+    ("changes", "call"),
+    [
+        ({"dtype": np.float32}, {}),
+        ({"shape": (256, 256, 3, 3)}, {}),
+        ({"shape": (256, 24, 1, 1)}, {}),
+        ({"shape": (40, 256, 1, 1)}, {}),
+        ({"shape": (256, 512, 1, 1)}, {"batch": 3}),
+        ({"density": 0.01}, {}),
+        ({}, {"architecture": 100}),
+    ],
+    ids=str,
+)
+def test_nothing_is_foretold_of_1x1_layers_unlike_those_measured(changes, call):
+    layer = {"shape": (256, 256, 1, 1), "size": (14, 14), "dtype": np.float16}
+    assert pointwise(make(**layer)) is not None
+    assert pointwise(make(**layer | changes), **call) is None
 
 
 def on_tensor_cores(layer, batch=64, architecture=90):

@@ -319,8 +319,8 @@ constexpr int kPointwisePitch = 16 * 16 + 16;
 constexpr int kPointwisePartBytes = kWgmmaProductThreads / 32 * kPointwisePartSegments * kPointwisePitch;
 
 // Copies the positions of planes that a pointwise convolution reads, such that each plane begins at a multiple of 16
-// bytes: `sparseconv_gather`, halves. out [planes][segments][kSegmentPositions]; positions outside of X, and behind the
-// last one, are zeros.
+// bytes: `sparseconv_gather`, halves. out [planes][segments][kSegmentPositions]; positions outside of X are zeros,
+// those behind a plane's last one anything.
 //
 // Grid: x = blocks of threads, which go through the segments of all planes.
 struct GatherParams {
@@ -332,6 +332,7 @@ struct GatherParams {
   int out_h, out_w;
   int strides[2];
   int pads_begin[2];
+  int is_whole;  // whether these are all positions, in their order
 };
 
 }  // namespace sparseconv::cuda

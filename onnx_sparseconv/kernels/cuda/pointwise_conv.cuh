@@ -70,9 +70,11 @@ class PointwiseConv : private Warpgroups {
     unsigned plane_bytes;
   };
 
-  // Each warp copies a quarter of a chunk's channels, each lane a segment of each run.
+  // Each warp copies a quarter of a chunk's channels, each lane a segment of each run. Where runs are short, its halves
+  // copy different channels.
   __device__ __forceinline__ void Stage() const {
-    const int lane = static_cast<int>(Lane());
+    const bool is_paired = p_.run_images * p_.run_segments <= 32 / 2;
+    const int lane = static_cast<int>(Lane()) % (is_paired ? 32 / 2 : 32);
     const int warp = static_cast<int>(threadIdx.x) / 32 % kStagingWarps;
     SegmentPlace places[kMaxRuns];
 #pragma unroll
@@ -92,6 +94,13 @@ class PointwiseConv : private Warpgroups {
     };
     ListPlanes();
     Position at;
+    const auto stage = [&](const Source& source) {
+      if (is_paired) {
+        StagePlanes<2>(at, source);
+      } else {
+        StagePlanes<1>(at, source);
+      }
+    };
     ForTiles([&](const Tile& tile) {
       const Source x = source_of(t_.x, p_.x_plane_bytes, t_.in_channels, tile.group * t_.group_in_channels, tile);
       for (at.chunk = 0; at.chunk < chunks_.count; Advance(at)) {
@@ -101,14 +110,14 @@ class PointwiseConv : private Warpgroups {
           const auto bytes = static_cast<unsigned>(p_.chunk_bytes);
           StageWeight(at.stage, static_cast<size_t>(chunks_.first + at.chunk) * bytes, bytes);
         }
-        StagePlanes(at, x);
+        stage(x);
       }
       if (t_.epilogue.residual == nullptr) return;
       const Source residual = source_of(t_.epilogue.residual, p_.residual_plane_bytes, t_.out_channels,
                                         tile.group * t_.group_out_channels, tile);
       for (; at.chunk < chunks_.count + t_.warps_m * kRows / kWgmmaChannels; Advance(at)) {
         WaitForEmptied(at);
-        StagePlanes(at, residual);
+        stage(residual);
       }
     });
   }
@@ -130,18 +139,21 @@ class PointwiseConv : private Warpgroups {
     WaitAtBarrier(1, kThreads);
   }
 
-  // Those of a chunk that the warp stages.
+  // Those of a chunk that the warp stages; each of kShares shares of its lanes some of them.
+  template <int kShares>
   __device__ __forceinline__ void StagePlanes(const Position& at, const Source& source) const {
-    const int first_place = static_cast<int>(threadIdx.x) / 32 % kStagingWarps * kPlaces;
-    unsigned planes[kPlaces];
+    constexpr int kCount = kPlaces / kShares, kShareLanes = 32 / kShares;
+    const int warp = static_cast<int>(threadIdx.x) / 32 % kStagingWarps, lane = static_cast<int>(Lane());
+    const int first_place = warp * kPlaces + lane / kShareLanes * kCount;
+    unsigned planes[kCount];
 #pragma unroll
-    for (int i = 0; i < kPlaces; i += 4) {
+    for (int i = 0; i < kCount; i += 4) {
       const uint4 four =
           LoadSharedVector(Table() + static_cast<unsigned>(4 * (at.chunk * kWgmmaChannels + first_place + i)));
       planes[i] = four.x, planes[i + 1] = four.y, planes[i + 2] = four.z, planes[i + 3] = four.w;
     }
-    const Shared to =
-        StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes + Lane() * kWgmmaPixelBytes;
+    const Shared to = StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes +
+                      static_cast<unsigned>(lane % kShareLanes) * kWgmmaPixelBytes;
 #pragma unroll
     for (int run = 0; run < kMaxRuns; ++run) {
       const Shared first = to + static_cast<unsigned>(run) * kRunBytes;
@@ -155,11 +167,11 @@ class PointwiseConv : private Warpgroups {
     ArriveAfterCopies(Filled(at.stage));
   }
 
-  // The same bytes of the warp's channels: nothing but copies, for a chunk has hundreds of them.
-  template <int kBytes>
-  static __device__ __forceinline__ void Copy(Shared to, const unsigned char* from, const unsigned (&planes)[kPlaces]) {
+  // The same bytes of some channels: nothing but copies, for a chunk has hundreds of them.
+  template <int kBytes, int kCount>
+  static __device__ __forceinline__ void Copy(Shared to, const unsigned char* from, const unsigned (&planes)[kCount]) {
 #pragma unroll
-    for (unsigned i = 0; i < kPlaces; ++i) {
+    for (unsigned i = 0; i < kCount; ++i) {
       if constexpr (kBytes == 16) {
         CopyAsync16ByLines(to + i * kPixelBytes, from + planes[i]);
       } else {

@@ -193,6 +193,7 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
 GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
   const TileParams& tile = launch.params.common.tile;
   GatherLaunch gather = Gather(launch, tile.in_channels, device);
+  gather.params.is_whole = !launch.must_gather;
   gather.params.in_h = tile.in_h;
   gather.params.in_w = tile.in_w;
   gather.params.out_h = tile.out_h;
@@ -206,6 +207,7 @@ GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
 
 GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
   GatherLaunch gather = Gather(launch, launch.params.common.tile.out_channels, device);
+  gather.params.is_whole = 1;
   gather.params.in_h = gather.params.out_h = gather.params.strides[0] = gather.params.strides[1] = 1;
   gather.params.in_w = gather.params.out_w = launch.params.plane;
   return gather;
