@@ -210,6 +210,8 @@ def _read_kernel_rows(
                 names.append(layer["name"])
                 works.append(work)
                 times.append(_layer_us(results, record, "sparse"))
+    if not names:
+        raise ValueError(f"{', '.join(path.name for path in paths)}: no layer ran on {kernel}")
     return KernelRows(tuple(names), kind(**as_arrays(works)), np.array(times))
 
 

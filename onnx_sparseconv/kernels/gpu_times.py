@@ -302,6 +302,8 @@ _SEGMENTS = (24, 32)
 _LEAST_SEGMENTS = 4
 # What its plan takes for the microseconds of a tile, by segments of a warpgroup; of a chunk; and of a segment of it.
 _PLANNED_TILE, _PLANNED_CHUNK, _PLANNED_SEGMENT = {24: 1.9, 32: 3.1}, 0.18, 0.011
+# Products of tensor cores in the time that the CSR kernel takes for an entry; see tensor_launch.h.
+_PRODUCTS_AN_ENTRY = 100
 # With fewer images, the kernel runs where the sums are short.
 _MANY_IMAGES, _FEW_CHUNKS = 4, 8
 # As `_REPEATS`, of 1x1 weights of 64 to 1024 channels.
@@ -314,21 +316,17 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 
     Arguments and errors are those of `warpgroup_work`.
     """
-    out_h, out_w = _out_size(layer)
-    chunks = math.ceil(_num_chunks(layer) * float(np.interp(_zeros(layer), *_POINTWISE_REPEATS)))
-    if (
-        architecture != _ARCHITECTURE
-        or layer.element_type != np.float16
-        or layer.kernel_shape != (1, 1)
-        or layer.group_in_channels < _CHANNELS
-        or layer.group_out_channels < _ROWS
-        or _zeros(layer) > _MOST_ZEROS
-        or (batch < _MANY_IMAGES and chunks > _FEW_CHUNKS)
-    ):
+    if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
-    plane, in_plane = out_h * out_w, math.prod(layer.in_size or ())
+    chunks = math.ceil(_num_chunks(layer) * float(np.interp(_zeros(layer), *_POINTWISE_REPEATS)))
     row_tiles = 1 if layer.group_out_channels <= _ROWS else _WARPGROUPS
     row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * _ROWS))
+    products = row_blocks * row_tiles * _ROWS * chunks * _CHANNELS
+    is_worth = products <= _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights)
+    if not is_worth or (batch < _MANY_IMAGES and chunks > _FEW_CHUNKS):
+        return None
+    out_h, out_w = _out_size(layer)
+    plane, in_plane = out_h * out_w, math.prod(layer.in_size or ())
     blocks = max(multiprocessors // row_blocks, 1) * row_blocks
 
     def time_of(run: tuple[int, int, int]) -> float:
@@ -337,7 +335,8 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
         return math.ceil(tiles * row_blocks / blocks) * tile
 
     tiles, segments, _ = min(_pointwise_runs(plane, batch, _WARPGROUPS // row_tiles), key=time_of)
-    is_gathered = in_plane != plane or plane % (_SEGMENT_POSITIONS // 2) != 0
+    is_plain = layer.strides == (1, 1) and not any(layer.pads)
+    is_gathered = not is_plain or plane % (_SEGMENT_POSITIONS // 2) != 0
     # A row of X is read as a whole where only some of its columns are.
     elements = layer.in_channels * (in_plane // layer.strides[0] + plane) if is_gathered else 0
     return PointwiseWork(
@@ -376,10 +375,16 @@ def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocesso
 def _is_like_measured(layer: SparseLayer, architecture: int, batch: int) -> bool:
     """Whether layers like it were measured on tensor cores, and run there by themselves."""
     return (
+        batch >= _IMAGES
+        and (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
+        and _may_run_on_warpgroups(layer, architecture)
+    )
+
+
+def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:
+    return (
         architecture == _ARCHITECTURE
         and layer.element_type == np.float16
-        and batch >= _IMAGES
-        and (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
         and layer.group_in_channels >= _CHANNELS
         and layer.group_out_channels >= _ROWS
         and _zeros(layer) <= _MOST_ZEROS

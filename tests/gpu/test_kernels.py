@@ -62,9 +62,10 @@ def pointwise_cases(draw):
     group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, 20))
     rows, channels = draw(st.integers(40, 300)), draw(st.integers(24, 200))
     size = draw(st.tuples(st.integers(1, 30), st.integers(1, 30)))
+    pads = draw(st.sampled_from([(0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 1, 1), (0, 0, *size), (0, 2, 1, 0)]))
     case = SparseConvCase(
         random_weight((rows * group, channels, 1, 1), draw(st.sampled_from([0.02, 0.1, 0.5])), dtype=np.float16),
-        geometry_2d(1, draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([0, 0, 1])), group=group),
+        ConvGeometry((1, 1), draw(st.sampled_from([(1, 1), (1, 1), (2, 1), (2, 2)])), pads, (1, 1), group),
         draw(st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID])),
         has_residual=draw(st.booleans()),
         dtype=np.dtype(np.float16),

@@ -134,6 +134,7 @@ def test_what_a_1x1_layer_has_to_do_on_warpgroups():
         ({"shape": (40, 256, 1, 1)}, {}),
         ({"shape": (256, 512, 1, 1)}, {"batch": 3}),
         ({"density": 0.01}, {}),
+        ({"shape": (72, 40, 1, 1), "density": 0.03}, {"batch": 8}),  # mostly rows and channels that are not there
         ({}, {"architecture": 100}),
     ],
     ids=str,

@@ -198,6 +198,7 @@ class PointwiseConv : private Warpgroups {
                       static_cast<unsigned>(row_tile) * kPlaceBytes + threadIdx.x % kWarpgroup / 32 * 64 +
                       Lane() / 4 * 8 + Lane() % 2 * 4;
     operands.input = static_cast<unsigned>(run) * kRunBytes;
+    unsigned meta = 0;
     Position at;
     const int num_chunks = Uniform(chunks_.count);
     const Biases biases = BiasesOf(TileAt(static_cast<int>(blockIdx.x)), row_tile);
@@ -206,7 +207,10 @@ class PointwiseConv : private Warpgroups {
       for (at.chunk = 0; at.chunk < num_chunks; Advance(at)) {
         WaitForBarrier(Filled(at.stage), at.round % 2);
         FenceSharedForTensorCores();  // copies arrive without a thread that could
-        MultiplyChunk(StageAddress(at.stage), operands, at.chunk > 0);
+        // Metadata stay in their register until the product is complete (see wgmma_conv.cuh): what follows may change
+        // it or not, as far as the compiler knows.
+        LoadSharedIf(static_cast<unsigned>(num_chunks), meta, StageAddress(at.stage) + operands.places);
+        MultiplyChunk(StageAddress(at.stage), operands, meta, at.chunk > 0);
         Release(at.stage);
       }
       if (t_.epilogue.residual != nullptr) AddResiduals(at, row_tile, operands.input);
@@ -220,8 +224,8 @@ class PointwiseConv : private Warpgroups {
   }
 
   // One product, and waits for it: there is time, for the next chunk is still being copied.
-  __device__ __forceinline__ void MultiplyChunk(Shared stage, const Operands& operands, bool keeps_sums) {
-    const unsigned meta = LoadShared(stage + operands.places);
+  __device__ __forceinline__ void MultiplyChunk(Shared stage, const Operands& operands, const unsigned& meta,
+                                                bool keeps_sums) {
     FenceSums();
     MultiplySparse(sums_, MatrixAt(Uniform(stage + operands.values), kMatrixBytes, 2 * kMatrixBytes),
                    MatrixAt(Uniform(stage + operands.input), kMatrixBytes, kWgmmaPixelBytes), meta, keeps_sums);

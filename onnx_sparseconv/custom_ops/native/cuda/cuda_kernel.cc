@@ -266,9 +266,9 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   if (!is_half() || !can_load || !HasWgmmaForm(attributes.weight, geometry_)) {
     if (must_run) {
       Fail(
-          "'sparseconv.cuda_kernel' asks for the warpgroup kernel, which runs float16 in 1-D and 2-D, weights that are "
-          "halves, groups of 24 input and 40 output channels at least, kernels of up to 49 taps, on compute capability "
-          "9.0 alone, with a driver for CUDA 12.2 or later");
+          "'sparseconv.cuda_kernel' asks for the warpgroup kernel, which runs float16 in 1-D and 2-D, and 1x1x1; "
+          "weights that are halves, groups of 24 input and 40 output channels at least, kernels of up to 49 "
+          "taps; on compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
     }
     return;
   }
@@ -319,7 +319,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
 void CudaKernel::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
   has_warned_.store(true);
   const std::string kernel =
-      tensor_ ? "a kernel on tensor cores, and with a few images the CSR kernel" : "the CSR kernel";
+      tensor_ ? "a kernel on tensor cores, or with a few images the CSR kernel" : "the CSR kernel";
   node.Warn(Concat(op_.name(), " node '", node_name_, "' runs ", kernel, ": ", reason));
 }
 

@@ -27,6 +27,7 @@ constexpr double kSegmentTime = 0.011;  // to copy a segment of a chunk
 constexpr unsigned kGatherThreads = 256;
 constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
 
+int64_t PositionsOf(const Axes& dims) { return dims[0] * dims[1] * dims[2]; }
 int64_t SegmentsOf(int64_t plane) { return CeilDivide(plane, int64_t{kSegmentPositions}); }
 
 // Runs of segments of a tile: of several whole planes, or of a part of one.
@@ -48,7 +49,7 @@ class Planner {
         batch_(batch),
         device_(device),
         facts_(facts),
-        plane_(sizes.out_dims[1] * sizes.out_dims[2]) {}
+        plane_(PositionsOf(sizes.out_dims)) {}
 
   std::optional<PointwiseLaunch> Choose() {
     const int64_t runs = kWarpgroups / facts_.form.row_tiles, all = SegmentsOf(plane_);
@@ -136,44 +137,47 @@ class Planner {
   PointwiseLaunch best_;
 };
 
+// Of whole planes.
 GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFacts& device) {
-  const TileParams& tile = launch.params.common.tile;
   GatherLaunch gather;
-  gather.params.plane_segments = static_cast<int>(SegmentsOf(launch.params.plane));
-  gather.params.num_segments = tile.batch * channels * gather.params.plane_segments;
-  gather.bytes = static_cast<size_t>(gather.params.num_segments) * kSegmentBytes;
+  GatherParams& params = gather.params;
+  params.plane_segments = static_cast<int>(SegmentsOf(launch.params.plane));
+  params.num_segments = launch.params.common.tile.batch * channels * params.plane_segments;
+  params.in_h = params.out_h = params.strides[0] = params.strides[1] = 1;
+  params.in_w = params.out_w = launch.params.plane;
+  params.is_whole = 1;
+  gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
   gather.shape.threads = kGatherThreads;
-  gather.shape.grid[0] =
-      static_cast<unsigned>(std::min(CeilDivide(int64_t{gather.params.num_segments}, int64_t{kGatherThreads}),
-                                     kGatherBlocks * device.num_multiprocessors));
+  gather.shape.grid[0] = static_cast<unsigned>(std::min(
+      CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
   return gather;
 }
 
 }  // namespace
-
-bool IsPointwise(const ConvGeometry& geometry) { return geometry.taps() == 1; }
 
 bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch) {
   // Measured on an H200: from four images on always faster than the tensor-core kernel. For fewer, there is the CSR
   // kernel, which needs no stage after another.
   constexpr int64_t kFewImages = 3, kFewChunks = 8;
   if (batch <= kFewImages && facts.max_block_chunks > kFewChunks) return false;
+  // Segments are as full with one image as with eight.
   return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, kTensorImages);
 }
 
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                      int64_t batch, const DeviceFacts& device,
                                                      const WgmmaFacts& facts) {
-  if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
+  if (PositionsOf(sizes.in_dims) == 0) return std::nullopt;
   // Bytes of an image, and the segments of all, are ints.
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max();
   const int64_t channels = std::max(geometry.in_channels, geometry.out_channels);
-  const int64_t in_plane = CheckedMultiply(sizes.in_dims[1], sizes.in_dims[2], "a plane of X");
-  const int64_t plane = CheckedMultiply(sizes.out_dims[1], sizes.out_dims[2], "a plane of Y");
-  const int64_t segments = CheckedMultiply(channels, SegmentsOf(std::max(in_plane, plane)), "an image");
+  const int64_t plane = std::max(PositionsOf(sizes.in_dims), PositionsOf(sizes.out_dims));
+  const int64_t segments = CheckedMultiply(channels, SegmentsOf(plane), "an image");
   if (segments > kMax / kSegmentBytes || segments > kMax / batch) return std::nullopt;
   auto launch = Planner(geometry, sizes, batch, device, facts).Choose();
-  if (launch) launch->must_gather = sizes.out_dims != sizes.in_dims || sizes.pads_begin != Axes{};
+  // The resolved padding counts: auto_pad may have found some.
+  const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
+  if (launch) launch->must_gather = !is_whole;
   return launch;
 }
 
@@ -193,24 +197,22 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
 GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
   const TileParams& tile = launch.params.common.tile;
   GatherLaunch gather = Gather(launch, tile.in_channels, device);
-  gather.params.is_whole = !launch.must_gather;
-  gather.params.in_h = tile.in_h;
-  gather.params.in_w = tile.in_w;
-  gather.params.out_h = tile.out_h;
-  gather.params.out_w = tile.out_w;
+  if (!launch.must_gather) return gather;
+  GatherParams& params = gather.params;
+  params.is_whole = 0;
+  params.in_h = tile.in_h;
+  params.in_w = tile.in_w;
+  params.out_h = tile.out_h;
+  params.out_w = tile.out_w;
   for (size_t i = 0; i < 2; ++i) {
-    gather.params.strides[i] = tile.strides[i];
-    gather.params.pads_begin[i] = tile.pads_begin[i];
+    params.strides[i] = tile.strides[i];
+    params.pads_begin[i] = tile.pads_begin[i];
   }
   return gather;
 }
 
 GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
-  GatherLaunch gather = Gather(launch, launch.params.common.tile.out_channels, device);
-  gather.params.is_whole = 1;
-  gather.params.in_h = gather.params.out_h = gather.params.strides[0] = gather.params.strides[1] = 1;
-  gather.params.in_w = gather.params.out_w = launch.params.plane;
-  return gather;
+  return Gather(launch, launch.params.common.tile.out_channels, device);
 }
 
 }  // namespace sparseconv::cuda

@@ -30,13 +30,11 @@ struct GatherLaunch {
   LaunchShape shape;
 };
 
-// Whether the kernel computes this convolution at all: 1x1, for weights as HasWgmmaForm wants them.
-bool IsPointwise(const ConvGeometry& geometry);
-
 // Whether the kernel is faster than the others that need no image, about.
 bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch);
 
-// Nothing where no tile of outputs fits shared memory, X is empty, or X or Y is too large. `batch` is at least 1.
+// Of what IsPointwise and HasWgmmaForm hold of. Nothing where no tile of outputs fits shared memory, X is empty, or X
+// or Y is too large. `batch` is at least 1.
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                      int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts);
 

@@ -238,10 +238,17 @@ class Packer {
 
 }  // namespace
 
+bool IsPointwise(const ConvGeometry& geometry) { return geometry.taps() == 1; }
+
+bool IsPlain(const ConvGeometry& geometry) {
+  return geometry.strides == Axes{1, 1, 1} && geometry.pads_begin == Axes{} && geometry.pads_end == Axes{};
+}
+
 bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry) {
+  const bool is_plane = geometry.kernel_shape[0] == 1 && geometry.spatial_rank < kSpatialAxes;
   const int64_t reach_y = CheckedMultiply(geometry.kernel_shape[1] - 1, geometry.dilations[1], "the kernel's height");
   const int64_t reach_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
-  return geometry.kernel_shape[0] == 1 && geometry.spatial_rank < kSpatialAxes && geometry.taps() <= kMaxWgmmaTaps &&
+  return (is_plane || (IsPointwise(geometry) && IsPlain(geometry))) && geometry.taps() <= kMaxWgmmaTaps &&
          reach_y < kMaxReach && reach_x < kMaxReach && geometry.strides[2] < kMaxReach &&
          geometry.group_in_channels() >= kMinChannels && geometry.group_out_channels() >= kMinRows &&
          std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
@@ -251,7 +258,7 @@ WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {
   WgmmaForm form;
   const int64_t rows = geometry.group_out_channels();
   // One tap leaves an order for twice as many rows, and they share the input, of which such a layer needs most.
-  if (geometry.taps() == 1 && rows > kWgmmaTileRows) form.row_tiles = kMaxRowTiles;
+  if (IsPointwise(geometry) && rows > kWgmmaTileRows) form.row_tiles = kMaxRowTiles;
   form.blocks_per_group = static_cast<int>(CeilDivide(rows, int64_t{form.row_tiles} * kWgmmaTileRows));
   form.header_bytes = static_cast<int>(CeilDivide(4 * (geometry.taps() + 1), int64_t{128}) * 128);
   return form;

@@ -1,9 +1,10 @@
-// A weight in the form that the warpgroup kernel reads (kernels/cuda/wgmma_conv.cuh): the channels of a block of rows
+// A weight in the form that the warpgroup kernels read (kernels/cuda/warpgroups.cuh): the channels of a block of rows
 // in an order in which hardly a row has more than two non-zeros in four neighbours, for any tap.
 //
 // A block of `row_tiles` * 64 output channels of one group is a sequence of chunks of 32 places. A place holds an input
 // channel, or none; a channel may have several, for one place takes what fits beside its neighbours, and another one
-// what is left. Each tap that the places of a chunk have entries of is a step. A chunk is
+// what is left. Each tap that the places of a chunk have entries of is a step: with 1x1, one, so all chunks are as
+// long. A chunk is
 //
 //   header   [header_bytes]             32-bit words: the number of steps, then each step's tap
 //   values   [steps][row_tiles][2048]   halves: operand A of wgmma.mma_async.sp.m64nNk32, two of four columns, as
@@ -38,7 +39,13 @@ struct WgmmaWeight {
   int max_chunk_bytes = 0;
 };
 
-// Whether the kernel can run the node, and mostly multiplies what the weight has: it has whole row tiles and chunks,
+// 1x1, and 1x1x1.
+bool IsPointwise(const ConvGeometry& geometry);
+
+// Without strides and padding: a pointwise convolution then reads all positions in their order, in 3-D too.
+bool IsPlain(const ConvGeometry& geometry);
+
+// Whether a kernel can run the node, and mostly multiplies what the weight has: it has whole row tiles and chunks,
 // not groups of a few channels.
 bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry);
 
