@@ -6,9 +6,9 @@
 // do not begin at multiples of 8 bytes, or positions are not neighbours (strides, padding), gather.cuh brings them into
 // this form.
 //
-// Such a layer waits for memory, not for products. So there are as many stages as fit: copies of a tile are on their
-// way while the one before it is finished. A residual takes the same way: behind a tile's channels, the planes of the
-// residual are staged like further channels, 32 of them at a time, and added to the sums from there.
+// Such a layer waits for memory, not for products. So there are many stages: copies of a tile are on their way while
+// the one before it is finished. A residual takes the same way: behind a tile's channels, the planes of the residual
+// are staged like further channels, 32 of them at a time, and added to the sums from there.
 #pragma once
 
 #include "warpgroups.cuh"
