@@ -16,28 +16,19 @@ using sparseconv::cuda::PointwiseParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
-#define SPARSECONV_WGMMA_KERNEL(positions)                       \
-  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1) \
-      sparseconv_wgmma_p##positions(const WgmmaParams params) {  \
-    extern __shared__ uint4 wgmma_stages[];                      \
-    WgmmaConv<positions>(params, wgmma_stages).Run();            \
+#define SPARSECONV_WARPGROUP_KERNEL(name, Convolution, Params)                                            \
+  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1) sparseconv_##name(const Params params) { \
+    extern __shared__ uint4 wgmma_stages[];                                                               \
+    Convolution(params, wgmma_stages).Run();                                                              \
   }
 
-SPARSECONV_WGMMA_KERNEL(24)
-SPARSECONV_WGMMA_KERNEL(28)
-SPARSECONV_WGMMA_KERNEL(30)
-SPARSECONV_WGMMA_KERNEL(32)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p24, WgmmaConv<24>, WgmmaParams)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p28, WgmmaConv<28>, WgmmaParams)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p30, WgmmaConv<30>, WgmmaParams)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p32, WgmmaConv<32>, WgmmaParams)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_s24, PointwiseConv<24>, PointwiseParams)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseConv<32>, PointwiseParams)
 
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave(params); }
-
-#define SPARSECONV_POINTWISE_KERNEL(segments)                          \
-  extern "C" __global__ void __launch_bounds__(kWgmmaThreads, 1)       \
-      sparseconv_pointwise_s##segments(const PointwiseParams params) { \
-    extern __shared__ uint4 wgmma_stages[];                            \
-    PointwiseConv<segments>(params, wgmma_stages).Run();               \
-  }
-
-SPARSECONV_POINTWISE_KERNEL(24)
-SPARSECONV_POINTWISE_KERNEL(32)
 
 extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather(params); }

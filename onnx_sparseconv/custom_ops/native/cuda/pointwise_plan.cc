@@ -10,8 +10,6 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
-constexpr int64_t kBarrierBytes = 16;
 constexpr int64_t kStageUnit = 128;
 constexpr int64_t kMaxStages = 6;
 // Of all stages: what they take of shared memory is no first-level cache, by way of which copies go.
@@ -97,22 +95,10 @@ class Planner {
     best_time_ = time;
     best_ = PointwiseLaunch{};
     PointwiseParams& params = best_.params;
-    WarpgroupParams& common = params.common;
-    TileParams& tile = common.tile;
-    FillSizes(geometry_, sizes_, batch_, &tile);
-    tile.row_blocks_per_group = form.blocks_per_group;
-    tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
-    tile.tiles_x = static_cast<int>(tiles_x);
-    tile.tiles_y = static_cast<int>(tiles_y);
-    tile.tile_h = static_cast<int>(tiling.images());
-    tile.tile_w = static_cast<int>(tiling.columns());
-    tile.warps_m = form.row_tiles;
-    tile.num_stages = static_cast<int>(stages);
-    tile.stage_bytes = static_cast<int>(stage_bytes);
-    common.num_tiles = static_cast<int>(tiles);
-    common.table_bytes = static_cast<int>(table_bytes);
-    common.header_bytes = form.header_bytes;
-    common.input_bytes = static_cast<int>(input_bytes);
+    FillTiles(
+        geometry_, sizes_, batch_, form,
+        {tiles_x, tiles_y, tiling.images(), tiling.columns(), tiles, stages, stage_bytes, input_bytes, table_bytes},
+        &params.common);
     params.chunk_bytes = facts_.max_chunk_bytes;
     params.plane = static_cast<int>(plane_);
     params.run_images = static_cast<int>(tiling.run_images);

@@ -9,8 +9,6 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
-constexpr int64_t kBarrierBytes = 16;
 // One only where two do not fit: then nobody stages while others multiply. With more of them there is less of the
 // first-level cache: slower, on an H200.
 constexpr int64_t kWgmmaStages = 2;
@@ -190,25 +188,14 @@ class Planner {
     best_.cycles = cycles;
     best_.launch = WgmmaLaunch{};
     WgmmaParams& params = best_.launch.params;
-    WarpgroupParams& common = params.common;
-    TileParams& tile = common.tile;
-    FillSizes(geometry_, sizes_, batch_, &tile);
-    tile.row_blocks_per_group = form.blocks_per_group;
-    tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
-    tile.tiles_x = static_cast<int>(tiles_x);
-    tile.tiles_y = static_cast<int>(tiles_y);
-    tile.tile_h = static_cast<int>(tiling.tile_h());
-    tile.tile_w = static_cast<int>(tiling.tile_w());
-    tile.warps_m = form.row_tiles;
-    tile.num_stages = static_cast<int>(stages);
-    tile.stage_bytes = static_cast<int>(stage_bytes);
+    FillTiles(geometry_, sizes_, batch_, form,
+              {tiles_x, tiles_y, tiling.tile_h(), tiling.tile_w(), tiles, stages, stage_bytes, window.input_bytes,
+               table_bytes},
+              &params.common);
+    TileParams& tile = params.common.tile;
     tile.in_rows = static_cast<int>(window.rows);
     tile.in_columns = static_cast<int>(window.columns);
     tile.line_pitch = static_cast<int>(window.line_pitch);
-    common.header_bytes = form.header_bytes;
-    common.input_bytes = static_cast<int>(window.input_bytes);
-    common.table_bytes = static_cast<int>(table_bytes);
-    common.num_tiles = static_cast<int>(tiles);
     FillTaps(window, &params);
     FillOutputs(tiling, window, &params);
     params.run_w = static_cast<int>(tiling.run_w);
@@ -277,6 +264,25 @@ WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries) {
     facts.max_block_chunks = std::max(facts.max_block_chunks, chunks);
   }
   return facts;
+}
+
+void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const WgmmaForm& form,
+               const WarpgroupTiles& tiles, WarpgroupParams* params) {
+  TileParams& tile = params->tile;
+  FillSizes(geometry, sizes, batch, &tile);
+  tile.row_blocks_per_group = form.blocks_per_group;
+  tile.row_tiles_per_group = form.blocks_per_group * form.row_tiles;
+  tile.tiles_x = static_cast<int>(tiles.tiles_x);
+  tile.tiles_y = static_cast<int>(tiles.tiles_y);
+  tile.tile_h = static_cast<int>(tiles.tile_h);
+  tile.tile_w = static_cast<int>(tiles.tile_w);
+  tile.warps_m = form.row_tiles;
+  tile.num_stages = static_cast<int>(tiles.stages);
+  tile.stage_bytes = static_cast<int>(tiles.stage_bytes);
+  params->num_tiles = static_cast<int>(tiles.all);
+  params->header_bytes = form.header_bytes;
+  params->input_bytes = static_cast<int>(tiles.input_bytes);
+  params->table_bytes = static_cast<int>(tiles.table_bytes);
 }
 
 bool IsWorthWarpgroups(const WgmmaFacts& facts, int64_t batch) {

@@ -19,6 +19,10 @@ constexpr int kWgmmaDriver = 12020;
 constexpr int kWgmmaPositions[] = {24, 28, 30, kMaxWgmmaPositions};
 // Halves that a thread stores together.
 constexpr int kMaxWgmmaColumns = 8;
+// That multiply, of a block.
+constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
+// Of a stage: one barrier for when it is filled, one for when it is free.
+constexpr int64_t kBarrierBytes = 16;
 
 // What of the packed weight and of the call decides about the launch.
 struct WgmmaFacts {
@@ -31,6 +35,18 @@ struct WgmmaFacts {
 };
 
 WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries);
+
+// Tiles of outputs and their stages, as both kernels of warpgroups have them; see TileParams and WarpgroupParams.
+struct WarpgroupTiles {
+  int64_t tiles_x, tiles_y;
+  int64_t tile_h, tile_w;
+  int64_t all;
+  int64_t stages, stage_bytes, input_bytes, table_bytes;
+};
+
+// All that follows from these and from the call's sizes.
+void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const WgmmaForm& form,
+               const WarpgroupTiles& tiles, WarpgroupParams* params);
 
 // What interleaves X before.
 struct InterleaveLaunch {
