@@ -13,6 +13,7 @@ def main() -> None:
         # Here, because it takes a while, in which Ctrl-C shall not show a traceback either.
         from onnx_sparseconv.cli.app import run_command_line  # noqa: PLC0415
 
+        interrupts.raise_what_was_put_off()
         run_command_line()
     except KeyboardInterrupt:
         pass

@@ -14,8 +14,10 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 _told = False
+_is_put_off = False
 # Long enough to leave the place where the interrupt would be lost, too short to be felt.
 _AGAIN_S = 0.01
 
@@ -39,6 +41,13 @@ def raise_on_interrupt() -> None:
         _raise_again_where_dropped()
 
 
+def raise_what_was_put_off() -> None:
+    """Raise KeyboardInterrupt now where one waits to be raised again: what follows may be over before it is."""
+    if _is_put_off:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        _raise()
+
+
 def raise_on_termination() -> None:
     """Raise KeyboardInterrupt on the first SIGTERM, and write nothing on stderr any more: nobody waits for it."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -57,7 +66,13 @@ def _interrupt(_signum: int, frame: FrameType | None) -> None:
     if _is_importing(frame) and hasattr(signal, "setitimer"):
         _again()
     else:
-        raise KeyboardInterrupt
+        _raise()
+
+
+def _raise() -> NoReturn:
+    global _is_put_off  # noqa: PLW0603 - of the process, as signals are
+    _is_put_off = False
+    raise KeyboardInterrupt
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -82,5 +97,7 @@ def _not_dropped(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def _again() -> None:
+    global _is_put_off  # noqa: PLW0603
+    _is_put_off = True
     # Not a thread: starting one takes locks that the interrupted code may hold.
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)

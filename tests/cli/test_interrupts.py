@@ -135,6 +135,7 @@ class Finder:
         if name == "typer":
             signal.raise_signal(signal.SIGINT)
 sys.meta_path.insert(0, Finder())
+interrupts._AGAIN_S = 60  # the command is over before
 from onnx_sparseconv.cli import main
 main()
 """
