@@ -291,7 +291,7 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     elements = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     return WarpgroupWork(
         tiles=float(math.ceil(tiles / multiprocessors)),
-        chunks=_num_chunks(layer) * _repeats(layer) * positions / _POSITIONS_A_CHUNK,
+        chunks=_num_chunks(layer) * _repeats(layer, _REPEATS) * positions / _POSITIONS_A_CHUNK,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
     )
 
@@ -318,7 +318,7 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     """
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
-    chunks = math.ceil(_num_chunks(layer) * float(np.interp(_zeros(layer), *_POINTWISE_REPEATS)))
+    chunks = math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
     row_tiles = 1 if layer.group_out_channels <= _ROWS else _WARPGROUPS
     row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * _ROWS))
     products = row_blocks * row_tiles * _ROWS * chunks * _CHANNELS
@@ -399,8 +399,8 @@ def _num_chunks(layer: SparseLayer) -> int:
     return math.ceil(layer.group_in_channels / _CHANNELS)
 
 
-def _repeats(layer: SparseLayer) -> float:
-    return float(np.interp(_zeros(layer), *_REPEATS))
+def _repeats(layer: SparseLayer, of_zeros: tuple[Sequence[float], Sequence[float]]) -> float:
+    return float(np.interp(_zeros(layer), *of_zeros))
 
 
 def _warpgroup_tiles(layer: SparseLayer, batch: int) -> tuple[int, int, int]:

@@ -75,7 +75,6 @@ class PointwiseConv : private Warpgroups {
   __device__ __forceinline__ void Stage() const {
     const bool is_paired = p_.run_images * p_.run_segments <= 32 / 2;
     const int lane = static_cast<int>(Lane()) % (is_paired ? 32 / 2 : 32);
-    const int warp = static_cast<int>(threadIdx.x) / 32 % kStagingWarps;
     SegmentPlace places[kMaxRuns];
 #pragma unroll
     for (int run = 0; run < kMaxRuns; ++run) places[run] = PlaceOfSegment(run, lane);
@@ -106,7 +105,7 @@ class PointwiseConv : private Warpgroups {
       for (at.chunk = 0; at.chunk < chunks_.count; Advance(at)) {
         WaitForEmptied(at);
         // The warps take turns.
-        if (at.chunk % kStagingWarps == warp && Lane() == 0) {
+        if (at.chunk % kStagingWarps == StagingWarp() && Lane() == 0) {
           const auto bytes = static_cast<unsigned>(p_.chunk_bytes);
           StageWeight(at.stage, static_cast<size_t>(chunks_.first + at.chunk) * bytes, bytes);
         }
@@ -143,8 +142,8 @@ class PointwiseConv : private Warpgroups {
   template <int kShares>
   __device__ __forceinline__ void StagePlanes(const Position& at, const Source& source) const {
     constexpr int kCount = kPlaces / kShares, kShareLanes = 32 / kShares;
-    const int warp = static_cast<int>(threadIdx.x) / 32 % kStagingWarps, lane = static_cast<int>(Lane());
-    const int first_place = warp * kPlaces + lane / kShareLanes * kCount;
+    const int lane = static_cast<int>(Lane());
+    const int first_place = StagingWarp() * kPlaces + lane / kShareLanes * kCount;
     unsigned planes[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; i += 4) {

@@ -40,6 +40,9 @@ class Warpgroups : protected TensorTile {
     return Uniform(threadIdx.x / 32) < kWgmmaProductThreads / 32;
   }
 
+  // Of a warp that stages, among those.
+  static __device__ __forceinline__ int StagingWarp() { return Warp() - kWgmmaProductThreads / 32; }
+
   // To be called by all threads.
   __device__ __forceinline__ void InitBarriers() const {
     if (threadIdx.x == 0) {
