@@ -20,10 +20,19 @@ from onnx_sparseconv.passes.fold_pad import FoldPad
 from onnx_sparseconv.passes.fold_scale_after import FoldScaleAfter
 from onnx_sparseconv.passes.fold_scale_before import FoldScaleBefore
 from onnx_sparseconv.passes.fuse_activation import FuseActivation
+from onnx_sparseconv.passes.fuse_pool import FusePool
 from onnx_sparseconv.passes.fuse_residual import FuseResidual
 from onnx_sparseconv.passes.skip_identity import SkipIdentity
 
-_ORDER: tuple[type[Pass], ...] = (SkipIdentity, FoldPad, FoldScaleAfter, FoldScaleBefore, FuseResidual, FuseActivation)
+_ORDER: tuple[type[Pass], ...] = (
+    SkipIdentity,
+    FoldPad,
+    FoldScaleAfter,
+    FoldScaleBefore,
+    FuseResidual,
+    FuseActivation,
+    FusePool,
+)
 # Kinds of numpy types that passes compute with: floating, integers, booleans.
 _NUMBERS = "fiub"
 # Names in a note; the report has them all.
@@ -75,6 +84,7 @@ class Pipeline:
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
             self._run(SkipIdentity(is_sparse, self._pinned, constant), scope)
             self._run(FuseActivation(self._pinned, constant), scope)
+            self._run(FusePool(self._pinned), scope)
 
     def reports(self) -> tuple[PassReport, ...]:
         """What each pass did and refused; what a later pass took after all is not listed as refused."""

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import FunctionProto, NodeProto, helper
 
-from onnx_sparseconv.custom_ops.schema import DOMAIN, SPARSE_CONV, SPARSE_CONV_ADD, Activation
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, Activation
 
 MIN_OPSET = 9
 MIN_IR_VERSION = 8
@@ -30,6 +30,12 @@ _CONV_ATTRIBUTES = {
     "kernel_shape": onnx.AttributeProto.INTS,
     "pads": onnx.AttributeProto.INTS,
     "strides": onnx.AttributeProto.INTS,
+}
+# Of SparseConvMaxPool: MaxPool's name of each, and the op's.
+_POOL_ATTRIBUTES = {
+    "kernel_shape": "pool_kernel_shape",
+    "pads": "pool_pads",
+    "strides": "pool_strides",
 }
 _TENSOR_ATTRIBUTES = (
     "weight_shape",
@@ -47,10 +53,10 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
     """The portable body of one op.
 
     Args:
-        op_type: ``SparseConv`` or ``SparseConvAdd``.
+        op_type: one of `OP_TYPES`.
         opset: the default-domain opset of the model that will carry it, at least `MIN_OPSET`.
     """
-    with_residual = op_type == SPARSE_CONV_ADD
+    with_residual, with_pool = op_type == SPARSE_CONV_ADD, op_type == SPARSE_CONV_MAX_POOL
     nodes = [
         *(_constant_from_attribute(name) for name in _TENSOR_ATTRIBUTES),
         *_dense_weight_nodes(opset),
@@ -61,6 +67,13 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
     else:
         nodes.append(helper.make_node("Identity", ["convolved"], ["preactivation"]))
     nodes.extend(_activation_nodes(opset))
+    if with_pool:
+        pool = helper.make_node("MaxPool", ["activated"], ["Y"])
+        for name, of_function in _POOL_ATTRIBUTES.items():
+            _refer(pool, name, of_function, onnx.AttributeProto.INTS)
+        nodes.append(pool)
+    else:
+        nodes.append(helper.make_node("Identity", ["activated"], ["Y"]))
     return helper.make_function(
         DOMAIN,
         op_type,
@@ -68,14 +81,19 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
         outputs=["Y"],
         nodes=nodes,
         opset_imports=[helper.make_opsetid("", opset)],
-        attributes=[*_CONV_ATTRIBUTES, *_TENSOR_ATTRIBUTES, *_OTHER_ATTRIBUTES],
+        attributes=[
+            *_CONV_ATTRIBUTES,
+            *_TENSOR_ATTRIBUTES,
+            *_OTHER_ATTRIBUTES,
+            *(_POOL_ATTRIBUTES.values() if with_pool else ()),
+        ],
         doc_string="Sparse convolution (onnx-sparseconv): rebuilds the dense weight from unified CSR, calls Conv.",
     )
 
 
 def make_functions(op_types: Sequence[str], opset: int) -> list[FunctionProto]:
     """Bodies of the ops that a model uses, in a fixed order."""
-    return [make_function(name, opset) for name in (SPARSE_CONV, SPARSE_CONV_ADD) if name in op_types]
+    return [make_function(name, opset) for name in OP_TYPES if name in op_types]
 
 
 def _with_references(node: NodeProto, attributes: Mapping[str, int]) -> NodeProto:
@@ -259,7 +277,7 @@ def _activation_nodes(opset: int) -> list[NodeProto]:
             helper.make_node("Equal", ["activation", f"code_{name}"], [f"is_{name}"]),
             choice,
         ]
-    return [*otherwise, helper.make_node("Identity", [otherwise[-1].output[0]], ["Y"])]
+    return [*otherwise, helper.make_node("Identity", [otherwise[-1].output[0]], ["activated"])]
 
 
 def _branch(name: str, nodes: Sequence[NodeProto]) -> onnx.GraphProto:

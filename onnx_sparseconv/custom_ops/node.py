@@ -11,7 +11,7 @@ from onnx_sparseconv.errors import FormatError
 
 
 def attributes_from_proto(node: NodeProto) -> SparseConvAttributes:
-    """Read the attributes of a SparseConv or SparseConvAdd node.
+    """Read the attributes of a node of one of our ops.
 
     Raises:
         FormatError: an attribute is missing, has the wrong type or a value that the schema does not know.
@@ -25,4 +25,4 @@ def attributes_from_proto(node: NodeProto) -> SparseConvAttributes:
         except Exception as error:  # onnx raises whatever its decoding of a broken tensor runs into
             raise FormatError(f"attribute {attribute.name} cannot be read: {error}") from error
         values[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
-    return SparseConvAttributes.from_node_attributes(values)
+    return SparseConvAttributes.from_node_attributes(node.op_type, values)

@@ -1,7 +1,8 @@
-"""The ``SparseConv`` and ``SparseConvAdd`` operators: names, attributes, and their Python form.
+"""The operators: names, attributes, and their Python form.
 
 The op's specification for users is ``docs/op-spec.md``. The schema is frozen: since version 1 of the domain every
-attribute below is written on every node (with one exception, ``pads``, which ONNX forbids beside a SAME ``auto_pad``).
+attribute below is written on every node (with two exceptions: ``pads``, which ONNX forbids beside a SAME ``auto_pad``,
+and those of the pool, which only ``SparseConvMaxPool`` has).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ DOMAIN = "ai.sparseconv"
 OPSET_VERSION = 1
 SPARSE_CONV = "SparseConv"
 SPARSE_CONV_ADD = "SparseConvAdd"
-OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD)
+SPARSE_CONV_MAX_POOL = "SparseConvMaxPool"
+OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL)
 MAX_SPATIAL_RANK = 3
 # The native library counts strides, dilations and pads in 32 bits.
 MAX_GEOMETRY_VALUE = 2**31 - 1
@@ -62,8 +64,19 @@ class ConvGeometry:
 
 
 @dataclass(frozen=True)
+class PoolGeometry:
+    """The windows of a MaxPool, in ONNX's terms, without dilation and ``ceil_mode``. ``pads`` has two entries a spatial
+    axis, each less than the window; the others have one.
+    """
+
+    kernel_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    pads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class SparseConvAttributes:
-    """Everything a SparseConv or SparseConvAdd node carries.
+    """Everything a node of one of the ops carries.
 
     Attributes:
         geometry: kernel, strides, pads, dilations, group.
@@ -72,6 +85,7 @@ class SparseConvAttributes:
         activation: applied to conv + bias (+ residual).
         alpha, beta: parameters of the activation.
         cuda_images: container of GPU kernel images, uint8 ``[n]``; empty when there are none.
+        pool: of SparseConvMaxPool, applied after the activation; else None.
     """
 
     geometry: ConvGeometry
@@ -81,6 +95,7 @@ class SparseConvAttributes:
     alpha: float = 0.0
     beta: float = 0.0
     cuda_images: Array = field(default_factory=lambda: np.empty(0, np.uint8))
+    pool: PoolGeometry | None = None
 
     def to_node_attributes(self) -> dict[str, Any]:
         """ONNX attributes in the order they are written; numpy arrays become TENSOR attributes."""
@@ -108,11 +123,11 @@ class SparseConvAttributes:
         }
         if geometry.auto_pad != "NOTSET":
             del attributes["pads"]
-        return attributes
+        return attributes | (pool_attributes(self.pool) if self.pool is not None else {})
 
     @staticmethod
-    def from_node_attributes(attributes: Mapping[str, Any]) -> SparseConvAttributes:
-        """The inverse of `to_node_attributes`.
+    def from_node_attributes(op_type: str, attributes: Mapping[str, Any]) -> SparseConvAttributes:
+        """The inverse of `to_node_attributes`, for a node of one of `OP_TYPES`.
 
         Raises:
             FormatError: an attribute is missing, has a value that the schema does not know, or contradicts another.
@@ -136,15 +151,49 @@ class SparseConvAttributes:
                 alpha=_number(attributes, "alpha"),
                 beta=_number(attributes, "beta"),
                 cuda_images=_array(attributes, "cuda_images", np.uint8),
+                pool=_pool(attributes) if op_type == SPARSE_CONV_MAX_POOL else None,
             )
         except KeyError as error:
             raise FormatError(f"a SparseConv node lacks the attribute {error}") from error
         except (TypeError, ValueError) as error:
             raise FormatError(f"a SparseConv node has a bad attribute: {error}") from error
         _check_geometry(result.geometry, weight.weight_shape)
+        if result.pool is not None:
+            check_pool(result.pool, len(result.geometry.kernel_shape))
         if attributes.get("out_channels") != weight.weight_shape[0]:
             raise FormatError(f"out_channels is {attributes.get('out_channels')}, weight_shape {weight.weight_shape}")
         return result
+
+
+def pool_attributes(pool: PoolGeometry) -> dict[str, Any]:
+    """The ONNX attributes of a pool, in the order they are written."""
+    return {
+        "pool_kernel_shape": list(pool.kernel_shape),
+        "pool_pads": list(pool.pads),
+        "pool_strides": list(pool.strides),
+    }
+
+
+def check_pool(pool: PoolGeometry, num_axes: int) -> None:
+    """Check that the op can hold a pool.
+
+    Raises:
+        FormatError: it cannot.
+    """
+    for name, count, least in (("kernel_shape", num_axes, 1), ("strides", num_axes, 1), ("pads", 2 * num_axes, 0)):
+        values = getattr(pool, name)
+        if len(values) != count or not least <= min(values) <= max(values) <= MAX_GEOMETRY_VALUE:
+            raise FormatError(f"pool_{name} must be {count} numbers from {least} to {MAX_GEOMETRY_VALUE}, got {values}")
+    if any(pad >= size for pad, size in zip(pool.pads, 2 * pool.kernel_shape, strict=True)):
+        raise FormatError(f"pool_pads must be less than the windows {pool.kernel_shape}, got {pool.pads}")
+
+
+def _pool(attributes: Mapping[str, Any]) -> PoolGeometry:
+    return PoolGeometry(
+        kernel_shape=_integers(attributes, "pool_kernel_shape"),
+        strides=_integers(attributes, "pool_strides"),
+        pads=_integers(attributes, "pool_pads"),
+    )
 
 
 def _geometry(attributes: Mapping[str, Any]) -> ConvGeometry:

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, Activation
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_MAX_POOL, Activation
 from onnx_sparseconv.kernels.unified_csr import Array
 
 # The value of a tensor, None where it is only known at run time; raises RefusedError where callers of the model may
@@ -98,9 +98,9 @@ def is_sparse(node: gs.Node) -> bool:
 
 
 def has_no_activation(node: gs.Node) -> bool:
-    """Whether a node is one of our ops and applies no activation yet."""
+    """Whether a node is one of our ops, and applies neither an activation yet nor what comes behind it, a pool."""
     activation = node.attrs.get("activation")
-    if not is_sparse(node) or not isinstance(activation, gs.Constant):
+    if not is_sparse(node) or node.op == SPARSE_CONV_MAX_POOL or not isinstance(activation, gs.Constant):
         return False
     return bool(np.array_equal(activation.values, np.asarray(int(Activation.NONE))))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -26,11 +27,11 @@ _GATES = {
 
 
 class RestoreConv:
-    """Replace SparseConv and SparseConvAdd nodes by plain ONNX operators.
+    """Replace the nodes of our ops by plain ONNX operators.
 
     1. The weight is decoded bit for bit; one stored in another type than the node's element type is cast.
     2. The Conv keeps the node's name; a residual becomes an Add, an activation its operator (HardSwish and SiLU,
-       which not every opset has, a gate and a Mul).
+       which not every opset has, a gate and a Mul), a pool a MaxPool.
 
     Args:
         attributes: of the nodes to replace, by ``id`` of the gs.Node.
@@ -77,6 +78,9 @@ class RestoreConv:
         if residual is not None:
             new.append(gs.Node("Add", f"{node.name}_residual", {}, [self._connect(new[-1]), residual], []))
         new.extend(self._activation(node.name, attributes, new[-1]))
+        if attributes.pool is not None:
+            pool = {key: list(values) for key, values in asdict(attributes.pool).items()}
+            new.append(gs.Node("MaxPool", f"{node.name}_pool", pool, [self._connect(new[-1])], []))
         new[-1].outputs = outputs
         return new
 

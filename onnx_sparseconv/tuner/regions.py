@@ -18,7 +18,8 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.kernels.unified_csr import Array
 from onnx_sparseconv.passes.activations import Match, matches
-from onnx_sparseconv.passes.base import RefusedError, is_standard
+from onnx_sparseconv.passes.base import RefusedError, has_no_further_output, is_standard
+from onnx_sparseconv.passes.fuse_pool import read_pool
 
 _SCALES = ("BatchNormalization", "Mul", "Add", "Sub", "Div")
 _NOTHING = ("Identity", "Dropout")
@@ -94,6 +95,12 @@ class RegionFinder:
 
     def _behind(self, site: ConvSite) -> list[gs.Node]:
         """The nodes behind a convolution, in order."""
+        found, has_residual = self._summed(site)
+        last = found[-1] if found else site.node
+        return found if has_residual else found + self._pool(site, last.outputs[0])
+
+    def _summed(self, site: ConvSite) -> tuple[list[gs.Node], bool]:
+        """Those up to the activation, and whether one of them adds a residual."""
         assert site.weight is not None
         found: list[gs.Node] = []
         tensor, has_residual = site.node.outputs[0], False
@@ -117,7 +124,18 @@ class RegionFinder:
                 has_residual = True
             found += self._take([node])
             tensor = node.outputs[0]
-        return found
+        return found, has_residual
+
+    def _pool(self, site: ConvSite, tensor: gs.Tensor) -> list[gs.Node]:
+        """The pool that `FusePool` would take, or none."""
+        node = None if tensor.name in self._pinned else self._sole_reader(tensor)
+        if node is None or site.weight is None or not is_standard(node, "MaxPool") or not has_no_further_output(node):
+            return []
+        try:
+            read_pool(node, site.weight.values.ndim - 2)
+        except RefusedError:
+            return []
+        return self._take([node])
 
     def _before(self, site: ConvSite) -> list[gs.Node]:
         """The nodes before a convolution, the nearest first."""

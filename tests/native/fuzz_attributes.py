@@ -15,7 +15,7 @@ import os
 import numpy as np
 from onnx import AttributeProto, helper, numpy_helper
 
-from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
 from tests.support.sparse_models import (
     SparseConvCase,
     geometry_2d,
@@ -44,6 +44,12 @@ CASES = (
     (
         SparseConvCase(random_weight((4, 4, 3, 3), 0.5), ConvGeometry((3, 3), (2, 2), (), (1, 1), 1, "SAME_LOWER")),
         (1, 4, 9, 9),
+    ),
+    (
+        SparseConvCase(
+            random_weight((5, 4, 3, 3), 0.5), geometry_2d(), pool=PoolGeometry((3, 2), (2, 1), (1, 0, 2, 1))
+        ),
+        (2, 4, 6, 9),
     ),
 )
 INTEGERS = (

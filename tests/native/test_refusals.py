@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
 from tests.support.sparse_models import (
     NODE_NAME,
     SparseConvCase,
@@ -22,6 +22,7 @@ from tests.support.sparse_models import (
 
 CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(), Activation.CLIP, -1.0, 1.0, slice_height=2)
 GOOD = CASE.attributes()
+POOLED = dataclasses.replace(CASE, pool=PoolGeometry((2, 3), (2, 1), (0, 1, 1, 2)))
 COLUMNS = GOOD["weight_columns"]
 HUGE = 1 << 62
 
@@ -127,6 +128,52 @@ def test_bad_attribute_is_refused_at_creation(name, value, cause):
     assert "\n" not in message.strip()
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        *((name, None, name) for name in ("pool_kernel_shape", "pool_strides", "pool_pads")),
+        ("pool_kernel_shape", [2], "must have 2 entries, found 1"),
+        ("pool_kernel_shape", [2, 0], "found 0"),
+        ("pool_kernel_shape", [2, HUGE], "pool_kernel_shape"),
+        ("pool_strides", [0, 1], "found 0"),
+        ("pool_strides", [1, -1], "found -1"),
+        ("pool_strides", 2, "pool_strides"),
+        ("pool_pads", [0, 1], "must have 4 entries, found 2"),
+        ("pool_pads", [-1, 0, 0, 0], "found -1"),
+        ("pool_pads", [0, 0, 2, 0], "must be less than those of 'pool_kernel_shape', found 2 beside 2"),
+        ("pool_pads", [0, 3, 0, 0], "found 3 beside 3"),
+    ],
+)
+def test_a_bad_pool_is_refused_at_creation(name, value, cause):
+    attributes = {k: v for k, v in POOLED.attributes().items() if k != name}
+    if value is not None:
+        attributes[name] = value
+    with pytest.raises(Exception, match=f"SparseConvMaxPool node '{NODE_NAME}'") as caught:
+        make_session(make_model(POOLED, attributes))
+    assert cause in str(caught.value)
+
+
+def test_attributes_of_a_pool_mean_nothing_to_a_node_that_does_not_pool():
+    attributes = {**GOOD, "pool_kernel_shape": [0], "pool_strides": [0], "pool_pads": [0]}
+    x_shape = (1, 6, 5, 5)
+    (y,) = make_session(make_model(CASE, attributes)).run(None, random_inputs(CASE, x_shape))
+    assert y.shape == output_shape(CASE, x_shape)
+
+
+def test_maps_smaller_than_the_window_of_the_pool_are_refused():
+    case = dataclasses.replace(CASE, pool=PoolGeometry((2, 4), (1, 1), (0, 1, 0, 1)))
+    session = make_session(make_model(case))
+    cause = "axis 3 of the convolution's output is too small: size 1 with 2 of padding is less than the pool's window"
+    with pytest.raises(Exception, match=f"node 'conv1': {cause} of 4"):
+        session.run(None, random_inputs(CASE, (1, 6, 2, 1)))
+    assert session.run(None, random_inputs(CASE, (1, 6, 2, 2)))[0].shape == (1, 8, 1, 1)
+
+
+def test_an_empty_batch_is_pooled_to_an_empty_batch():
+    (y,) = make_session(make_model(POOLED)).run(None, random_inputs(POOLED, (0, 6, 5, 5)))
+    assert y.shape == (0, 8, 3, 6)
+
+
 def test_the_table_starts_from_a_good_node():
     assert make_session(make_model(CASE, GOOD)).run(None, random_inputs(CASE, (1, 6, 5, 5)))[0].shape == (1, 8, 5, 5)
 
@@ -213,22 +260,32 @@ def test_empty_inputs_are_as_for_conv(x_shape, geometry, dtype, threads):
     assert np.array_equal(actual, np.broadcast_to(inputs["B"].reshape(1, -1, 1, 1), actual.shape))
 
 
+@pytest.mark.parametrize("pool", [None, PoolGeometry((2, 2), (2, 2), (0,) * 4), PoolGeometry((3, 3), (1, 1), (1,) * 4)])
 @pytest.mark.parametrize("x_shape", [(2, 6, 9, 8), ("N", 6, "H", 8), (None, 6, None, None)])
-def test_shape_inference(x_shape):
+def test_shape_inference(x_shape, pool):
     geometry = geometry_2d(3, 2, 1)
-    case = dataclasses.replace(CASE, geometry=geometry)
+    case = dataclasses.replace(CASE, geometry=geometry, pool=pool)
+    expected = output_shape(case, (2, 6, 9, 8))
     session = make_session(make_model(case, x_shape=list(x_shape)))
     inferred = session.get_outputs()[0].shape
     if inferred:  # ONNX Runtime before 1.24 cannot be given the shape
         assert len(inferred) == 4
         assert inferred[1] == 8
-        for axis, (size, wanted) in enumerate(zip(x_shape, (2, 8, 5, 4), strict=True)):
+        for axis, (size, wanted) in enumerate(zip(x_shape, expected, strict=True)):
             if isinstance(size, int):
                 assert inferred[axis] == wanted
             else:
                 assert isinstance(inferred[axis], str)
         assert x_shape[0] is None or inferred[0] == x_shape[0]
-    assert session.run(None, random_inputs(case, (2, 6, 9, 8)))[0].shape == (2, 8, 5, 4)
+    assert session.run(None, random_inputs(case, (2, 6, 9, 8)))[0].shape == expected
+
+
+def test_sizes_that_a_pool_keeps_keep_their_names():
+    case = dataclasses.replace(CASE, pool=PoolGeometry((3, 2), (1, 2), (1, 0, 1, 0)))
+    inferred = make_session(make_model(case, x_shape=["N", 6, "H", "W"])).get_outputs()[0].shape
+    if inferred:
+        assert inferred[:3] == ["N", 8, "H"]
+        assert inferred[3] != "W"
 
 
 def test_a_bad_attribute_of_another_type_is_refused_whatever_it_holds():

@@ -1,16 +1,25 @@
 """RestoreConv: plain operators that compute what the sparse node computed."""
 
+import dataclasses
+
 import numpy as np
 import onnx
 import pytest
 
 from onnx_sparseconv.converter import inspect, restore
 from onnx_sparseconv.converter.model_view import ModelView
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV, SPARSE_CONV_ADD, Activation
+from onnx_sparseconv.custom_ops.schema import (
+    DOMAIN,
+    OP_TYPES,
+    SPARSE_CONV,
+    SPARSE_CONV_ADD,
+    SPARSE_CONV_MAX_POOL,
+    Activation,
+)
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
 from tests.support.odd_models import pruned
 from tests.support.plain_ort import newest_opset, run
-from tests.support.sparse_nodes import activate, attributes_for, convolve, sparse_model
+from tests.support.sparse_nodes import POOL, activate, attributes_for, convolve, pooled, sparse_model
 
 OPERATORS = {
     Activation.NONE: [],
@@ -28,7 +37,7 @@ OPERATORS = {
 @pytest.mark.parametrize("op_type", OP_TYPES)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("activation", Activation)
-def test_every_activation_and_residual(op_type, activation, opset, dtype):
+def test_every_activation_residual_and_pool(op_type, activation, opset, dtype):
     rng = np.random.default_rng(0)
     weight, bias = pruned((8, 4, 3, 3), 0.8, dtype), rng.standard_normal(8).astype(dtype)
     attributes = attributes_for(weight, activation=activation)
@@ -36,6 +45,7 @@ def test_every_activation_and_residual(op_type, activation, opset, dtype):
     report = restore(model)
     assert report.layers == ("sparse",)
     expected_ops = ["Conv", *(["Add"] if op_type == SPARSE_CONV_ADD else []), *OPERATORS[activation]]
+    expected_ops += ["MaxPool"] if op_type == SPARSE_CONV_MAX_POOL else []
     assert [n.op_type for n in model.graph.node] == expected_ops
     assert model.graph.node[0].name == "sparse"
     assert len({n.name for n in model.graph.node}) == len(expected_ops)
@@ -49,7 +59,16 @@ def test_every_activation_and_residual(op_type, activation, opset, dtype):
     (actual,) = run(model, inputs)
     assert actual.dtype == dtype
     bound = 1e-5 + 8 * np.finfo(dtype).eps * (np.abs(expected) + 1)
-    assert (np.abs(actual - activate(expected, attributes)) <= bound).all()
+    expected, bound = pooled(op_type, activate(expected, attributes), bound)
+    assert (np.abs(actual - expected) <= bound).all()
+
+
+def test_a_pool_comes_back_with_its_windows():
+    model = sparse_model(attributes_for(pruned((8, 4, 3, 3))), SPARSE_CONV_MAX_POOL)
+    restore(model)
+    pool = model.graph.node[-1]
+    found = {a.name: tuple(onnx.helper.get_attribute_value(a)) for a in pool.attribute}
+    assert (pool.op_type, found) == ("MaxPool", dataclasses.asdict(POOL))
 
 
 def test_geometry_comes_back():

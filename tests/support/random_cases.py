@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from hypothesis import strategies as st
 
-from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from tests.support.sparse_models import SparseConvCase, random_weight
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
+from tests.support.sparse_models import SparseConvCase, random_weight, resolve
 
 ACTIVATION_PARAMETERS = {
     Activation.CLIP: (-0.5, 1.25),
@@ -16,12 +18,13 @@ ACTIVATION_PARAMETERS = {
 
 
 @st.composite
-def cases(draw, ranks=(1, 2, 3), longest=None):
+def cases(draw, ranks=(1, 2, 3), longest=None, pooled=True):
     """A case and a shape of X that fits it.
 
     Args:
         ranks: numbers of spatial axes to draw from.
         longest: by how much an axis of X may exceed what the kernel needs, by the number of spatial axes.
+        pooled: whether some of them pool.
     """
     rank = draw(st.sampled_from(ranks))
     group = draw(st.sampled_from([1, 1, 2, 3]))
@@ -66,4 +69,17 @@ def cases(draw, ranks=(1, 2, 3), longest=None):
         # A SAME padding makes up for a small input; other paddings only in part.
         smallest = 1 if geometry.auto_pad != "NOTSET" else max(1, extent - padding)
         sizes.append(draw(st.integers(smallest, smallest + longest_axis)))
+    if pooled and not case.has_residual and draw(st.booleans()):
+        case = dataclasses.replace(case, pool=draw(pools([out for _, _, out in resolve(geometry, sizes)])))
     return case, (draw(st.integers(1, 3)), case.in_channels, *sizes)
+
+
+@st.composite
+def pools(draw, sizes):
+    """A pool that maps of these sizes have room for; every other one of 2x2 side by side where they do for that."""
+    n = len(sizes)
+    if min(sizes) >= 2 and draw(st.booleans()):
+        return PoolGeometry((2,) * n, (2,) * n, (0,) * (2 * n))
+    kernel = [draw(st.integers(1, min(4, size))) for size in sizes]
+    pads = [draw(st.integers(0, k - 1)) for k in (*kernel, *kernel)]
+    return PoolGeometry(tuple(kernel), tuple(draw(st.integers(1, 3)) for _ in range(n)), tuple(pads))

@@ -18,8 +18,10 @@ from onnx_sparseconv.custom_ops.schema import (
     DOMAIN,
     SPARSE_CONV,
     SPARSE_CONV_ADD,
+    SPARSE_CONV_MAX_POOL,
     Activation,
     ConvGeometry,
+    PoolGeometry,
     SparseConvAttributes,
 )
 from onnx_sparseconv.errors import NativeLibraryError
@@ -43,9 +45,12 @@ class SparseConvCase:
     has_bias: bool = True
     has_residual: bool = False
     slice_height: int | None = None
+    pool: PoolGeometry | None = None  # not beside a residual
 
     @property
     def op_type(self):
+        if self.pool is not None:
+            return SPARSE_CONV_MAX_POOL
         return SPARSE_CONV_ADD if self.has_residual else SPARSE_CONV
 
     @property
@@ -64,6 +69,7 @@ class SparseConvCase:
             activation=self.activation,
             alpha=self.alpha,
             beta=self.beta,
+            pool=self.pool,
         ).to_node_attributes()
 
 
@@ -165,7 +171,8 @@ def resolve(geometry, in_sizes):
 
 
 def output_shape(case, x_shape):
-    return (x_shape[0], case.out_channels, *(out for _, _, out in resolve(case.geometry, x_shape[2:])))
+    shape = (x_shape[0], case.out_channels, *(out for _, _, out in resolve(case.geometry, x_shape[2:])))
+    return shape if case.pool is None else (*shape[:2], *pooled_sizes(case.pool, shape[2:]))
 
 
 def convolve(case, weight, x):
@@ -184,6 +191,28 @@ def convolve(case, weight, x):
         )
         y += np.einsum("gkc,ngc...->ngk...", grouped[(..., *tap)], padded[(slice(None),) * 3 + window])
     return y.reshape(x.shape[0], case.out_channels, *out_sizes)
+
+
+def pooled_sizes(pool, sizes):
+    """Sizes of what a pool makes of maps of these sizes."""
+    n = len(sizes)
+    return tuple(
+        (size + pool.pads[i] + pool.pads[n + i] - pool.kernel_shape[i]) // pool.strides[i] + 1
+        for i, size in enumerate(sizes)
+    )
+
+
+def max_pool(pool, x):
+    """The maximum of each window."""
+    n = x.ndim - 2
+    pads = [(0, 0), (0, 0), *((pool.pads[i], pool.pads[n + i]) for i in range(n))]
+    padded = np.pad(x, pads, constant_values=-np.inf)
+    sizes = pooled_sizes(pool, x.shape[2:])
+    taps = []
+    for tap in itertools.product(*(range(k) for k in pool.kernel_shape)):
+        window = tuple(slice(t, t + (o - 1) * s + 1, s) for t, o, s in zip(tap, sizes, pool.strides, strict=True))
+        taps.append(padded[(slice(None),) * 2 + window])
+    return np.max(taps, axis=0)
 
 
 def activate(case, x):
@@ -235,7 +264,8 @@ def oracle(case, inputs, stored_sums=0):
         bound = bound + 8 * eps * (np.abs(y) + lipschitz * np.abs(exact) + abs(case.beta) + 1)
     if case.dtype == np.float16:
         bound = bound + 2.0**-11 * (np.abs(y) + bound) + 2.0**-25
-    return y, bound
+    # The maximum of values is off by no more than the value that is off the most.
+    return (y, bound) if case.pool is None else (max_pool(case.pool, y), max_pool(case.pool, bound))
 
 
 def assert_within(actual, exact, bound):

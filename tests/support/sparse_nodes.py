@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,17 @@ from onnx_sparseconv.custom_ops.schema import (
     DOMAIN,
     ELEMENT_TYPES,
     SPARSE_CONV_ADD,
+    SPARSE_CONV_MAX_POOL,
     Activation,
     ConvGeometry,
+    PoolGeometry,
     SparseConvAttributes,
 )
 from onnx_sparseconv.kernels.unified_csr import encode
+from tests.support.sparse_models import max_pool
+
+# Of 2-D nodes that pool: windows that overlap, and differ by axis.
+POOL = PoolGeometry((3, 2), (2, 1), (1, 0, 0, 1))
 
 # Parameters that make every activation differ from every other one.
 PARAMETERS = {Activation.CLIP: (-0.5, 0.75), Activation.LEAKY_RELU: (0.125, 0.0), Activation.HARD_SIGMOID: (0.25, 0.5)}
@@ -49,6 +56,8 @@ def attributes_for(
 def sparse_node(
     attributes: SparseConvAttributes, op_type: str, inputs: Sequence[str], output: str = "Y", name: str = "sparse"
 ) -> NodeProto:
+    if op_type == SPARSE_CONV_MAX_POOL:
+        attributes = dataclasses.replace(attributes, pool=POOL)
     node = helper.make_node(op_type, list(inputs), [output], name=name, domain=DOMAIN)
     for key, value in attributes.to_node_attributes().items():
         tensor = numpy_helper.from_array(value, key) if isinstance(value, np.ndarray) else value
@@ -116,6 +125,11 @@ def convolve(
         )
         result += np.einsum("bgc...,gkc->bgk...", grouped[(..., *window)], kernels[(..., *tap)])
     return result.reshape(batch, weight.shape[0], *out)
+
+
+def pooled(op_type: str, *values: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """What an op makes of 2-D maps behind its activation: `POOL` of them, or they themselves."""
+    return [max_pool(POOL, x) if op_type == SPARSE_CONV_MAX_POOL else x for x in values]
 
 
 def activate(x: np.ndarray[Any, Any], attributes: SparseConvAttributes) -> np.ndarray[Any, Any]:

@@ -590,7 +590,7 @@ def test_sparse_layers_beside_a_pool_pay_for_its_layout(tuned):
 
     bench = Bench(whole_us=lambda _: 400, last_us=lambda sparse: 200 - len(sparse))
     proto = network(0.9)
-    proto.graph.node.append(helper.make_node("MaxPool", ["y"], ["pooled"], kernel_shape=[1, 1]))
+    proto.graph.node.append(helper.make_node("AveragePool", ["y"], ["pooled"], kernel_shape=[1, 1]))
     proto.graph.output[0].name = "pooled"
     predicted = [tuned(model, bench, targets=()).whole.trials[0].predicted_us for model in (network(0.9), proto)]
     assert predicted == [(200 - 60.0,), (200.0,)]

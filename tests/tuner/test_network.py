@@ -144,7 +144,7 @@ def test_with_the_channels_last_pools_and_the_models_own_transposes_have_the_lay
         [
             *nodes(("Transpose", "X", "x", {"perm": [0, 3, 1, 2]})),
             conv(source="x", out="a", name="first"),
-            *nodes(("MaxPool", "a", "p", {"kernel_shape": [1, 1]}), ("Sigmoid", "p", "s", {})),
+            *nodes(("AveragePool", "a", "p", {"kernel_shape": [1, 1]}), ("Sigmoid", "p", "s", {})),
             conv("V", source="s", out="b", name="second"),
             *nodes(("Transpose", "b", "Y", {"perm": [0, 2, 1, 3]})),
         ],

@@ -143,6 +143,22 @@ ConvGeometry ReadGeometry(const ort::NodeInfo& node, const std::vector<int64_t>&
   return geometry;
 }
 
+PoolGeometry ReadPool(const ort::NodeInfo& node, size_t rank) {
+  PoolGeometry pool;
+  const auto kernel_shape = ReadInts(node, "pool_kernel_shape", rank, 1);
+  const auto pads = ReadInts(node, "pool_pads", 2 * rank, 0);
+  for (size_t i = 0; i < 2 * rank; ++i) {
+    if (pads[i] < kernel_shape[i % rank]) continue;
+    Fail("entries of attribute 'pool_pads' must be less than those of 'pool_kernel_shape', found ", pads[i], " beside ",
+         kernel_shape[i % rank]);
+  }
+  pool.kernel_shape = ToAxes(kernel_shape.data(), rank, 1);
+  pool.strides = ToAxes(ReadInts(node, "pool_strides", rank, 1).data(), rank, 1);
+  pool.pads_begin = ToAxes(pads.data(), rank, 0);
+  pool.pads_end = ToAxes(pads.data() + rank, rank, 0);
+  return pool;
+}
+
 bool UsesAlpha(ActivationCode code) {
   return code == ActivationCode::kClip || code == ActivationCode::kLeakyRelu || code == ActivationCode::kHardSigmoid;
 }
@@ -279,13 +295,14 @@ SparseWeight ReadWeight(const ort::NodeInfo& node, int64_t out_channels, int64_t
 
 }  // namespace
 
-SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type) {
+SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type, bool has_pool) {
   CheckElementType(node, element_type);
   const std::vector<int64_t> weight_shape = ReadWeightShape(node);
   SparseConvAttributes attributes;
   attributes.geometry = ReadGeometry(node, weight_shape);
   attributes.activation = ReadActivation(node);
   const ConvGeometry& geometry = attributes.geometry;
+  if (has_pool) attributes.pool = ReadPool(node, geometry.spatial_rank);
   attributes.weight = ReadWeight(node, geometry.out_channels, geometry.group_in_channels() * geometry.taps());
   return attributes;
 }
@@ -311,6 +328,19 @@ ResolvedGeometry Resolve(const ConvGeometry& geometry, const Axes& in_dims) {
     resolved.out_dims[i] = (in_dims[i] + pads - extent) / stride + 1;
   }
   return resolved;
+}
+
+Axes PooledDims(const PoolGeometry& pool, const Axes& dims, size_t spatial_rank) {
+  Axes pooled;
+  for (size_t i = 0; i < kSpatialAxes; ++i) {
+    const int64_t pads = pool.pads_begin[i] + pool.pads_end[i];
+    if (dims[i] + pads < pool.kernel_shape[i]) {
+      Fail("axis ", i + spatial_rank - kSpatialAxes + 2, " of the convolution's output is too small: size ", dims[i],
+           " with ", pads, " of padding is less than the pool's window of ", pool.kernel_shape[i]);
+    }
+    pooled[i] = (dims[i] + pads - pool.kernel_shape[i]) / pool.strides[i] + 1;
+  }
+  return pooled;
 }
 
 }  // namespace sparseconv

@@ -1,8 +1,9 @@
-// What a SparseConv or SparseConvAdd node says, read and checked. Independent of the execution provider.
+// What a node of one of the ops says, read and checked. Independent of the execution provider.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -51,15 +52,25 @@ struct SparseWeight {
   std::vector<float> values;
 };
 
+// Windows of which the maximum is taken. Windows are clipped to the map; none lies outside of it as a whole, since
+// paddings are less than the window.
+struct PoolGeometry {
+  Axes kernel_shape{1, 1, 1};
+  Axes strides{1, 1, 1};
+  Axes pads_begin{0, 0, 0};
+  Axes pads_end{0, 0, 0};
+};
+
 struct SparseConvAttributes {
   ConvGeometry geometry;
   SparseWeight weight;
   Activation activation;
+  std::optional<PoolGeometry> pool;  // of SparseConvMaxPool
 };
 
 // Reads the attributes of a node and checks them against docs/op-spec.md.
-// `element_type` is the type for which the kernel is registered. Throws `Error`.
-SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type);
+// `element_type` is the type for which the kernel is registered, `has_pool` whether its op pools. Throws `Error`.
+SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type, bool has_pool);
 
 // Sizes and paddings that follow from the size of the input.
 struct ResolvedGeometry {
@@ -70,5 +81,9 @@ struct ResolvedGeometry {
 
 // Resolves auto_pad and computes the output's size, as ONNX Conv does. Throws `Error` where the input is too small.
 ResolvedGeometry Resolve(const ConvGeometry& geometry, const Axes& in_dims);
+
+// The size of what a pool makes of maps of `dims`, of which `spatial_rank` axes are the node's. Throws `Error` where a
+// map is smaller than a window.
+Axes PooledDims(const PoolGeometry& pool, const Axes& dims, size_t spatial_rank);
 
 }  // namespace sparseconv

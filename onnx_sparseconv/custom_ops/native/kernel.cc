@@ -9,7 +9,7 @@
 namespace sparseconv {
 
 std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInfo& node) {
-  SparseConvAttributes attributes = ReadAttributes(node, op.element_type);
+  SparseConvAttributes attributes = ReadAttributes(node, op.element_type, op.has_pool());
   switch (op.provider) {
     case Provider::kCpu:
       return cpu::CreateCpuKernel(op, std::move(attributes));
@@ -40,7 +40,7 @@ Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const Co
       Fail("input B must have shape [", geometry.out_channels, "], found ", ToString(bias));
     }
   }
-  if (op.has_residual && !context.GetInput(2, &inputs.residual)) Fail("input Z is absent");
+  if (op.has_residual() && !context.GetInput(2, &inputs.residual)) Fail("input Z is absent");
   return inputs;
 }
 
@@ -55,6 +55,14 @@ ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const
   if (inputs.residual.data != nullptr && inputs.residual.shape != shape) {
     Fail("input Z must have the shape of Y, ", ToString(shape), ", found ", ToString(inputs.residual.shape));
   }
+  return shape;
+}
+
+ort::Shape PooledShape(ort::Shape shape, const ConvGeometry& geometry, const Axes& pooled_dims) {
+  std::copy(pooled_dims.end() - static_cast<ptrdiff_t>(geometry.spatial_rank), pooled_dims.end(),
+            shape.dims.begin() + 2);
+  int64_t count = sizeof(float);
+  for (size_t i = 0; i < shape.rank; ++i) count = CheckedMultiply(count, shape.dims[i], "the size of Y in bytes");
   return shape;
 }
 

@@ -16,15 +16,23 @@ enum class Provider { kCpu, kCuda };
 // Instruction set that the CPU kernels use.
 enum class CpuIsa { kAuto, kPortable, kAvx2, kAvx512 };
 
+// What an op does besides convolution, bias and activation: nothing, add a residual before the activation, or take the
+// maximum of windows behind it.
+enum class OpKind { kConv, kConvAdd, kConvMaxPool };
+
 // What distinguishes the registered ops.
 struct OpDescription {
-  bool has_residual;  // SparseConvAdd
-  int element_type;   // of X, B, Z and Y
+  OpKind kind;
+  int element_type;  // of X, B, Z and Y
   Provider provider;
   CpuIsa cpu_isa;
   cuda::Settings cuda;
 
-  const char* name() const { return has_residual ? "SparseConvAdd" : "SparseConv"; }
+  bool has_residual() const { return kind == OpKind::kConvAdd; }
+  bool has_pool() const { return kind == OpKind::kConvMaxPool; }
+  const char* name() const {
+    return has_residual() ? "SparseConvAdd" : has_pool() ? "SparseConvMaxPool" : "SparseConv";
+  }
 };
 
 // Immutable but for caches that lock: Compute is called concurrently.
@@ -49,7 +57,11 @@ struct Inputs {
 
 Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry);
 
-// Y's shape. Throws `Error` where it has too many elements or the residual has another shape.
+// The shape of what the convolution makes, which is Y's where it is not pooled. Throws `Error` where it has too many
+// elements or the residual has another shape.
 ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const Axes& out_dims);
+
+// The shape of Y where what the convolution makes, of `shape`, is pooled to maps of `pooled_dims`.
+ort::Shape PooledShape(ort::Shape shape, const ConvGeometry& geometry, const Axes& pooled_dims);
 
 }  // namespace sparseconv

@@ -74,9 +74,9 @@ ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, boo
   ort::Check(api, ort::CreateCustomOpDomain::Call(api, kDomain, &made));
   for (const Provider provider : {Provider::kCpu, Provider::kCuda}) {
     if (provider == Provider::kCpu ? cuda::kIsEmulated : !has_cuda) continue;
-    for (const bool has_residual : {false, true}) {
+    for (const OpKind kind : {OpKind::kConv, OpKind::kConvAdd, OpKind::kConvMaxPool}) {
       for (const int element_type : {ort::kFloat, ort::kFloat16}) {
-        const OpDescription description{has_residual, element_type, provider, settings.cpu_isa, settings.cuda};
+        const OpDescription description{kind, element_type, provider, settings.cpu_isa, settings.cuda};
         auto op = std::make_unique<Op>(api, description, infer_shapes);
         ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
         op.release();

@@ -79,7 +79,7 @@ ort::OrtStatus* CreateNode(const ort::OrtCustomOp* op, const ort::OrtApi* api, c
   });
 }
 
-size_t InputCount(const ort::OrtCustomOp* op) { return Describe(op).has_residual ? 3 : 2; }
+size_t InputCount(const ort::OrtCustomOp* op) { return Describe(op).has_residual() ? 3 : 2; }
 
 }  // namespace
 
@@ -104,7 +104,7 @@ Op::Op(const ort::OrtApi* api, const OpDescription& description, bool infer_shap
   kernel_destroy = [](void* node) { delete static_cast<Node*>(node); };
   if (infer_shapes) {
     infer_output_shape = [](const OrtCustomOp* op, ort::OrtShapeInferContext* context) -> ort::OrtStatus* {
-      InferOutputShape(static_cast<const Op*>(op)->api, context);
+      InferOutputShape(static_cast<const Op*>(op)->api, context, Describe(op).has_pool());
       return nullptr;
     };
   }

@@ -3,6 +3,7 @@
 #include <array>
 #include <atomic>
 #include <string>
+#include <utility>
 
 #include "attributes.h"
 
@@ -81,6 +82,25 @@ bool ReadGeometry(const ort::OrtApi* api, const ort::OrtShapeInferContext* conte
   return true;
 }
 
+// The pool as a convolution, which makes outputs of the same size.
+bool ReadPool(const ort::OrtApi* api, const ort::OrtShapeInferContext* context, size_t spatial_rank,
+              ConvGeometry* geometry) {
+  const size_t first = kSpatialAxes - spatial_rank;
+  std::array<int64_t, 2 * kSpatialAxes> pads{};
+  if (!ReadInts(api, context, "pool_kernel_shape", spatial_rank, geometry->kernel_shape.data() + first) ||
+      !ReadInts(api, context, "pool_strides", spatial_rank, geometry->strides.data() + first) ||
+      !ReadInts(api, context, "pool_pads", 2 * spatial_rank, pads.data())) {
+    return false;
+  }
+  geometry->spatial_rank = spatial_rank;
+  for (size_t i = 0; i < spatial_rank; ++i) {
+    if (geometry->kernel_shape[first + i] == 0 || geometry->strides[first + i] == 0) return false;
+    geometry->pads_begin[first + i] = pads[i];
+    geometry->pads_end[first + i] = pads[spatial_rank + i];
+  }
+  return true;
+}
+
 // Every unknown size gets a name of its own: an unnamed one makes the runtime warn at every run, and equal names would
 // say that the sizes are equal.
 std::string NewSymbol() {
@@ -100,23 +120,31 @@ struct OutputDims {
   std::array<std::string, ort::kMaxRank> symbols;
 };
 
-// Sizes of the spatial axes of Y, each by itself, since some may be known and others not.
-void InferSpatial(const ConvGeometry& geometry, const ort::Shape& in, const char* const* in_symbols, OutputDims* out) {
+// Replaces the sizes of the spatial axes, each by itself, since some may be known and others not.
+void InferSpatial(const ConvGeometry& geometry, OutputDims* dims) {
   for (size_t i = 0; i < geometry.spatial_rank; ++i) {
     const size_t axis = kSpatialAxes - geometry.spatial_rank + i, dim = i + 2;
-    if (in.dims[dim] >= 0) {
+    const int64_t size = std::exchange(dims->sizes[dim], kUnknown);
+    if (size >= 0) {
       Axes sizes = geometry.kernel_shape;
       for (size_t a = 0; a < kSpatialAxes; ++a)
         sizes[a] = (sizes[a] - 1) * geometry.dilations[a] + 1;  // never too small
-      sizes[axis] = in.dims[dim];
+      sizes[axis] = size;
       try {
-        out->sizes[dim] = Resolve(geometry, sizes).out_dims[axis];
+        dims->sizes[dim] = Resolve(geometry, sizes).out_dims[axis];
       } catch (const Error&) {
         // The kernel reports it when it runs.
       }
-    } else if (KeepsSize(geometry, axis) && in_symbols[dim] != nullptr) {
-      out->symbols[dim] = in_symbols[dim];
+    } else if (!KeepsSize(geometry, axis)) {
+      dims->symbols[dim].clear();
     }
+  }
+}
+
+void ForgetSpatial(OutputDims* dims) {
+  for (size_t dim = 2; dim < dims->rank; ++dim) {
+    dims->sizes[dim] = kUnknown;
+    dims->symbols[dim].clear();
   }
 }
 
@@ -136,7 +164,7 @@ void SetOutput(const ort::OrtApi* api, ort::OrtShapeInferContext* context, int e
   ort::ReleaseTypeShape::Call(api, info);
 }
 
-void Infer(const ort::OrtApi* api, ort::OrtShapeInferContext* context) {
+void Infer(const ort::OrtApi* api, ort::OrtShapeInferContext* context, bool has_pool) {
   ort::OrtTypeShape* x = nullptr;  // borrowed
   int element_type = ort::kUndefined;
   ort::Shape in;
@@ -151,20 +179,30 @@ void Infer(const ort::OrtApi* api, ort::OrtShapeInferContext* context) {
   OutputDims out;
   out.rank = in.rank;
   out.sizes.fill(kUnknown);
-  out.sizes[0] = in.dims[0] >= 0 ? in.dims[0] : kUnknown;
-  if (in_symbols[0] != nullptr) out.symbols[0] = in_symbols[0];
+  for (size_t dim = 0; dim < in.rank; ++dim) {
+    if (dim == 1) continue;
+    out.sizes[dim] = in.dims[dim] >= 0 ? in.dims[dim] : kUnknown;
+    if (in_symbols[dim] != nullptr) out.symbols[dim] = in_symbols[dim];
+  }
   int64_t out_channels = 0;
   if (ReadInt(api, context, "out_channels", &out_channels) && out_channels > 0) out.sizes[1] = out_channels;
-  ConvGeometry geometry;
-  if (ReadGeometry(api, context, in.rank - 2, &geometry)) InferSpatial(geometry, in, in_symbols.data(), &out);
+  ConvGeometry geometry, pool;
+  const bool is_known =
+      ReadGeometry(api, context, in.rank - 2, &geometry) && (!has_pool || ReadPool(api, context, in.rank - 2, &pool));
+  if (is_known) {
+    InferSpatial(geometry, &out);
+    if (has_pool) InferSpatial(pool, &out);
+  } else {
+    ForgetSpatial(&out);
+  }
   SetOutput(api, context, element_type, &out);
 }
 
 }  // namespace
 
-void InferOutputShape(const ort::OrtApi* api, ort::OrtShapeInferContext* context) noexcept {
+void InferOutputShape(const ort::OrtApi* api, ort::OrtShapeInferContext* context, bool has_pool) noexcept {
   try {
-    Infer(api, context);
+    Infer(api, context, has_pool);
   } catch (...) {
     // Shape inference is an aid: without it the runtime learns the shape from the kernel.
   }

@@ -8,6 +8,7 @@ namespace sparseconv {
 //
 // It runs before the attributes have been validated, so it takes nothing for granted, and where something does not fit
 // it says nothing: an error from here would be ignored and leaked, and the kernel's creation reports it anyway.
-void InferOutputShape(const ort::OrtApi* api, ort::OrtShapeInferContext* context) noexcept;
+// `has_pool`: whether the op pools.
+void InferOutputShape(const ort::OrtApi* api, ort::OrtShapeInferContext* context, bool has_pool) noexcept;
 
 }  // namespace sparseconv

@@ -1,10 +1,12 @@
 // The kernels that the library carries, as PTX, for every GPU and every model. kernels/library_ptx.py makes the PTX.
 #include "csr_conv.cuh"
 #include "params.h"
+#include "pool.cuh"
 #include "reduce.cuh"
 
 using sparseconv::cuda::CsrParams;
 using sparseconv::cuda::Half;
+using sparseconv::cuda::PoolParams;
 using sparseconv::cuda::ReduceParams;
 
 #define SPARSECONV_CSR_KERNEL(name, type, sub_batch)                             \
@@ -33,3 +35,23 @@ extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads
     sparseconv_reduce_f16(const ReduceParams params) {
   sparseconv::cuda::Reduce<Half>(params);
 }
+
+#define SPARSECONV_POOL_KERNEL(name, type)                                        \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \
+      sparseconv_max_pool_##name(const PoolParams params) {                       \
+    sparseconv::cuda::MaxPool<type>(params);                                      \
+  }
+
+#define SPARSECONV_POOL_PAIRS_KERNEL(name, type, bytes)                           \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \
+      sparseconv_max_pool_pairs_##name##_v##bytes(const PoolParams params) {      \
+    sparseconv::cuda::MaxPoolPairs<type, bytes>(params);                          \
+  }
+
+SPARSECONV_POOL_KERNEL(f32, float)
+SPARSECONV_POOL_KERNEL(f16, Half)
+SPARSECONV_POOL_PAIRS_KERNEL(f32, float, 8)
+SPARSECONV_POOL_PAIRS_KERNEL(f32, float, 16)
+SPARSECONV_POOL_PAIRS_KERNEL(f16, Half, 4)
+SPARSECONV_POOL_PAIRS_KERNEL(f16, Half, 8)
+SPARSECONV_POOL_PAIRS_KERNEL(f16, Half, 16)

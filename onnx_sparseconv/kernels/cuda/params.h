@@ -63,6 +63,20 @@ struct ReduceParams {
   long long num_values;  // N * K * plane
 };
 
+// Takes the maximum of windows of the maps that a convolution made: `sparseconv_max_pool_<f32|f16>`, and
+// `sparseconv_max_pool_pairs_<f32|f16>_v<bytes>` for windows of 2x2 beside each other, a vector of so many bytes of two
+// rows a thread. Windows are clipped to the map. Whether a NaN among others comes through depends on where it stands.
+struct PoolParams {
+  const void* x;  // [maps, D, H, W]
+  void* y;        // [maps, OD, OH, OW]
+  int in_dims[3];
+  int out_dims[3];
+  int kernel_shape[3];
+  int strides[3];
+  int pads_begin[3];
+  long long num_threads;  // that have something to do: outputs, or vectors of pairs of rows
+};
+
 // How a generated kernel gets its input into shared memory.
 enum Staging : int {
   kBulkStaging = 0,     // cp.async.bulk of whole row ranges, sm_90 and later

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
 #include <thread>
 
 #include "../checked.h"
 #include "../plan_cache.h"
 #include "isa.h"
+#include "max_pool.h"
 #include "pack.h"
 #include "plan.h"
 
@@ -24,6 +26,7 @@ constexpr int64_t kMinTaskRows = 8;
 // The cells of all images are packed before the sums start only where they are no more than this.
 constexpr int64_t kMaxSharedCells = int64_t{16} << 20;
 constexpr int64_t kPackTaskCells = 32 << 10;
+constexpr int64_t kPoolTaskElements = 64 << 10;
 // Storing a row costs about as much as this many entries.
 constexpr int64_t kRowCost = 4;
 
@@ -45,6 +48,9 @@ class CpuKernel final : public Kernel {
 
  private:
   struct Call;
+  void Convolve(const Call& call) const;
+  void Pool(const ort::Context& context, const Inputs& inputs, const Axes& dims, const Axes& pooled_dims,
+            const void* from, void* y) const;
   int64_t NumRowBlocks(const Call& call) const;
   int64_t RowBlockBegin(int64_t block, int64_t num_blocks) const;
   void ComputeInPlace(const Call& call) const;
@@ -75,24 +81,73 @@ struct CpuKernel::Call {
   bool is_streamed;  // X and Y take more than kStreamedBytes
 };
 
+template <typename Body>
+void RunTasks(const ort::Context& context, int64_t count, const Body& body) {
+  if (count == 1) {
+    body(size_t{0});
+  } else {
+    context.ParallelFor(static_cast<size_t>(count), body);
+  }
+}
+
 void CpuKernel::Compute(const ort::Context& context) const {
   const ConvGeometry& geometry = attributes_.geometry;
   const Inputs inputs = ReadInputs(context, op_, geometry);
   const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data)};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
-  void* y = context.GetOutput(0, OutputShape(inputs, geometry, plan->out_dims));
-  if (inputs.batch == 0) return;
+  const ort::Shape shape = OutputShape(inputs, geometry, plan->out_dims);
   const int64_t image_elements = geometry.in_channels * plan->in_plane + geometry.out_channels * plan->out_plane;
-  const bool is_streamed = image_elements * static_cast<int64_t>(element_size()) > kStreamedBytes / inputs.batch;
-  const Call call{context, inputs, *plan, static_cast<char*>(y), is_streamed};
+  const bool is_streamed =
+      inputs.batch > 0 && image_elements * static_cast<int64_t>(element_size()) > kStreamedBytes / inputs.batch;
+  if (!attributes_.pool) {
+    void* y = context.GetOutput(0, shape);
+    if (inputs.batch > 0) Convolve({context, inputs, *plan, static_cast<char*>(y), is_streamed});
+    return;
+  }
+  const Axes pooled_dims = PooledDims(*attributes_.pool, plan->out_dims, geometry.spatial_rank);
+  void* y = context.GetOutput(0, PooledShape(shape, geometry, pooled_dims));
+  if (inputs.batch == 0) return;
+  const ort::Allocator allocator(context, inputs.x.memory_info);
+  const auto bytes = static_cast<size_t>(inputs.batch * geometry.out_channels * plan->out_plane) * element_size();
+  const ort::Scratch convolved(allocator, (bytes + sizeof(float) - 1) / sizeof(float));
+  Convolve({context, inputs, *plan, reinterpret_cast<char*>(convolved.data()), is_streamed});
+  Pool(context, inputs, plan->out_dims, pooled_dims, convolved.data(), y);
+}
+
+void CpuKernel::Convolve(const Call& call) const {
   const int64_t num_row_blocks = NumRowBlocks(call);
-  if (plan->in_place) {
+  if (call.plan.in_place) {
     ComputeInPlace(call);
   } else if (num_row_blocks == 1) {
     ComputePackingLocally(call);
   } else {
     ComputePackingFirst(call, num_row_blocks);
   }
+}
+
+// Pools all maps that the convolution made.
+void CpuKernel::Pool(const ort::Context& context, const Inputs& inputs, const Axes& dims, const Axes& pooled_dims,
+                     const void* from, void* y) const {
+  const int64_t num_maps = inputs.batch * attributes_.geometry.out_channels;
+  const int64_t map = dims[0] * dims[1] * dims[2];
+  const int64_t num_tasks = std::clamp<int64_t>(map * num_maps / kPoolTaskElements, 1, std::min(num_maps, kMaxTasks));
+  const int64_t pooled_map = pooled_dims[0] * pooled_dims[1] * pooled_dims[2];
+  const ort::Allocator allocator(context, inputs.x.memory_info);
+  const ort::Scratch rows(allocator, static_cast<size_t>(CheckedMultiply(num_tasks, dims[2], "the size of its rows")));
+  const auto pool = [&](auto* in, auto* out, size_t task) {
+    const auto index = static_cast<int64_t>(task);
+    for (int64_t i = num_maps * index / num_tasks; i < num_maps * (index + 1) / num_tasks; ++i) {
+      MaxPoolMap(*attributes_.pool, dims, pooled_dims, in + i * map, rows.data() + index * dims[2],
+                 out + i * pooled_map);
+    }
+  };
+  RunTasks(context, num_tasks, [&](size_t task) noexcept {
+    if (is_half()) {
+      pool(static_cast<const uint16_t*>(from), static_cast<uint16_t*>(y), task);
+    } else {
+      pool(static_cast<const float*>(from), static_cast<float*>(y), task);
+    }
+  });
 }
 
 // Whether as many tasks of equal length leave few processors idle. How many threads a session has, its operators are
@@ -129,15 +184,6 @@ int64_t CpuKernel::RowBlockBegin(int64_t block, int64_t num_blocks) const {
     }
   }
   return block == num_blocks ? num_rows : low;
-}
-
-template <typename Body>
-void RunTasks(const ort::Context& context, int64_t count, const Body& body) {
-  if (count == 1) {
-    body(size_t{0});
-  } else {
-    context.ParallelFor(static_cast<size_t>(count), body);
-  }
 }
 
 void CpuKernel::ComputeInPlace(const Call& call) const {

@@ -15,6 +15,7 @@
 #include "images.h"
 #include "library_kernels.h"
 #include "pointwise_plan.h"
+#include "pool_plan.h"
 #include "provider.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
@@ -206,14 +207,18 @@ class CudaKernel final : public Kernel {
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
+  void Pool(const Call& call, const Axes& pooled_dims, void* y) const;
   GeneratedParams MakeGeneratedParams(const Call& call) const;
   Epilogue MakeEpilogue(const Inputs& inputs) const;
+  size_t NumOutputs(const Call& call) const;
   bool is_half() const { return op_.element_type == ort::kFloat16; }
+  size_t element_bytes() const { return is_half() ? sizeof(uint16_t) : sizeof(float); }
 
   const OpDescription op_;
   const std::string node_name_;
   const ConvGeometry geometry_;
   const Activation activation_;
+  const std::optional<PoolGeometry> pool_;
   // In the order of their dependence: the context is the last to go.
   const Context context_;
   DeviceFacts device_;
@@ -232,6 +237,7 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
       node_name_(node.Name()),
       geometry_(attributes.geometry),
       activation_(attributes.activation),
+      pool_(attributes.pool),
       context_(node.DeviceId()) {
   CheckCsrGeometry(geometry_);
   const ScopedContext scope(context_.handle());
@@ -429,7 +435,9 @@ void CudaKernel::Compute(const ort::Context& context) const {
                     : x_address % kPairBytes == 0     ? 2
                                                       : 1};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(key); });
-  void* y = context.GetOutput(0, OutputShape(inputs, geometry_, plan->sizes.out_dims));
+  const ort::Shape shape = OutputShape(inputs, geometry_, plan->sizes.out_dims);
+  const Axes y_dims = pool_ ? PooledDims(*pool_, plan->sizes.out_dims, geometry_.spatial_rank) : plan->sizes.out_dims;
+  void* y = context.GetOutput(0, pool_ ? PooledShape(shape, geometry_, y_dims) : shape);
   if (inputs.batch == 0) return;
   if (image_ && !plan->generated) WarnOnce(context, *plan);
 
@@ -440,7 +448,15 @@ void CudaKernel::Compute(const ort::Context& context) const {
     Fail("the stream of this call belongs to another GPU or context than the one in which the session was created");
   }
   const ScopedContext scope(stream_context);
-  Launch({context, inputs, *plan, MakeEpilogue(inputs), y, stream});
+  Call call{context, inputs, *plan, MakeEpilogue(inputs), y, stream};
+  if (pool_) {
+    const ort::DeviceScratch convolved(context, inputs.x.memory_info, NumOutputs(call) * element_bytes());
+    call.y = convolved.data();
+    Launch(call);
+    Pool(call, y_dims, y);
+  } else {
+    Launch(call);
+  }
   running_.store(plan->kernel(), std::memory_order_relaxed);
 }
 
@@ -563,11 +579,10 @@ GeneratedParams CudaKernel::MakeGeneratedParams(const Call& call) const {
 // Every split of the chunks adds up its part; a second kernel adds the parts and finishes the outputs.
 void CudaKernel::LaunchSplits(const Call& call) const {
   const GeneratedLaunch& launch = *call.plan.generated;
-  const size_t value_bytes = is_half() ? sizeof(uint16_t) : sizeof(float);
   const auto values = static_cast<size_t>(launch.num_values);
   const auto splits = static_cast<size_t>(launch.params.num_splits);
-  if (values > std::numeric_limits<size_t>::max() / value_bytes / splits) Fail("the partial sums overflow memory");
-  const ort::DeviceScratch partial(call.context, call.inputs.x.memory_info, values * splits * value_bytes);
+  if (values > std::numeric_limits<size_t>::max() / element_bytes() / splits) Fail("the partial sums overflow memory");
+  const ort::DeviceScratch partial(call.context, call.inputs.x.memory_info, values * splits * element_bytes());
   GeneratedParams params = MakeGeneratedParams(call);
   params.out = partial.data();
   cuda::Launch(image_->function, launch.shape, params, call.stream);
@@ -600,6 +615,22 @@ void CudaKernel::LaunchPasses(const Call& call) const {
     params.is_final = pass + 1 == launch.num_passes;
     cuda::Launch(image_->function, launch.shape, params, call.stream);
   }
+}
+
+// Elements that the convolution makes. `OutputShape` has seen that they can be counted.
+size_t CudaKernel::NumOutputs(const Call& call) const {
+  const Axes& dims = call.plan.sizes.out_dims;
+  return static_cast<size_t>(call.inputs.batch * geometry_.out_channels * dims[0] * dims[1] * dims[2]);
+}
+
+// Pools what the convolution left in the call's y.
+void CudaKernel::Pool(const Call& call, const Axes& pooled_dims, void* y) const {
+  PoolLaunch launch =
+      ChoosePoolLaunch(*pool_, call.plan.sizes.out_dims, pooled_dims, call.inputs.batch * geometry_.out_channels,
+                       static_cast<int>(element_bytes()), reinterpret_cast<uintptr_t>(y));
+  launch.params.x = call.y;
+  launch.params.y = y;
+  cuda::Launch(library_kernels_->Pool(launch.vector_bytes), launch.shape, launch.params, call.stream);
 }
 
 }  // namespace

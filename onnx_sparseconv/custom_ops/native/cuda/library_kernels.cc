@@ -66,6 +66,11 @@ LibraryKernels::LibraryKernels(bool is_half) : library_(LibraryOfCsr()) {
     csr_[i] = library_->Function(("sparseconv_csr_" + type + "_b" + std::to_string(1 << i)).c_str());
   }
   reduce_ = library_->Function(("sparseconv_reduce_" + type).c_str());
+  pools_[0] = library_->Function(("sparseconv_max_pool_" + type).c_str());
+  for (const int bytes : {4, 8, 16}) {
+    if (bytes == 4 && !is_half) continue;
+    pools_[bytes] = library_->Function(("sparseconv_max_pool_pairs_" + type + "_v" + std::to_string(bytes)).c_str());
+  }
 }
 
 FunctionHandle LibraryKernels::Csr(int sub_batch) const {

@@ -1,5 +1,5 @@
-// The kernels that the library itself carries, as PTX: the CSR convolution, the sum of partial results, and the
-// convolutions on tensor cores.
+// The kernels that the library itself carries, as PTX: the CSR convolution, the sum of partial results, the pool behind
+// a convolution, and the convolutions on tensor cores.
 #pragma once
 
 #include <map>
@@ -21,11 +21,14 @@ class LibraryKernels {
   // `sub_batch` is 1, 2, 4 or 8.
   FunctionHandle Csr(int sub_batch) const;
   FunctionHandle Reduce() const { return reduce_; }
+  // `vector_bytes` is that of a PoolLaunch.
+  FunctionHandle Pool(int vector_bytes) const { return pools_.at(vector_bytes); }
 
  private:
   std::shared_ptr<const Library> library_;
   FunctionHandle csr_[4];
   FunctionHandle reduce_;
+  std::map<int, FunctionHandle> pools_;
 };
 
 // The kernels on tensor cores that differ in the positions of a warp or warpgroup alone (or its segments), likewise.

@@ -1,0 +1,87 @@
+"""The pool behind a convolution, through ONNX Runtime: which kernel runs, and what it computes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops.schema import ConvGeometry, PoolGeometry
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
+
+PAIRS = PoolGeometry((2, 2), (2, 2), (0,) * 4)
+CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(), pool=PAIRS)
+HALF = np.dtype(np.float16)
+
+
+def run_and_check(session, case, x_shape):
+    inputs = random_inputs(case, x_shape)
+    (actual,) = session.run(None, inputs)
+    assert_within(actual, *oracle(case, inputs))
+
+
+def pools(driver):
+    return [name for name, *_ in driver.take_launches() if "pool" in name]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "kernel"),
+    [
+        (np.float32, 8, "max_pool_pairs_f32_v16"),
+        (np.float32, 6, "max_pool_pairs_f32_v8"),
+        (np.float32, 7, "max_pool_f32"),
+        (np.float16, 8, "max_pool_pairs_f16_v16"),
+        (np.float16, 12, "max_pool_pairs_f16_v8"),
+        (np.float16, 14, "max_pool_pairs_f16_v4"),
+        (np.float16, 7, "max_pool_f16"),
+    ],
+)
+def test_pairs_of_rows_are_read_by_the_widest_vectors_that_fit(driver, make_session, dtype, width, kernel):
+    case = dataclasses.replace(CASE, dtype=np.dtype(dtype))
+    session = make_session(make_model(case))
+    for height in (6, 7):
+        run_and_check(session, case, (3, 6, height, width))
+        assert pools(driver) == [f"sparseconv_{kernel}"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, HALF])
+@pytest.mark.parametrize(
+    "pool",
+    [
+        PoolGeometry((3, 3), (2, 2), (1, 1, 1, 1)),
+        PoolGeometry((2, 2), (1, 2), (0,) * 4),
+        PoolGeometry((2, 2), (2, 2), (0, 1, 0, 1)),
+        PoolGeometry((1, 1), (3, 2), (0,) * 4),
+        PoolGeometry((8, 9), (1, 1), (7, 8, 7, 8)),
+    ],
+    ids=str,
+)
+def test_any_other_window(driver, make_session, pool, dtype):
+    case = dataclasses.replace(CASE, pool=pool, dtype=np.dtype(dtype))
+    run_and_check(make_session(make_model(case)), case, (2, 6, 8, 8))
+    assert [name.rsplit("_", 1)[0] for name in pools(driver)] == ["sparseconv_max_pool"]
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_other_numbers_of_axes(driver, make_session, axes):
+    geometry = ConvGeometry((3,) * axes, (1,) * axes, (1,) * (2 * axes), (1,) * axes)
+    pool = PoolGeometry((2,) * axes, (2,) * axes, (0,) * (2 * axes))
+    case = SparseConvCase(random_weight((4, 3, *[3] * axes), 0.4), geometry, pool=pool)
+    run_and_check(make_session(make_model(case)), case, (2, 3, *[8] * axes))
+    assert pools(driver) == ["sparseconv_max_pool_f32"]
+
+
+def test_memory_for_what_is_pooled_comes_from_the_session(make_session):
+    """It is given back after the call: the second one finds as much as the first."""
+    session = make_session(make_model(CASE))
+    for _ in range(2):
+        run_and_check(session, CASE, (2, 6, 8, 8))

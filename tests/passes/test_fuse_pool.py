@@ -1,0 +1,118 @@
+"""FusePool: a MaxPool is taken in where the op can hold its windows, and nowhere else."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from onnx_sparseconv.converter import ConvertOptions, convert, restore
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.custom_ops.schema import Activation, PoolGeometry
+from tests.support.odd_models import ANY_SHAPE, conv, model, pruned, tensor, value
+from tests.support.pass_models import checked, ops, refusals
+from tests.support.plain_ort import inputs_for, run
+
+FORCE = ConvertOptions(force=True)
+CHANNELS = 8
+WEIGHT = tensor(pruned((CHANNELS, CHANNELS, 3, 3), 0.5), "W")
+
+
+def pool(source="a", target="Y", outputs=(), **attributes):
+    attributes = {"kernel_shape": [2, 2], "strides": [2, 2]} | attributes
+    return helper.make_node("MaxPool", [source], [target, *outputs], name="pool", **attributes)
+
+
+def block(*nodes, out=("Y",), shape=("n", CHANNELS, 7, 9)):
+    types = {"indices": TensorProto.INT64}
+    outputs = [value(name, ANY_SHAPE, types.get(name, TensorProto.FLOAT)) for name in out]
+    return model([conv(out="a"), *nodes], [WEIGHT], [value("X", shape)], outputs)
+
+
+# Behind a Relu, which makes b.
+FUSED = {
+    "pairs": (pool("b"), PoolGeometry((2, 2), (2, 2), (0,) * 4)),
+    "padding": (pool("b", kernel_shape=[3, 3], pads=[1, 1, 1, 1]), PoolGeometry((3, 3), (2, 2), (1,) * 4)),
+    "no strides": (
+        helper.make_node("MaxPool", ["b"], ["Y"], name="pool", kernel_shape=[3, 2]),
+        PoolGeometry((3, 2), (1, 1), (0,) * 4),
+    ),
+    "valid": (pool("b", auto_pad="VALID", dilations=[1, 1]), PoolGeometry((2, 2), (2, 2), (0,) * 4)),
+    "defaults spelled out": (pool("b", ceil_mode=0, storage_order=0), PoolGeometry((2, 2), (2, 2), (0,) * 4)),
+}
+REFUSED = {
+    "ceil_mode is not 0": lambda: block(pool(ceil_mode=1)),
+    "auto_pad is SAME_UPPER": lambda: block(pool(auto_pad="SAME_UPPER")),
+    "windows are dilated": lambda: block(pool(dilations=[2, 1])),
+    "second output is asked for": lambda: block(pool(outputs=["indices"]), out=("Y", "indices")),
+    "other nodes read": lambda: block(pool(target="b"), helper.make_node("Neg", ["a"], ["Y"]), out=("Y", "b")),
+    "output of a graph": lambda: block(pool(), out=("Y", "a")),
+    "adds a residual": lambda: block(helper.make_node("Add", ["a", "X"], ["b"]), pool("b")),
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused(name):
+    node, expected = FUSED[name]
+    proto = block(helper.make_node("Relu", ["a"], ["b"], name="relu"), node)
+    converted, report = checked(proto, FORCE)
+    (sparse,) = converted.graph.node
+    attributes = attributes_from_proto(sparse)
+    assert (sparse.op_type, sparse.name) == ("SparseConvMaxPool", "conv")
+    assert (attributes.activation, attributes.pool) == (Activation.RELU, expected)
+    assert "1 MaxPool fused into the sparse convolutions before them" in report.notes
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    converted, report = checked(REFUSED[name](), FORCE)
+    assert "SparseConvMaxPool" not in ops(converted)
+    assert "MaxPool" in ops(converted)
+    assert any(name in text for text in refusals(report, "FusePool"))
+
+
+def test_windows_that_lie_outside_of_the_map_are_refused():
+    """The checker of onnx lets such a padding pass, ONNX Runtime does not."""
+    proto = block(pool(pads=[2, 0, 0, 0]))
+    converted, report = convert(proto, options=FORCE)
+    assert ops(converted) == ["SparseConv", "MaxPool"]
+    assert any("pool_pads must be less than the windows" in text for text in refusals(report, "FusePool"))
+
+
+def test_an_activation_behind_the_pool_stays_there():
+    """Some activations do not rise with what they are given, so they cannot change places with a maximum."""
+    proto = block(pool(target="b"), helper.make_node("LeakyRelu", ["b"], ["Y"], alpha=-1.0))
+    assert ops(checked(proto, FORCE)[0]) == ["SparseConvMaxPool", "LeakyRelu"]
+
+
+def test_what_was_fused_comes_back():
+    proto = block(pool(kernel_shape=[3, 3], pads=[1, 1, 1, 1]))
+    converted, _ = convert(proto, options=FORCE)
+    restore(converted)
+    assert [n.op_type for n in converted.graph.node] == ["Conv", "MaxPool"]
+    feed = inputs_for(proto)
+    for again, before in zip(run(converted, feed), run(proto, feed), strict=True):
+        np.testing.assert_array_equal(again, before)
+
+
+@pytest.mark.parametrize("axes", [1, 3])
+def test_other_numbers_of_axes(axes):
+    weight = tensor(pruned((CHANNELS, CHANNELS, *[3] * axes), 0.5), "W")
+    shape = (2, CHANNELS, *[8] * axes)
+    window = helper.make_node("MaxPool", ["a"], ["Y"], kernel_shape=[2] * axes, strides=[2] * axes)
+    proto = model(
+        [helper.make_node("Conv", ["X", "W"], ["a"], name="conv"), window],
+        [weight],
+        [value("X", shape)],
+        [value("Y", [None] * len(shape))],
+    )
+    converted, _ = checked(proto, FORCE)
+    assert ops(converted) == ["SparseConvMaxPool"]
+
+
+def test_its_shape_is_inferred():
+    converted, _ = convert(block(pool()), options=FORCE)
+    converted.graph.output[0].type.tensor_type.ClearField("shape")
+    inferred = onnx.shape_inference.infer_shapes(converted, strict_mode=True, data_prop=True)
+    dims = inferred.graph.output[0].type.tensor_type.shape.dim
+    (y,) = run(converted, inputs_for(converted))
+    assert [d.dim_value for d in dims[1:]] == list(y.shape[1:])
