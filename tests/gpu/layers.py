@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
 
 TYPES = (np.float32, np.float16)
@@ -21,6 +21,12 @@ def conv1d(kernel, stride=1, pads=(0, 0), dilation=1, group=1):
     return ConvGeometry((kernel,), (stride,), tuple(pads), (dilation,), group)
 
 
+# Windows with a kernel of their own, and one without.
+POOLS = (
+    PoolGeometry((2, 2), (2, 2), (0,) * 4),
+    PoolGeometry((3, 3), (2, 2), (1,) * 4),
+    PoolGeometry((3, 2), (1, 2), (1, 0, 2, 1)),
+)
 # For the warpgroup kernels, which want more channels than most of the others have.
 WARPGROUPS = {
     "3x3, 28 wide": ((128, 128, 3, 3), geometry_2d(), (16, 128, 28, 28)),

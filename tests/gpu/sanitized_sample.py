@@ -5,12 +5,13 @@ Prints one line a run; ends with an error where a result is wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import numpy as np
 
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import POOLS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import Place, check, static_model, with_images
 from tests.support.sparse_models import make_model
 
@@ -47,6 +48,11 @@ def main(place, target):
                     for splits in (1, 2)
                 ]
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {', '.join(kernels)}\n")
+    for pool in POOLS:
+        for dtype in TYPES:
+            case, x_shape = case_of("3x3, 14 wide", dtype, has_residual=False)
+            kernel = check(place, dataclasses.replace(case, pool=pool), x_shape, cuda_kernel="csr")
+            sys.stdout.write(f"{pool} {np.dtype(dtype)}: {kernel}\n")
 
 
 if __name__ == "__main__":

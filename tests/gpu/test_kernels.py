@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import GENERATED, KERNELS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
@@ -87,6 +87,17 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     model = with_images(static_model(case, x_shape), target)
     kernel = check(gpu, case, x_shape, model=model)
     assert kernel.startswith("cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor", "cuda.wgmma"))
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+@pytest.mark.parametrize(("kernel", "dtype"), [*KERNELS, ("wgmma", np.float16)])
+def test_pools(gpu, target, kernel, dtype, pool):
+    layers = WARPGROUPS if kernel == "wgmma" else GENERATED
+    for name in ("3x3, 56 wide", "3x3, 14 wide", "3x3, odd width"):  # rows of whole vectors, of short ones, of none
+        case, x_shape = case_of(name, dtype, has_residual=False, layers=layers)
+        case = dataclasses.replace(case, pool=pool)
+        model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
+        assert check(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from tests.gpu.layers import KERNELS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import KERNELS, POOLS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import Place, check, check_graph, check_threads, static_model, with_images
 from tests.support.sparse_models import make_model, random_inputs
 
@@ -31,6 +32,12 @@ def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name
 def test_a_cuda_graph_of_warpgroups(gpu, name):
     case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
     assert check_graph(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("pool", POOLS, ids=str)
+def test_a_cuda_graph_with_a_pool(gpu, pool):
+    case, x_shape = case_of("3x3, 14 wide", np.float16, has_residual=False, layers=WARPGROUPS)
+    assert check_graph(gpu, dataclasses.replace(case, pool=pool), x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
 @pytest.mark.parametrize("splits", [2, 4])

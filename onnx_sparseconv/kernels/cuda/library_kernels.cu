@@ -42,16 +42,21 @@ extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads
     sparseconv::cuda::MaxPool<type>(params);                                      \
   }
 
-#define SPARSECONV_POOL_PAIRS_KERNEL(name, type, bytes)                           \
-  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \
-      sparseconv_max_pool_pairs_##name##_v##bytes(const PoolParams params) {      \
-    sparseconv::cuda::MaxPoolPairs<type, bytes>(params);                          \
+#define SPARSECONV_POOL_VECTORS_KERNEL(name, type, bytes, size)                          \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads)        \
+      sparseconv_max_pool_##size##x##size##_##name##_v##bytes(const PoolParams params) { \
+    sparseconv::cuda::MaxPoolVectors<type, bytes, size>(params);                         \
   }
 
 SPARSECONV_POOL_KERNEL(f32, float)
 SPARSECONV_POOL_KERNEL(f16, Half)
-SPARSECONV_POOL_PAIRS_KERNEL(f32, float, 8)
-SPARSECONV_POOL_PAIRS_KERNEL(f32, float, 16)
-SPARSECONV_POOL_PAIRS_KERNEL(f16, Half, 4)
-SPARSECONV_POOL_PAIRS_KERNEL(f16, Half, 8)
-SPARSECONV_POOL_PAIRS_KERNEL(f16, Half, 16)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 8, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 16, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 8, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 16, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 4, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 8, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 16, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 4, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 8, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 16, 3)

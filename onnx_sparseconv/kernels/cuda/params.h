@@ -64,8 +64,9 @@ struct ReduceParams {
 };
 
 // Takes the maximum of windows of the maps that a convolution made: `sparseconv_max_pool_<f32|f16>`, and
-// `sparseconv_max_pool_pairs_<f32|f16>_v<bytes>` for windows of 2x2 beside each other, a vector of so many bytes of two
-// rows a thread. Windows are clipped to the map. Whether a NaN among others comes through depends on where it stands.
+// `sparseconv_max_pool_<2x2|3x3>_<f32|f16>_v<bytes>` for such windows at every second position, where a thread reads a
+// vector of so many bytes of each row. Windows are clipped to the map. Whether a NaN among others comes through depends
+// on where it stands.
 struct PoolParams {
   const void* x;  // [maps, D, H, W]
   void* y;        // [maps, OD, OH, OW]
@@ -74,7 +75,7 @@ struct PoolParams {
   int kernel_shape[3];
   int strides[3];
   int pads_begin[3];
-  long long num_threads;  // that have something to do: outputs, or vectors of pairs of rows
+  long long num_threads;  // that have something to do: outputs, or vectors
 };
 
 // How a generated kernel gets its input into shared memory.

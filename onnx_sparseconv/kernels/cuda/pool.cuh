@@ -72,43 +72,59 @@ struct PoolVector<2> {
   using Type = Half;
 };
 
-// 2-D windows of 2x2 with strides of 2 and no padding, where rows are whole vectors. Each thread makes half a vector of
-// outputs. A last row without a partner is left out. Launch as above.
-template <class T, int kBytes>
-__device__ __forceinline__ void MaxPoolPairs(const PoolParams& p) {
+// 2-D windows of kSize x kSize, 2 or 3, with strides of 2, where rows are whole vectors, each row has half as many
+// outputs, and 3x3 begin one column before the map. Each thread makes the outputs of one vector of the map. Launch as
+// above.
+template <class T, int kBytes, int kSize>
+__device__ __forceinline__ void MaxPoolVectors(const PoolParams& p) {
   using In = typename PoolVector<kBytes>::Type;
   using Out = typename PoolVector<kBytes / 2>::Type;
-  constexpr int kOutputs = kBytes / 2 / static_cast<int>(sizeof(T));
-  union Inputs {
-    In vector;
-    T values[2 * kOutputs];
-  };
-  union Outputs {
-    Out vector;
-    T values[kOutputs];
-  };
-  const int width = p.in_dims[2], row_vectors = width / (2 * kOutputs), out_h = p.out_dims[1];
+  constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
+  const float least = -BitsToFloat(0x7F800000u);
+  const int width = p.in_dims[2], height = p.in_dims[1];
+  const auto row_vectors = static_cast<unsigned>(width / kElements), out_h = static_cast<unsigned>(p.out_dims[1]);
   const auto step = static_cast<long long>(gridDim.x) * blockDim.x;
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.num_threads; i += step) {
-    // The host leaves more of them to the general kernel.
-    const auto thread = static_cast<unsigned>(i);
-    const unsigned row = thread / static_cast<unsigned>(row_vectors);
-    const unsigned map = row / static_cast<unsigned>(out_h);
-    const unsigned column = thread - row * static_cast<unsigned>(row_vectors);
-    const long long in_row =
-        static_cast<long long>(map) * p.in_dims[1] + 2 * (row - map * static_cast<unsigned>(out_h));
-    const T* from = static_cast<const T*>(p.x) + in_row * width + column * (2u * kOutputs);
-    Inputs above, below;
-    above.vector = LoadOnce(reinterpret_cast<const In*>(from));
-    below.vector = LoadOnce(reinterpret_cast<const In*>(from + width));
-    Outputs outputs;
+    // From the end, which was written last and may still be in the second-level cache. The host leaves more outputs
+    // than 32 bits count to the general kernel.
+    const auto thread = static_cast<unsigned>(p.num_threads - 1 - i);
+    const unsigned row = thread / row_vectors, map = row / out_h, vector = thread - row * row_vectors;
+    const int first = 2 * static_cast<int>(row - map * out_h) - p.pads_begin[1];
+    const T* from = static_cast<const T*>(p.x) + static_cast<long long>(map) * height * width + vector * kElements;
+    union {
+      In vector;
+      T values[kElements];
+    } lines[kSize];
+    T left[kSize];
 #pragma unroll
-    for (int k = 0; k < kOutputs; ++k) {
-      const float left = AtLeast(ToFloat(above.values[2 * k]), ToFloat(below.values[2 * k]));
-      const float right = AtLeast(ToFloat(above.values[2 * k + 1]), ToFloat(below.values[2 * k + 1]));
-      StoreRounded(outputs.values + k, AtLeast(left, right));
+    for (int k = 0; k < kSize; ++k) {
+      const int y = first + k;
+      if (y < 0 || y >= height) continue;
+      const T* line = from + static_cast<long long>(y) * width;
+      lines[k].vector = LoadOnce(reinterpret_cast<const In*>(line));
+      if (kSize == 3 && vector > 0) left[k] = LoadReadOnly(line - 1);
     }
-    reinterpret_cast<Out*>(static_cast<T*>(p.y))[i] = outputs.vector;
+    float before = least, columns[kElements];
+#pragma unroll
+    for (int c = 0; c < kElements; ++c) columns[c] = least;
+#pragma unroll
+    for (int k = 0; k < kSize; ++k) {
+      if (first + k < 0 || first + k >= height) continue;
+#pragma unroll
+      for (int c = 0; c < kElements; ++c) columns[c] = AtLeast(columns[c], ToFloat(lines[k].values[c]));
+      if (kSize == 3 && vector > 0) before = AtLeast(before, ToFloat(left[k]));
+    }
+    union {
+      Out vector;
+      T values[kElements / 2];
+    } outputs;
+#pragma unroll
+    for (int c = 0; c < kElements; c += 2) {
+      float largest = AtLeast(columns[c], columns[c + 1]);
+      if (kSize == 3) largest = AtLeast(largest, c == 0 ? before : columns[c - 1]);
+      StoreRounded(outputs.values + c / 2, largest);
+    }
+    reinterpret_cast<Out*>(static_cast<T*>(p.y))[thread] = outputs.vector;
   }
 }
 

@@ -14,7 +14,11 @@ from onnx_sparseconv.kernels.library_ptx import library_program, make_ptx, ptx_p
 KERNELS = {
     LIBRARY_KERNELS: {f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)}
     | {f"sparseconv_{kernel}_{t}" for kernel in ("reduce", "max_pool") for t in ("f32", "f16")}
-    | {f"sparseconv_max_pool_pairs_{vector}" for vector in ("f32_v8", "f32_v16", "f16_v4", "f16_v8", "f16_v16")},
+    | {
+        f"sparseconv_max_pool_{window}_{vector}"
+        for window in ("2x2", "3x3")
+        for vector in ("f32_v8", "f32_v16", "f16_v4", "f16_v8", "f16_v16")
+    },
     TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
     WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (24, 28, 30, 32)}
     | {f"sparseconv_pointwise_s{n}" for n in (24, 32)}

@@ -33,20 +33,24 @@ def pools(driver):
     return [name for name, *_ in driver.take_launches() if "pool" in name]
 
 
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize(
-    ("dtype", "width", "kernel"),
+    "row",
     [
-        (np.float32, 8, "max_pool_pairs_f32_v16"),
-        (np.float32, 6, "max_pool_pairs_f32_v8"),
-        (np.float32, 7, "max_pool_f32"),
-        (np.float16, 8, "max_pool_pairs_f16_v16"),
-        (np.float16, 12, "max_pool_pairs_f16_v8"),
-        (np.float16, 14, "max_pool_pairs_f16_v4"),
-        (np.float16, 7, "max_pool_f16"),
+        (np.float32, 8, "_v16"),
+        (np.float32, 6, "_v8"),
+        (np.float32, 7, ""),
+        (np.float16, 16, "_v16"),
+        (np.float16, 12, "_v8"),
+        (np.float16, 14, "_v4"),
+        (np.float16, 7, ""),
     ],
 )
-def test_pairs_of_rows_are_read_by_the_widest_vectors_that_fit(driver, make_session, dtype, width, kernel):
-    case = dataclasses.replace(CASE, dtype=np.dtype(dtype))
+def test_usual_windows_are_read_by_the_widest_vectors_that_fit(driver, make_session, row, size):
+    dtype, width, vector = row
+    pad = size - 2
+    case = dataclasses.replace(CASE, dtype=np.dtype(dtype), pool=PoolGeometry((size,) * 2, (2, 2), (pad,) * 4))
+    kernel = f"max_pool{f'_{size}x{size}' if vector else ''}_{'f16' if dtype == np.float16 else 'f32'}{vector}"
     session = make_session(make_model(case))
     for height in (6, 7):
         run_and_check(session, case, (3, 6, height, width))
@@ -57,7 +61,8 @@ def test_pairs_of_rows_are_read_by_the_widest_vectors_that_fit(driver, make_sess
 @pytest.mark.parametrize(
     "pool",
     [
-        PoolGeometry((3, 3), (2, 2), (1, 1, 1, 1)),
+        PoolGeometry((3, 3), (2, 2), (0,) * 4),
+        PoolGeometry((3, 3), (1, 1), (1,) * 4),
         PoolGeometry((2, 2), (1, 2), (0,) * 4),
         PoolGeometry((2, 2), (2, 2), (0, 1, 0, 1)),
         PoolGeometry((1, 1), (3, 2), (0,) * 4),

@@ -630,7 +630,7 @@ void CudaKernel::Pool(const Call& call, const Axes& pooled_dims, void* y) const 
                        static_cast<int>(element_bytes()), reinterpret_cast<uintptr_t>(y));
   launch.params.x = call.y;
   launch.params.y = y;
-  cuda::Launch(library_kernels_->Pool(launch.vector_bytes), launch.shape, launch.params, call.stream);
+  cuda::Launch(library_kernels_->Pool(launch.size, launch.vector_bytes), launch.shape, launch.params, call.stream);
 }
 
 }  // namespace

@@ -66,10 +66,14 @@ LibraryKernels::LibraryKernels(bool is_half) : library_(LibraryOfCsr()) {
     csr_[i] = library_->Function(("sparseconv_csr_" + type + "_b" + std::to_string(1 << i)).c_str());
   }
   reduce_ = library_->Function(("sparseconv_reduce_" + type).c_str());
-  pools_[0] = library_->Function(("sparseconv_max_pool_" + type).c_str());
-  for (const int bytes : {4, 8, 16}) {
-    if (bytes == 4 && !is_half) continue;
-    pools_[bytes] = library_->Function(("sparseconv_max_pool_pairs_" + type + "_v" + std::to_string(bytes)).c_str());
+  pools_[{0, 0}] = library_->Function(("sparseconv_max_pool_" + type).c_str());
+  for (const int size : {2, 3}) {
+    const std::string window = std::to_string(size) + "x" + std::to_string(size);
+    for (const int bytes : {4, 8, 16}) {
+      if (bytes == 4 && !is_half) continue;
+      const std::string name = "sparseconv_max_pool_" + window + "_" + type + "_v" + std::to_string(bytes);
+      pools_[{size, bytes}] = library_->Function(name.c_str());
+    }
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "csr_plan.h"
@@ -21,14 +22,14 @@ class LibraryKernels {
   // `sub_batch` is 1, 2, 4 or 8.
   FunctionHandle Csr(int sub_batch) const;
   FunctionHandle Reduce() const { return reduce_; }
-  // `vector_bytes` is that of a PoolLaunch.
-  FunctionHandle Pool(int vector_bytes) const { return pools_.at(vector_bytes); }
+  // `size` and `vector_bytes` are those of a PoolLaunch.
+  FunctionHandle Pool(int size, int vector_bytes) const { return pools_.at({size, vector_bytes}); }
 
  private:
   std::shared_ptr<const Library> library_;
   FunctionHandle csr_[4];
   FunctionHandle reduce_;
-  std::map<int, FunctionHandle> pools_;
+  std::map<std::pair<int, int>, FunctionHandle> pools_;
 };
 
 // The kernels on tensor cores that differ in the positions of a warp or warpgroup alone (or its segments), likewise.

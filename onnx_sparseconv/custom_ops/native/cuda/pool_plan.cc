@@ -13,13 +13,18 @@ constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 // A grid goes on from where it ends.
 constexpr int64_t kMaxBlocks = 1 << 20;
 
-// Bytes of the widest vector that the kernel for pairs of rows can read; 0 where it does not fit.
-int VectorBytes(const PoolGeometry& pool, const Axes& dims, int element_bytes, uintptr_t y) {
-  const Axes none{0, 0, 0}, window{1, 2, 2};
-  const bool is_pairs = pool.kernel_shape == window && pool.strides[1] == 2 && pool.strides[2] == 2 &&
-                        pool.pads_begin == none && pool.pads_end == none && dims[0] == 1;
+// Whether windows are those of MaxPoolVectors, whatever its vectors.
+bool IsSquare(const PoolGeometry& pool, const Axes& dims, const Axes& pooled_dims) {
+  const int64_t size = pool.kernel_shape[2];
+  return dims[0] == 1 && pooled_dims[0] == 1 && (size == 2 || size == 3) && pool.kernel_shape[1] == size &&
+         pool.strides[1] == 2 && pool.strides[2] == 2 && pool.pads_begin[2] == size - 2 && dims[2] % 2 == 0 &&
+         pooled_dims[2] == dims[2] / 2;
+}
+
+// Bytes of the widest vector that rows of outputs at `y` allow; 0 where none does.
+int VectorBytes(const Axes& dims, int element_bytes, uintptr_t y) {
   for (const int bytes : {16, 8, 4}) {
-    if (bytes == element_bytes || !is_pairs) break;
+    if (bytes == element_bytes) break;
     const auto half = static_cast<uintptr_t>(bytes) / 2;
     if (dims[2] * element_bytes % bytes == 0 && y % half == 0) return bytes;
   }
@@ -43,10 +48,11 @@ PoolLaunch ChoosePoolLaunch(const PoolGeometry& pool, const Axes& dims, const Ax
   }
   const int64_t outputs = num_maps * pooled_dims[0] * pooled_dims[1] * pooled_dims[2];
   launch.params.num_threads = outputs;
-  const int vector_bytes = VectorBytes(pool, dims, element_bytes, y);
+  const int vector_bytes = IsSquare(pool, dims, pooled_dims) ? VectorBytes(dims, element_bytes, y) : 0;
   const int64_t vectors = vector_bytes == 0 ? 0 : outputs / (vector_bytes / 2 / element_bytes);
-  // The kernel for pairs of rows divides in 32 bits.
+  // Their kernel divides in 32 bits.
   if (vector_bytes != 0 && vectors <= std::numeric_limits<uint32_t>::max()) {
+    launch.size = static_cast<int>(pool.kernel_shape[2]);
     launch.vector_bytes = vector_bytes;
     launch.params.num_threads = vectors;
   }

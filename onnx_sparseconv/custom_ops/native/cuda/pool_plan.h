@@ -11,7 +11,8 @@ namespace sparseconv::cuda {
 
 struct PoolLaunch {
   PoolParams params;     // all but the pointers
-  int vector_bytes = 0;  // that a thread reads of a row, in the kernel for windows of 2x2; 0: the kernel for any window
+  int size = 0;          // of the windows, 2 or 3, in the kernels for those; 0: the kernel for any window
+  int vector_bytes = 0;  // that a thread of these reads of a row
   LaunchShape shape;
 };
 
