@@ -317,7 +317,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
-    "gpu-models": lambda: gpu_models_table(("gpu-models", "gpu-models-half"), "gpu-models-batch-1"),
+    "gpu-models": lambda: gpu_models_table(
+        ("gpu-models-earlier", "gpu-models-half-earlier", "gpu-models-half", "gpu-models"), "gpu-models-batch-1"
+    ),
     "gpu-tuning": lambda: gpu_tuning_table("gpu-tuning-fp16", "gpu-tuning-fp16-generated", "gpu-tuning-fp32"),
     "gpu-image-bytes": gpu_bytes_table,
     **paper_tables.TABLES,

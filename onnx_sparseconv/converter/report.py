@@ -103,7 +103,7 @@ class LayerReport:
 
     Attributes:
         name: the node's name, or one made from its output where it has none.
-        op_type: ``Conv``, ``SparseConv`` or ``SparseConvAdd``.
+        op_type: ``Conv``, or one of our ops.
         graph: where the node lives: empty for the main graph, else the path of subgraphs or the function.
         weight_name: tensor that feeds the weight; empty when it is stored in the node.
         weight_source: how it is fed: ``initializer``, ``Constant``, or the ops between, such as ``Cast(initializer)``.

@@ -35,7 +35,7 @@ class KernelInfo:
 
     Attributes:
         node: name of the node.
-        op: ``SparseConv`` or ``SparseConvAdd``.
+        op: which of our ops.
         provider: short name of the execution provider, ``cpu``.
         kernel: what runs, for example ``cpu.avx512``.
         runs: calls since the session was created.

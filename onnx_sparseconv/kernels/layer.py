@@ -25,7 +25,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class SparseLayer:
-    """One SparseConv or SparseConvAdd node. 1-D convolutions have a leading axis of size 1.
+    """The convolution of one of our nodes. 1-D convolutions have a leading axis of size 1.
 
     Attributes:
         weight: ``[K, C / group, R, S]``, float32 or float16, host.

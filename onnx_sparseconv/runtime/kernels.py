@@ -23,7 +23,7 @@ class KernelUse:
 
     Attributes:
         node: its name, or that of its output.
-        op_type: ``SparseConv`` or ``SparseConvAdd``.
+        op_type: which of our ops.
         kernel: the native library's name of the kernel, or `DENSE_KERNEL` without the library.
         provider: short name of the provider that it belongs to, such as ``cuda``; empty where it is not known.
     """
