@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
@@ -29,10 +29,11 @@ DEFAULT_BATCHES = (1, 64)
 # The same for sizes of maps, for each axis that is open: a large map, and a small one.
 DEFAULT_SIZES = (56, 14)
 
-# Microseconds that a layer has to save. Where ONNX Runtime runs the dense layers around it channels last, a SparseConv
-# stands between two changes of layout: about so much a layer in ResNet-50 with single images
-# (benchmarks/results/gpu-models-batch-1.json).
+# Microseconds that a layer has to save.
 MIN_SAVED_US = 10.0
+# With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
+# SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
+FEW_IMAGES = 4
 
 
 @dataclass(frozen=True)
@@ -266,17 +267,34 @@ def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
         why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else _NO_IMAGE.reason
         text = f"{why}; the general one is seldom faster than dense"
         return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
+    wanted = {one: _least_saved_us(site, one, to_half=rule.to_half) for one in found}
     worst = min(found, key=lambda one: one.gain)
-    least = min(found, key=lambda one: one.saved_us)
-    if worst.gain >= rule.min_gain and least.saved_us >= MIN_SAVED_US:
+    least = min(found, key=lambda one: one.saved_us - wanted[one])
+    if worst.gain >= rule.min_gain and least.saved_us >= wanted[least]:
         return replace(verdict, text=f"{verdict.text}; predicted {worst}")
     is_slow = worst.gain < rule.min_gain
-    short = f"less than the {rule.min_gain:.2f}x asked for" if is_slow else f"less than {MIN_SAVED_US:.0f} us saved"
+    short = f"less than the {rule.min_gain:.2f}x asked for" if is_slow else f"less than {wanted[least]:.0f} us saved"
     shown = worst if is_slow else least
-    others = [one for one in found if one.gain >= rule.min_gain and one.saved_us >= MIN_SAVED_US]
+    others = [one for one in found if one.gain >= rule.min_gain and one.saved_us >= wanted[one]]
     best = max(others, key=lambda one: one.gain, default=None)
     contrast = f"; {best.gain:.2f}x at {_difference(shown, best)}" if best is not None else ""
     return Verdict(False, Reason.NO_PREDICTED_GAIN, f"predicted {shown}, {short}{contrast}")
+
+
+def _least_saved_us(site: ConvSite, one: Prediction, *, to_half: bool) -> float:
+    """What a layer has to save: with few images, all that changes of layout cost, too."""
+    if one.batch >= FEW_IMAGES:
+        return MIN_SAVED_US
+    assert site.weight is not None
+    assert site.geometry is not None
+    weight = site.weight.values
+    shape = (one.batch, weight.shape[1] * site.geometry.group, *one.size)
+    out_shape = (one.batch, weight.shape[0], output_positions(site.geometry, shape) or 0)
+    # An input of the model has its layout changed for dense layers, too.
+    changed = [out_shape] if not site.node.inputs[0].inputs else [shape, out_shape]
+    itemsize = 2 if to_half else weight.dtype.itemsize
+    changes_us = sum(MODEL.dense_launch_us + MODEL.transpose_us(dims, itemsize) for dims in changed)
+    return max(MIN_SAVED_US, 2 * changes_us)
 
 
 def _difference(worst: Prediction, best: Prediction) -> str:

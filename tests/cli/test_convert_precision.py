@@ -90,6 +90,7 @@ def test_an_unknown_precision_is_refused(sparseconv, model, tmp_path):
 def test_gpu_images_are_those_of_float16_layers(sparseconv, model, tmp_path, monkeypatch):
     monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
+    monkeypatch.setattr(gpu_rule, "FEW_IMAGES", 0)
     out = tmp_path / "h.onnx"
     for source in (model, out):  # the second time it is float16 already, and its images are replaced
         result = sparseconv("convert", source, "-o", tmp_path / "new.onnx", "--precision", "fp16", "--target", "sm_80")

@@ -32,6 +32,7 @@ FASHION_MNIST = Path(onnx_sparseconv.__file__).parents[1] / "examples" / "fashio
 def _small_layers(monkeypatch):
     """Those of these tests save microseconds, if anything."""
     monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
+    monkeypatch.setattr(gpu_rule, "FEW_IMAGES", 0)
 
 
 @pytest.fixture

@@ -326,3 +326,29 @@ def test_convert_asks_it_for_the_precision_that_it_makes():
     assert convert(fast_in_float_only, options=options)[1].model.layers[0].verdict.rewrite
     half = ConvertOptions(dry_run=True, targets=("sm_90",), precision="fp16")
     assert not convert(fast_in_float_only, options=half)[1].model.layers[0].verdict.rewrite
+
+
+@pytest.mark.parametrize(
+    ("batch", "saved_us", "rewritten"),
+    [
+        (4, 10.5, [True, True]),  # 10 microseconds are enough where there are several images
+        (4, 9.5, [False, False]),
+        (1, 10.5, [True, False]),  # with one, the second has its input changed as well
+        (1, 25.0, [True, True]),
+    ],
+)
+def test_few_images_have_to_pay_for_changes_of_layout(monkeypatch, batch, saved_us, rewritten):
+    def predict_one(layer, plan, architecture, batch, size):  # noqa: ARG001
+        return gpu_rule.Prediction(architecture, batch, size, 10 * saved_us / 9, saved_us / 9)
+
+    monkeypatch.setattr(gpu_rule, "_predict", predict_one)
+    proto = network(NARROW, batch=batch)
+    second = helper.make_node("Conv", ["y0", "w0"], ["z"], "second", pads=[1] * 4)
+    proto.graph.node.append(second)
+    proto.graph.output[0].name = "z"
+    plan = make_plan(load(proto), DecisionOptions(), GpuRule((90,)))
+    verdicts = [layer.verdict for layer in plan.report.layers]
+    assert [v.rewrite for v in verdicts] == rewritten
+    # A map of 64 channels and 56x56 is 0.8 MB, so a change takes 3 us; two of each are counted.
+    if batch == 1 and not all(rewritten):
+        assert "less than 12 us saved" in verdicts[1].text
