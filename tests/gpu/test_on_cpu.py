@@ -16,7 +16,7 @@ import pytest
 from onnx_sparseconv.custom_ops.schema import Activation
 from onnx_sparseconv.kernels.plan import HALF_TERMS
 from tests.gpu import sanitized_sample
-from tests.gpu.layers import GENERATED, TYPES, case_of
+from tests.gpu.layers import GENERATED, POOLS, TYPES, case_of
 from tests.gpu.test_accuracy import LAYERS, dense_model
 from tests.support.gpu_checks import (
     Place,
@@ -50,6 +50,7 @@ def test_replays_and_threads_can_be_checked():
 def test_the_sanitized_sample_runs(capsys):
     sanitized_sample.main(CPU, "")
     count = sum(map(len, sanitized_sample.SAMPLE.values())) + len(sanitized_sample.WARPGROUP_SAMPLE)
+    count += len(POOLS) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 
 
