@@ -66,6 +66,8 @@ class ConvertOptions(DecisionOptions):
         precision: ``fp16`` turns the whole model into float16, as far as it can be; ``keep`` leaves types alone.
         fp16_io: turn its float inputs and outputs into float16, too; otherwise they are cast.
         keep_float: names of nodes, or of operators, that stay float.
+        fuse_pools: whether a MaxPool becomes part of the convolution before it, which pays on GPUs; None: where the
+            model is made for one, by a target, in float16, or by decisions that were measured on one.
     """
 
     dry_run: bool = False
@@ -77,6 +79,14 @@ class ConvertOptions(DecisionOptions):
     precision: Precision = "keep"
     fp16_io: bool = False
     keep_float: tuple[str, ...] = ()
+    fuse_pools: bool | None = None
+
+    @property
+    def takes_pools(self) -> bool:
+        """Whether pools are fused."""
+        is_measured_on_gpu = self.decisions is not None and bool(self.decisions.setting.get("gpu"))
+        is_for_gpu = bool(self.targets) or self.precision == "fp16" or is_measured_on_gpu
+        return is_for_gpu if self.fuse_pools is None else self.fuse_pools
 
     @property
     def asks_cpu(self) -> bool:
@@ -156,7 +166,7 @@ def convert(
         return None, report
     notes = ()
     if report.converted:
-        layers, passes, notes, lost = _rewrite(plan, progress, to_half=to_half)
+        layers, passes, notes, lost = _rewrite(plan, progress, to_half=to_half, pools=options.takes_pools)
         report = replace(
             report,
             model=replace(plan.report, layers=layers),
@@ -245,7 +255,7 @@ def _to_half(
 
 
 def _rewrite(
-    plan: Plan, progress: Progress | None, *, to_half: bool
+    plan: Plan, progress: Progress | None, *, to_half: bool, pools: bool
 ) -> tuple[tuple[LayerReport, ...], tuple[PassReport, ...], tuple[str, ...], tuple[Lost, ...]]:
     """Fold, replace the nodes, fuse, then make the model able to carry them.
 
@@ -277,7 +287,7 @@ def _rewrite(
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen}, biases)
     for scope in pipeline.scopes:
         sparsify.apply(scope.graph)
-    pipeline.fuse()
+    pipeline.fuse(pools=pools)
     _state_ranks(pipeline.scopes)
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in pipeline.scopes)) if o is not None}.values():

@@ -282,7 +282,7 @@ def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
 
 
 def _least_saved_us(site: ConvSite, one: Prediction, *, to_half: bool) -> float:
-    """What a layer has to save: with few images, all that changes of layout cost, too."""
+    """What a layer has to save: with few images, all that changes of layout cost, too, as if nothing were pooled."""
     if one.batch >= FEW_IMAGES:
         return MIN_SAVED_US
     assert site.weight is not None

@@ -77,14 +77,15 @@ class Pipeline:
             while sum(self._run(each, scope) for each in passes):
                 pass
 
-    def fuse(self) -> None:
-        """Take what follows the sparse convolutions into them."""
+    def fuse(self, *, pools: bool) -> None:
+        """Take what follows the sparse convolutions into them; pools only if so told."""
         for scope in self.scopes:
             constant = self._constants(scope)
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
             self._run(SkipIdentity(is_sparse, self._pinned, constant), scope)
             self._run(FuseActivation(self._pinned, constant), scope)
-            self._run(FusePool(self._pinned), scope)
+            if pools:
+                self._run(FusePool(self._pinned), scope)
 
     def reports(self) -> tuple[PassReport, ...]:
         """What each pass did and refused; what a later pass took after all is not listed as refused."""

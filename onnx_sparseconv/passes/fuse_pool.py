@@ -31,12 +31,12 @@ from onnx_sparseconv.passes.base import (
 
 
 class FusePool:
-    """Replace SparseConv and the MaxPool that reads it by SparseConvMaxPool.
+    """Replace SparseConv and the MaxPool that reads it by SparseConvMaxPool, for models that are made for GPUs.
 
-    On a GPU, ONNX Runtime's MaxPool is far from the memory's speed in float16, and with ``prefer_nhwc`` it has the
-    layout of its input and output changed.
+    There, ONNX Runtime's MaxPool is far from the memory's speed in float16, and with ``prefer_nhwc`` it has the layout
+    of its input and output changed. On the CPU its MaxPool is the faster one.
 
-    1. The MaxPool is the only reader of the convolution's output, which is not pinned, and nobody asks for the indices.
+    1. The MaxPool is the only reader of the convolution's output, which is not pinned, and has no second output.
     2. The convolution has no residual.
     3. The windows are not dilated, ``ceil_mode`` and ``storage_order`` are 0, ``auto_pad`` is NOTSET or VALID, and each
        padding is less than the window.
@@ -82,12 +82,13 @@ class FusePool:
             return None
         if convolution.op == SPARSE_CONV_ADD:
             raise RefusedError("the convolution before it adds a residual")
-        if convolution.op != SPARSE_CONV or convolution.outputs[0] is not result:
+        kernel_shape = convolution.attrs.get("kernel_shape")
+        if convolution.op != SPARSE_CONV or not isinstance(kernel_shape, list):
             return None
         require_sole_reader(result, self._pinned)
         if not has_no_further_output(pool):
-            raise RefusedError("its second output is asked for")
-        return convolution, read_pool(pool, len(convolution.attrs["kernel_shape"]))
+            raise RefusedError("it has a second output")
+        return convolution, read_pool(pool, len(kernel_shape))
 
 
 def read_pool(pool: gs.Node, num_axes: int) -> PoolGeometry:

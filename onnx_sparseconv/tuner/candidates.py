@@ -99,6 +99,7 @@ class SparseCandidate:
     kernels: Mapping[str, KernelChoice] = field(default_factory=dict)
     counts: bool = True
     problem: str = ""
+    fuse_pools: bool = False
 
     def prepare(self, piece: ModelProto) -> Prepared:
         """The model after conversion.
@@ -106,7 +107,7 @@ class SparseCandidate:
         Raises:
             ModelError: the layer cannot be rewritten.
         """
-        return Prepared(sparse_model(piece), True, {}, self.config)
+        return Prepared(sparse_model(piece, fuse_pools=self.fuse_pools), True, {}, self.config)
 
 
 class Search(Protocol):
@@ -158,13 +159,13 @@ class FixedSearch:
         return [tuple(candidates) for _, candidates in layers]
 
 
-def sparse_model(piece: ModelProto) -> ModelProto:
-    """A layer's model after conversion, whatever its sparsity, without GPU images.
+def sparse_model(piece: ModelProto, *, fuse_pools: bool) -> ModelProto:
+    """A layer's model after conversion, whatever its sparsity, without GPU images, its pool fused or not.
 
     Raises:
         ModelError: the layer cannot be rewritten.
     """
-    model, report = convert(piece, options=ConvertOptions(force=True))
+    model, report = convert(piece, options=ConvertOptions(force=True, fuse_pools=fuse_pools))
     if model is None:
         raise ModelError(report.model.layers[0].verdict.text)
     return model
@@ -183,7 +184,7 @@ def candidates_for(provider: Provider, target: str = "", *, sub_batches: bool = 
         return (DenseCandidate(), SparseCandidate())
     dense = [DenseCandidate(layout.dense, layout.mode.provider_options()) for layout in layouts_of(provider)]
     # Which of the library's own kernels runs a node without an image, the library decides, as it will later.
-    general = SparseCandidate("sparse, general", kernels={target: CSR} if target else {})
+    general = SparseCandidate("sparse, general", kernels={target: CSR} if target else {}, fuse_pools=True)
     csr = {"sparseconv.cuda_kernel": "csr"}
     others = [
         replace(general, name=f"sparse, csr, sub-batch {n}", config={**csr, "sparseconv.cuda_sub_batch": str(n)})

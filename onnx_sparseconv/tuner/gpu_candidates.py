@@ -66,7 +66,7 @@ class GeneratedCandidate:
         """
         if self.outcome is None or self.outcome.image is None:
             raise CompileError(self.problem or "it was not compiled")
-        model = sparse_model(piece)
+        model = sparse_model(piece, fuse_pools=True)
         put_image(_only_node(model), self.outcome.image)
         # Not `auto`, which would time another kernel where the image does not fit.
         return Prepared(model, True, {}, {"sparseconv.cuda_kernel": "generated"})
@@ -224,7 +224,8 @@ def _compiled(candidate: GeneratedCandidate, outcome: Outcome) -> GeneratedCandi
 
 def _call_of(piece: ModelProto) -> tuple[SparseLayer | Refusal, int]:
     """The layer, and with how many images it is called."""
-    return _only_node(sparse_model(piece)).layer, piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    node = _only_node(sparse_model(piece, fuse_pools=True))
+    return node.layer, piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
 
 
 def _only_node(model: ModelProto) -> SparseNode:

@@ -153,6 +153,7 @@ class TuneOptions:
             precision=self.precision,
             fp16_io=self.fp16_io,
             keep_float=self.keep_float,
+            fuse_pools=self.provider == "cuda",
         )
 
     @property

@@ -52,9 +52,11 @@ class RegionFinder:
 
     Args:
         view: the model.
+        pools: whether a sparse convolution will take in the pool behind it.
     """
 
-    def __init__(self, view: ModelView) -> None:
+    def __init__(self, view: ModelView, *, pools: bool = False) -> None:
+        self._pools = pools
         self.scope: Scope = view.scopes[0]
         self._pinned = view.pinned_names()
         self._resolver = ConstantResolver(view)
@@ -95,15 +97,15 @@ class RegionFinder:
 
     def _behind(self, site: ConvSite) -> list[gs.Node]:
         """The nodes behind a convolution, in order."""
-        found, has_residual = self._summed(site)
+        found, is_whole = self._up_to_activation(site)
         last = found[-1] if found else site.node
-        return found if has_residual else found + self._pool(site, last.outputs[0])
+        return found + self._pool(site, last.outputs[0]) if is_whole and self._pools else found
 
-    def _summed(self, site: ConvSite) -> tuple[list[gs.Node], bool]:
-        """Those up to the activation, and whether one of them adds a residual."""
+    def _up_to_activation(self, site: ConvSite) -> tuple[list[gs.Node], bool]:
+        """Those up to the activation, and whether a sparse convolution takes in all of them and may go on to a pool."""
         assert site.weight is not None
         found: list[gs.Node] = []
-        tensor, has_residual = site.node.outputs[0], False
+        tensor, has_residual, is_whole = site.node.outputs[0], False, True
         while len(found) < _MAX_STEPS and tensor.name not in self._pinned:
             activation = self._activation(tensor, site.weight.values.dtype)
             if activation:
@@ -117,14 +119,17 @@ class RegionFinder:
             is_residual = is_standard(node, *_SUMS) and len(others) == 1 == len(node.inputs) - 1 and not has_residual
             if is_constant and is_standard(node, *_DENSE_ACTIVATIONS):
                 found += self._take([node])
+                is_whole = False
                 break
             if not (is_constant and is_standard(node, *_SCALES, *_NOTHING)):
                 if not is_residual:
                     break
                 has_residual = True
+            # Other scales may be of a form that is not folded.
+            is_whole = is_whole and is_standard(node, "BatchNormalization", *_NOTHING)
             found += self._take([node])
             tensor = node.outputs[0]
-        return found, has_residual
+        return found, is_whole
 
     def _pool(self, site: ConvSite, tensor: gs.Tensor) -> list[gs.Node]:
         """The pool that `FusePool` would take, or none."""

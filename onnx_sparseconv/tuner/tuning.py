@@ -186,7 +186,7 @@ class _Tuner:
 
     def run(self, plan: Plan) -> TuneReport:
         job, options = self._job, self._job.options
-        finder = RegionFinder(plan.view)
+        finder = RegionFinder(plan.view, pools=options.provider == "cuda")
         regions = finder.find(plan.sites)
         layers = self._layers(plan, regions)
         read = (tensor for region in regions.values() for tensor in (*region.inputs, region.site.node.inputs[0]))

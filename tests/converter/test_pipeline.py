@@ -22,13 +22,11 @@ def test_every_pass_is_in_the_report_in_its_order():
         "FoldScaleAfter": 15,
         "FuseResidual": 4,
         "FuseActivation": 13,
-        "FusePool": 1,
     }
     assert list(report.notes) == [
         "15 BatchNormalization folded into the convolutions before them",
         "4 Add of a residual fused into the sparse convolutions before them",
         "13 Relu fused into the sparse convolutions before them",
-        "1 MaxPool fused into the sparse convolutions before them",
     ]
 
 

@@ -169,6 +169,17 @@ def test_maps_smaller_than_the_window_of_the_pool_are_refused():
     assert session.run(None, random_inputs(CASE, (1, 6, 2, 2)))[0].shape == (1, 8, 1, 1)
 
 
+@pytest.mark.parametrize("pool", [PoolGeometry((2, 2), (2, 2), (0,) * 4), PoolGeometry((3, 2), (3, 2), (0,) * 4)])
+def test_maps_smaller_than_the_window_by_less_than_a_stride_are_pooled_as_by_onnx_runtime(pool):
+    case = dataclasses.replace(CASE, pool=pool)
+    model = make_model(case, with_function=True)
+    inputs = random_inputs(case, (2, 6, 1, 1))
+    (expected,) = make_session(model, with_library=False).run(None, inputs)
+    (actual,) = make_session(model).run(None, inputs)
+    assert actual.shape == expected.shape == (2, 8, 1, 1)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_an_empty_batch_is_pooled_to_an_empty_batch():
     (y,) = make_session(make_model(POOLED)).run(None, random_inputs(POOLED, (0, 6, 5, 5)))
     assert y.shape == (0, 8, 3, 6)

@@ -14,7 +14,6 @@ from onnx import ModelProto
 
 from onnx_sparseconv.converter import ConvertOptions, convert
 from onnx_sparseconv.custom_ops.library import register
-from onnx_sparseconv.custom_ops.schema import OP_TYPES
 from tests.support import architectures
 from tests.support.pass_models import assert_close, checked, ops, run
 from tests.support.plain_ort import inputs_for
@@ -23,7 +22,7 @@ EXTENDED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 # What ONNX Runtime's layout of dense Conv and pooling on the CPU puts before and behind them.
 REORDERS = ("ReorderInput", "ReorderOutput")
-CONVS = ("Conv", "FusedConv", *OP_TYPES)
+CONVS = ("Conv", "FusedConv", "SparseConv", "SparseConvAdd")
 
 
 @dataclass(frozen=True)
@@ -43,8 +42,8 @@ class Network:
 
 TAIL = {"GlobalAveragePool": 1, "Flatten": 1}
 SMALL = {
-    "vgg": Network(architectures.vgg, 17, {"SparseConv": 3, "SparseConvMaxPool": 3, **TAIL}),
-    "resnet": Network(architectures.resnet, 50, {"SparseConv": 10, "SparseConvAdd": 4, "SparseConvMaxPool": 1, **TAIL}),
+    "vgg": Network(architectures.vgg, 17, {"SparseConv": 6, "MaxPool": 3, **TAIL}),
+    "resnet": Network(architectures.resnet, 50, {"SparseConv": 11, "SparseConvAdd": 4, "MaxPool": 1, **TAIL}),
     "densenet": Network(
         architectures.densenet,
         53,
@@ -62,11 +61,10 @@ LIGHT = {
         lambda: architectures.light_model("resnet50"),
         175,
         {
-            "SparseConv": 35,
+            "SparseConv": 36,
             "SparseConvAdd": 16,
-            "SparseConvMaxPool": 1,
             **dict.fromkeys(("Conv", "BatchNormalization", "Relu"), 1),
-            **dict.fromkeys(("AveragePool", "Reshape", "Gemm"), 1),
+            **dict.fromkeys(("MaxPool", "AveragePool", "Reshape", "Gemm"), 1),
         },
     ),
     # A BatchNormalization of this network is followed by Mul and Add.
@@ -74,18 +72,18 @@ LIGHT = {
         lambda: architectures.light_model("densenet121"),
         910,
         {
-            **{"SparseConv": 120, "SparseConvMaxPool": 1},
+            "SparseConv": 121,
             **dict.fromkeys(("BatchNormalization", "Mul", "Add", "Relu"), 62),
-            **{"Unsqueeze": 124, "Concat": 58, "AveragePool": 3, "GlobalAveragePool": 1},
+            **{"Unsqueeze": 124, "Concat": 58, "AveragePool": 3, "MaxPool": 1, "GlobalAveragePool": 1},
         },
     ),
     "inception_v2": Network(
         lambda: architectures.light_model("inception_v2"),
         508,
         {
-            **{"SparseConv": 65, "SparseConvMaxPool": 2},
+            "SparseConv": 67,
             **dict.fromkeys(("Conv", "BatchNormalization", "Mul", "Add", "Relu"), 2),
-            **{"Unsqueeze": 4, "Concat": 10, "AveragePool": 8, "MaxPool": 3, "Reshape": 1, "Gemm": 1},
+            **{"Unsqueeze": 4, "Concat": 10, "AveragePool": 8, "MaxPool": 5, "Reshape": 1, "Gemm": 1},
         },
     ),
 }

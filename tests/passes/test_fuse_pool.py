@@ -1,18 +1,24 @@
 """FusePool: a MaxPool is taken in where the op can hold its windows, and nowhere else."""
 
+import dataclasses
+
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from onnx import TensorProto, helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, restore
+from onnx_sparseconv.converter.decisions import Decisions
+from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import Activation, PoolGeometry
+from onnx_sparseconv.passes.fuse_pool import FusePool
 from tests.support.odd_models import ANY_SHAPE, conv, model, pruned, tensor, value
 from tests.support.pass_models import checked, ops, refusals
 from tests.support.plain_ort import inputs_for, run
 
-FORCE = ConvertOptions(force=True)
+FORCE = ConvertOptions(force=True, fuse_pools=True)
 CHANNELS = 8
 WEIGHT = tensor(pruned((CHANNELS, CHANNELS, 3, 3), 0.5), "W")
 
@@ -43,7 +49,7 @@ REFUSED = {
     "ceil_mode is not 0": lambda: block(pool(ceil_mode=1)),
     "auto_pad is SAME_UPPER": lambda: block(pool(auto_pad="SAME_UPPER")),
     "windows are dilated": lambda: block(pool(dilations=[2, 1])),
-    "second output is asked for": lambda: block(pool(outputs=["indices"]), out=("Y", "indices")),
+    "it has a second output": lambda: block(pool(outputs=["indices"]), out=("Y", "indices")),
     "other nodes read": lambda: block(pool(target="b"), helper.make_node("Neg", ["a"], ["Y"]), out=("Y", "b")),
     "output of a graph": lambda: block(pool(), out=("Y", "a")),
     "adds a residual": lambda: block(helper.make_node("Add", ["a", "X"], ["b"]), pool("b")),
@@ -68,6 +74,38 @@ def test_refused(name):
     assert "SparseConvMaxPool" not in ops(converted)
     assert "MaxPool" in ops(converted)
     assert any(name in text for text in refusals(report, "FusePool"))
+
+
+@pytest.mark.parametrize(
+    ("options", "fused"),
+    [
+        (ConvertOptions(force=True), False),  # ONNX Runtime's own pool is the faster one on the CPU
+        (ConvertOptions(force=True, precision="fp16"), True),
+        (ConvertOptions(force=True, precision="fp16", fuse_pools=False), False),
+    ],
+)
+def test_pools_are_fused_in_models_for_gpus(options, fused):
+    converted, _ = convert(block(pool()), options=options)
+    assert ("SparseConvMaxPool" in ops(converted)) == fused
+
+
+def test_a_target_or_decisions_that_were_measured_on_a_gpu_make_a_model_for_gpus():
+    decided = Decisions("m.onnx", {"gpu": "NVIDIA H200"}, (), ())
+    assert ConvertOptions(targets=("sm_90",)).takes_pools
+    assert ConvertOptions(decisions=decided).takes_pools
+    assert not ConvertOptions(decisions=dataclasses.replace(decided, setting={"processor": "EPYC"})).takes_pools
+
+
+@pytest.mark.parametrize("is_reference", [False, True])
+def test_a_sparse_convolution_of_before_without_a_kernel_shape_of_its_own(is_reference):
+    """In a function, attributes may be its arguments; a broken node may lack them."""
+    converted, _ = convert(block(pool()), options=ConvertOptions(force=True))
+    graph = ModelView(converted).scopes[0].graph
+    (sparse,) = (n for n in graph.nodes if n.op == "SparseConv")
+    del sparse.attrs["kernel_shape"]
+    if is_reference:
+        sparse.attrs["kernel_shape"] = gs.Node.AttributeRef("k", list)
+    assert FusePool(frozenset()).apply(graph).changed == 0
 
 
 def test_windows_that_lie_outside_of_the_map_are_refused():

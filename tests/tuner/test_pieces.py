@@ -23,9 +23,9 @@ from tests.support.odd_models import FEEDS, conv, model, pruned, tensor, value
 class Cutter:
     """All regions of a model, and pieces of them."""
 
-    def __init__(self, proto, case=Case()):  # noqa: B008
+    def __init__(self, proto, case=Case(), *, pools=False):  # noqa: B008
         self.plan = make_plan(load(proto), DecisionOptions())
-        self.finder = RegionFinder(self.plan.view)
+        self.finder = RegionFinder(self.plan.view, pools=pools)
         self.regions = list(self.finder.find(self.plan.sites).values())
         names = list(dict.fromkeys(t.name for region in self.regions for t in region.inputs))
         self.inputs, self.shapes = run_for_shapes(self.plan.view.proto, names, case)
@@ -124,6 +124,30 @@ def test_what_follows_a_convolution(name):
     if not any("E" in inputs.split() for _, inputs, _, _ in rows):
         del proto.graph.input[1]
     assert assert_pieces_compute_what_the_model_does(proto).ops() == {"conv": wanted}
+
+
+POOL = ("MaxPool", "r", "Y", {"kernel_shape": [2, 2], "strides": [2, 2]})
+BEFORE_A_POOL = {
+    "relu": ([("Relu", "c", "r", {})], True),
+    "nothing": ([("Identity", "c", "r", {})], True),
+    "residual": ([("Add", "c E", "a", {}), ("Relu", "a", "r", {})], False),
+    "an activation that stays": ([("Tanh", "c", "r", {})], False),
+    "a scale that is not folded": ([("Mul", "c places", "r", {})], False),
+    "read by others": ([("Relu", "c", "r", {}), ("Neg", "r", "n", {})], False),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_A_POOL)
+def test_a_pool_belongs_to_a_region_where_it_will_be_fused(name):
+    rows, fused = BEFORE_A_POOL[name]
+    places = tensor(np.linspace(1, 2, 36, dtype=np.float32).reshape(1, 1, 6, 6), "places")
+    inputs = [value("X", (2, 16, 6, 6)), value("E", (2, 8, 6, 6))]
+    proto = model([conv(out="c"), *nodes(*rows, POOL)], [*WEIGHTS, places], inputs)
+    (found,) = Cutter(proto, pools=True).ops().values()
+    assert ("MaxPool" in found) == fused
+    assert "MaxPool" not in Cutter(proto).ops()["conv"]
+    converted, _ = convert(proto, options=ConvertOptions(force=True, fuse_pools=True))
+    assert ("MaxPool" not in [n.op_type for n in converted.graph.node]) == fused
 
 
 def test_an_output_of_the_graph_is_not_swallowed():

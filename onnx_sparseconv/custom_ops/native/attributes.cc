@@ -334,11 +334,11 @@ Axes PooledDims(const PoolGeometry& pool, const Axes& dims, size_t spatial_rank)
   Axes pooled;
   for (size_t i = 0; i < kSpatialAxes; ++i) {
     const int64_t pads = pool.pads_begin[i] + pool.pads_end[i];
-    if (dims[i] + pads < pool.kernel_shape[i]) {
+    pooled[i] = (dims[i] + pads - pool.kernel_shape[i]) / pool.strides[i] + 1;
+    if (pooled[i] < 1) {
       Fail("axis ", i + spatial_rank - kSpatialAxes + 2, " of the convolution's output is too small: size ", dims[i],
            " with ", pads, " of padding is less than the pool's window of ", pool.kernel_shape[i]);
     }
-    pooled[i] = (dims[i] + pads - pool.kernel_shape[i]) / pool.strides[i] + 1;
   }
   return pooled;
 }

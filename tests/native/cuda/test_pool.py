@@ -85,6 +85,16 @@ def test_other_numbers_of_axes(driver, make_session, axes):
     assert pools(driver) == ["sparseconv_max_pool_f32"]
 
 
+@pytest.mark.parametrize("width", [1, 8])
+def test_maps_smaller_than_the_window(make_session, width):
+    """As ONNX Runtime's MaxPool: of one row, the only window has nothing else."""
+    inputs = random_inputs(CASE, (2, 6, 1, width))
+    exact, bound = oracle(dataclasses.replace(CASE, pool=None), inputs)
+    exact, bound = (x.reshape(2, 8, 1, -1, min(width, 2)).max(axis=-1) for x in (exact, bound))
+    (actual,) = make_session(make_model(CASE)).run(None, inputs)
+    assert_within(actual, exact, bound)
+
+
 def test_memory_for_what_is_pooled_comes_from_the_session(make_session):
     """It is given back after the call: the second one finds as much as the first."""
     session = make_session(make_model(CASE))

@@ -22,11 +22,11 @@ Range Window(const PoolGeometry& pool, size_t axis, int64_t output, int64_t size
   return {std::max<int64_t>(first, 0), std::min(first + pool.kernel_shape[axis], size)};
 }
 
-// Windows of 2x2 beside each other.
+// Windows of 2x2 beside each other, all within the map.
 bool IsPairs(const PoolGeometry& pool, const Axes& in_dims) {
   const Axes none{0, 0, 0};
-  return in_dims[0] == 1 && pool.kernel_shape == Axes{1, 2, 2} && pool.strides[1] == 2 && pool.strides[2] == 2 &&
-         pool.pads_begin == none && pool.pads_end == none;
+  return in_dims[0] == 1 && in_dims[1] >= 2 && in_dims[2] >= 2 && pool.kernel_shape == Axes{1, 2, 2} &&
+         pool.strides[1] == 2 && pool.strides[2] == 2 && pool.pads_begin == none && pool.pads_end == none;
 }
 
 template <class Element>

@@ -14,7 +14,7 @@ constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxBlocks = 1 << 20;
 
 // Whether windows are those of MaxPoolVectors, whatever its vectors.
-bool IsSquare(const PoolGeometry& pool, const Axes& dims, const Axes& pooled_dims) {
+bool FitsVectors(const PoolGeometry& pool, const Axes& dims, const Axes& pooled_dims) {
   const int64_t size = pool.kernel_shape[2];
   return dims[0] == 1 && pooled_dims[0] == 1 && (size == 2 || size == 3) && pool.kernel_shape[1] == size &&
          pool.strides[1] == 2 && pool.strides[2] == 2 && pool.pads_begin[2] == size - 2 && dims[2] % 2 == 0 &&
@@ -48,7 +48,7 @@ PoolLaunch ChoosePoolLaunch(const PoolGeometry& pool, const Axes& dims, const Ax
   }
   const int64_t outputs = num_maps * pooled_dims[0] * pooled_dims[1] * pooled_dims[2];
   launch.params.num_threads = outputs;
-  const int vector_bytes = IsSquare(pool, dims, pooled_dims) ? VectorBytes(dims, element_bytes, y) : 0;
+  const int vector_bytes = FitsVectors(pool, dims, pooled_dims) ? VectorBytes(dims, element_bytes, y) : 0;
   const int64_t vectors = vector_bytes == 0 ? 0 : outputs / (vector_bytes / 2 / element_bytes);
   // Their kernel divides in 32 bits.
   if (vector_bytes != 0 && vectors <= std::numeric_limits<uint32_t>::max()) {
