@@ -97,7 +97,7 @@ def test_a_real_model_carries_images_and_still_runs_everywhere(options, tmp_path
 
     for before, after in zip(report.model.layers, inspect(path).layers, strict=True):
         assert [dataclasses.replace(i, time_us=None) for i in before.images] == list(after.images)
-    without, _ = convert(source)
+    without, _ = convert(source, options=ConvertOptions(fuse_pools=True))
     restore(proto)
     restore(without)
     assert proto == without

@@ -170,13 +170,15 @@ def test_maps_smaller_than_the_window_of_the_pool_are_refused():
 
 
 @pytest.mark.parametrize("pool", [PoolGeometry((2, 2), (2, 2), (0,) * 4), PoolGeometry((3, 2), (3, 2), (0,) * 4)])
-def test_maps_smaller_than_the_window_by_less_than_a_stride_are_pooled_as_by_onnx_runtime(pool):
+def test_maps_smaller_than_the_window_by_less_than_a_stride_are_pooled_as_by_newer_onnx_runtimes(pool):
     case = dataclasses.replace(CASE, pool=pool)
     model = make_model(case, with_function=True)
     inputs = random_inputs(case, (2, 6, 1, 1))
     (expected,) = make_session(model, with_library=False).run(None, inputs)
     (actual,) = make_session(model).run(None, inputs)
-    assert actual.shape == expected.shape == (2, 8, 1, 1)
+    assert actual.shape == (2, 8, 1, 1)
+    if expected.size == 0:
+        pytest.skip("this ONNX Runtime gives no output for such maps")
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 

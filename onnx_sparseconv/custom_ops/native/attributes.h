@@ -82,9 +82,9 @@ struct ResolvedGeometry {
 // Resolves auto_pad and computes the output's size, as ONNX Conv does. Throws `Error` where the input is too small.
 ResolvedGeometry Resolve(const ConvGeometry& geometry, const Axes& in_dims);
 
-// The size of what a pool makes of maps of `dims`, of which `spatial_rank` axes are the node's. As in ONNX Runtime's
-// MaxPool, a map that is smaller than a window, by less than a stride, gives one output. Throws `Error` where it is
-// smaller by more.
+// The size of what a pool makes of maps of `dims`, of which `spatial_rank` axes are the node's. As in newer
+// versions of ONNX Runtime, a map that is smaller than a window, by less than a stride, gives one output. Throws
+// `Error` where it is smaller by more.
 Axes PooledDims(const PoolGeometry& pool, const Axes& dims, size_t spatial_rank);
 
 }  // namespace sparseconv
