@@ -18,6 +18,7 @@ from onnx_sparseconv.passes.base import (
     detach,
     has_no_activation,
     is_standard,
+    remove,
 )
 
 
@@ -66,8 +67,7 @@ class FuseActivation:
             edits.append(Edit(convolution, match.label, match.nodes[-1].name))
             graph.nodes[index] = _activated(convolution, match)
             gone += match.nodes
-        ids = {id(node) for node in gone}
-        graph.nodes[:] = [node for node in graph.nodes if id(node) not in ids]
+        remove(graph, gone)
         return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
     def _fusible(self, convolution: gs.Node, own: AbstractSet[int]) -> Match | None:

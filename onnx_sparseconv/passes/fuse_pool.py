@@ -26,6 +26,7 @@ from onnx_sparseconv.passes.base import (
     has_no_further_output,
     is_sparse,
     is_standard,
+    remove,
     require_sole_reader,
 )
 
@@ -69,8 +70,7 @@ class FusePool:
             edits.append(Edit(convolution, pool.op, pool.name))
             graph.nodes[position[id(convolution)]] = _pooled(convolution, pool, geometry)
             gone.append(pool)
-        ids = {id(node) for node in gone}
-        graph.nodes[:] = [node for node in graph.nodes if id(node) not in ids]
+        remove(graph, gone)
         return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
     def _fusible(self, pool: gs.Node, own: AbstractSet[int]) -> tuple[gs.Node, PoolGeometry] | None:

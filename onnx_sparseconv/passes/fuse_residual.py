@@ -16,6 +16,7 @@ from onnx_sparseconv.passes.base import (
     detach,
     has_no_activation,
     is_standard,
+    remove,
     require_sole_reader,
 )
 
@@ -59,8 +60,7 @@ class FuseResidual:
             edits.append(Edit(convolution, f"{add.op} of a residual", add.name))
             graph.nodes[position[id(add)]] = _with_residual(convolution, residual, add)
             gone.append(convolution)
-        ids = {id(node) for node in gone}
-        graph.nodes[:] = [node for node in graph.nodes if id(node) not in ids]
+        remove(graph, gone)
         return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
     def _fusible(self, add: gs.Node, own: AbstractSet[int]) -> tuple[gs.Node, gs.Tensor] | None:

@@ -44,14 +44,19 @@ Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const Co
   return inputs;
 }
 
+// Throws `Error` where 64 bits cannot count the bytes of a tensor of this shape.
+static void CheckCountable(const ort::Shape& shape) {
+  int64_t count = sizeof(float);
+  for (size_t i = 0; i < shape.rank; ++i) count = CheckedMultiply(count, shape.dims[i], "the size of Y in bytes");
+}
+
 ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const Axes& out_dims) {
   ort::Shape shape;
   shape.rank = inputs.x.shape.rank;
   shape.dims[0] = inputs.batch;
   shape.dims[1] = geometry.out_channels;
   std::copy(out_dims.end() - static_cast<ptrdiff_t>(geometry.spatial_rank), out_dims.end(), shape.dims.begin() + 2);
-  int64_t count = sizeof(float);
-  for (size_t i = 0; i < shape.rank; ++i) count = CheckedMultiply(count, shape.dims[i], "the size of Y in bytes");
+  CheckCountable(shape);
   if (inputs.residual.data != nullptr && inputs.residual.shape != shape) {
     Fail("input Z must have the shape of Y, ", ToString(shape), ", found ", ToString(inputs.residual.shape));
   }
@@ -61,8 +66,7 @@ ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const
 ort::Shape PooledShape(ort::Shape shape, const ConvGeometry& geometry, const Axes& pooled_dims) {
   std::copy(pooled_dims.end() - static_cast<ptrdiff_t>(geometry.spatial_rank), pooled_dims.end(),
             shape.dims.begin() + 2);
-  int64_t count = sizeof(float);
-  for (size_t i = 0; i < shape.rank; ++i) count = CheckedMultiply(count, shape.dims[i], "the size of Y in bytes");
+  CheckCountable(shape);
   return shape;
 }
 
