@@ -126,9 +126,14 @@ def checksum(weights: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def prepared_name(layer: Layer, sparsity: float, dtype: str) -> str:
-    """File name of a prepared layer."""
-    return f"{layer.name.replace('@', '_at_')}-{sparsity:g}-{dtype}.onnx"
+# What a prepared layer is made of: the layer, its sparsity and type, and the batch size that its kernel is chosen for.
+Prepared = tuple[Layer, float, str, int | None]
+
+
+def prepared_name(layer: Layer, sparsity: float, dtype: str, batch: int | None = None) -> str:
+    """File name of a layer that was prepared, for one batch size or for those that conversion assumes."""
+    suffix = "" if batch is None else f"-batch-{batch}"
+    return f"{layer.name.replace('@', '_at_')}-{sparsity:g}-{dtype}{suffix}.onnx"
 
 
 def prepare(
@@ -137,6 +142,8 @@ def prepare(
     targets: Sequence[str],
     jobs: int,
     say: Callable[[str], None],
+    *,
+    by_batch: bool = False,
 ) -> int:
     """Convert every layer, with images for the targets; needs no GPU. What fails stands in the manifest.
 
@@ -144,21 +151,24 @@ def prepare(
 
     Args:
         directory: where to.
-        cells: as `grid` gives them; the batch size makes no difference.
+        cells: as `grid` gives them.
         targets: architectures, such as ``sm_90``; none: no images.
         jobs: layers at a time.
         say: called with a line for every layer.
+        by_batch: whether the kernel is chosen for the cell's batch size, of each a file of its own; else the batch size
+            makes no difference.
 
     Returns:
         The number of layers that failed.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    wanted = {prepared_name(layer, sparsity, dtype): (layer, sparsity, dtype) for layer, _, dtype, sparsity in cells}
+    asked = [(layer, sparsity, dtype, batch if by_batch else None) for layer, batch, dtype, sparsity in cells]
+    wanted = {prepared_name(*one): one for one in asked}
     entries: dict[str, dict[str, Any]] = {}
     # What takes longest begins first. Threads are enough: the compilers are processes of their own.
-    longest_first = sorted(wanted, key=lambda name: _code_length(*wanted[name]), reverse=True)
+    longest_first = sorted(wanted, key=lambda name: _code_length(wanted[name]), reverse=True)
     with ThreadPoolExecutor(jobs) as pool:
-        waiting = {pool.submit(_prepare_one, directory / name, *wanted[name], targets): name for name in longest_first}
+        waiting = {pool.submit(_prepare_one, directory / name, wanted[name], targets): name for name in longest_first}
         for future in as_completed(waiting):
             name = waiting[future]
             entries[name] = entry = future.result()
@@ -169,15 +179,17 @@ def prepare(
     return sum(bool(entry["problem"]) for entry in entries.values())
 
 
-def _code_length(layer: Layer, sparsity: float, dtype: str) -> float:
+def _code_length(wanted: Prepared) -> float:
     """Something that grows with the time to compile a layer: halves take longer for as many weights."""
+    layer, sparsity, dtype, _ = wanted
     weights = layer.in_channels // layer.group * layer.out_channels * layer.kernel ** len(layer.spatial)
     return weights * (1 - sparsity) * (2 if dtype == "float16" else 1)
 
 
-def _prepare_one(path: Path, layer: Layer, sparsity: float, dtype: str, targets: Sequence[str]) -> dict[str, Any]:
+def _prepare_one(path: Path, wanted: Prepared, targets: Sequence[str]) -> dict[str, Any]:
     import onnx_sparseconv as sc  # noqa: PLC0415
 
+    layer, sparsity, dtype, batch = wanted
     started = time.perf_counter()
     weights = make_weights(layer, sparsity, dtype)
     entry: dict[str, Any] = {
@@ -189,7 +201,8 @@ def _prepare_one(path: Path, layer: Layer, sparsity: float, dtype: str, targets:
         "dense_weight_bytes": weights["w"].nbytes,
     }
     model = make_model(layer, Setting(sparsity, 1, 1, dtype), relu=True, batch="N")
-    options = sc.ConvertOptions(force=True, targets=tuple(targets), jobs=1)
+    batches = (batch,) if targets and batch is not None else ()
+    options = sc.ConvertOptions(force=True, targets=tuple(targets), jobs=1, batches=batches)
     try:
         _, report = sc.convert(model, path, options)
     except SparseConvError as error:

@@ -2,8 +2,9 @@
 
     python benchmarks/networks.py build/networks --networks vgg16 resnet50
 
-What they compute is worth nothing; how long they take depends on shapes and zeros alone. All but VGG-16 are the graphs
-of onnx's light models. The batch is open.
+What they compute is worth nothing; how long they take depends on shapes and zeros alone. ResNet-50,
+DenseNet-121, VGG-19 and SqueezeNet are the graphs of onnx's light models, the others are written as PyTorch's exporter
+does. Depthwise convolutions keep all their weights. The batch is open.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from onnx import ModelProto
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.architectures import light_model, vgg16
+from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, vgg16
 
 
 def _light(name: str) -> Callable[[], ModelProto]:
@@ -27,8 +28,10 @@ def _light(name: str) -> Callable[[], ModelProto]:
 
 NETWORKS: dict[str, Callable[[], ModelProto]] = {
     "vgg16": vgg16,
+    "resnet18": resnet18,
     "resnet50": _light("resnet50"),
     "densenet121": _light("densenet121"),
+    "mobilenet_v2": full_mobilenet_v2,
     "vgg19": _light("vgg19"),
     "squeezenet": _light("squeezenet"),
 }

@@ -111,7 +111,7 @@ def run_papers(options: argparse.Namespace, head: dict[str, Any]) -> int:
     work = plan_work(selected_rows(options.suite, options.layers), options.dtype, options.sparsity, options.batch)
     if options.prepare is not None:
         cells = [(item.layer, item.batch, item.dtype, sparsity) for item in work for sparsity in item.sparsities]
-        return int(prepare(options.prepare, cells, options.target, options.jobs, _say) > 0)
+        return int(prepare(options.prepare, cells, options.target, options.jobs, _say, by_batch=True) > 0)
     earlier = earlier_results(options)
     results = {
         **head,
@@ -158,13 +158,13 @@ def missing_work(work: Iterable[Work], records: Iterable[dict[str, Any]]) -> lis
 def make_jobs(work: Sequence[Work], options: argparse.Namespace) -> list[PaperJob]:
     """The jobs of a session. What could not be prepared is measured all the same, without images."""
     prepared = read_prepared(options.prepared) if options.prepared is not None else {}
-    wanted = {prepared_name(item.layer, s, item.dtype) for item in work for s in item.sparsities}
+    wanted = {prepared_name(item.layer, s, item.dtype, item.batch) for item in work for s in item.sparsities}
     if lacking := sorted(name for name in wanted if prepared.get(name, {"problem": "not prepared"})["problem"]):
         _say(f"{len(lacking)} of {len(wanted)} layers have no prepared model, and no generated kernel: {lacking[0]} ..")
     chosen = tuple(options.baselines) if options.baselines is not None else BASELINES
     jobs = []
     for item in work:
-        names = {sparsity: prepared_name(item.layer, sparsity, item.dtype) for sparsity in item.sparsities}
+        names = {sparsity: prepared_name(item.layer, sparsity, item.dtype, item.batch) for sparsity in item.sparsities}
         there = {s: name for s, name in names.items() if not prepared.get(name, {"problem": "not prepared"})["problem"]}
         # Where nobody chose, structured pruning is for the suites that have it.
         without = () if item.structured or options.baselines is not None else ("structured",)

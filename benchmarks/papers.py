@@ -3,7 +3,8 @@
 All of it runs in one process, on the same inputs and outputs in the memory of the GPU, and is timed in turn:
 
 ================  ========================================================================================
-``sparse``        SparseConv with its generated kernel where it has one (ours)
+``sparse``        SparseConv as converted for the GPU: with generated code where that is foretold to be fastest (ours)
+``library``       SparseConv without generated code: float16 runs on tensor cores where they take the layer (ours)
 ``csr``           SparseConv's CSR kernel, which runs ragged rows as Escoin does (ours)
 ``csr-1`` ..      the same with 1, 2, 4 and 8 images a thread, instead of what it chooses
 ``csr-unified``   the same with all rows as long as the longest, as Pietron & Zurek store them
@@ -386,6 +387,8 @@ class _Bench:
         nonzeros = int(np.count_nonzero(self._weights[sparsity]["w"]))
         csr = {"sparseconv.cuda_kernel": "csr"}
         add("sparse", model, {}, nonzeros=nonzeros)
+        if job.dtype == "float16" and "generated" in self.candidates[-1].kernel:
+            add("library", self._without_code(sparsity), {}, nonzeros=nonzeros)
         if sparsity != job.main_sparsity and not job.is_thorough:
             return
         if "csr" in job.baselines:
@@ -398,11 +401,14 @@ class _Bench:
             add("csr-unified", unified.model, csr, nonzeros=unified.nonzeros, stored=unified.stored)
 
     def _converted(self, sparsity: float) -> bytes:
-        job = self._job
-        if sparsity in job.converted:
-            return Path(job.converted[sparsity]).read_bytes()
+        if sparsity in self._job.converted:
+            return Path(self._job.converted[sparsity]).read_bytes()
+        return self._without_code(sparsity)
+
+    def _without_code(self, sparsity: float) -> bytes:
         import onnx_sparseconv as sc  # noqa: PLC0415
 
+        job = self._job
         dense = make_model(job.layer, Setting(sparsity, job.batch, 1, job.dtype), relu=True, batch="N")
         converted, _ = sc.convert(dense, options=sc.ConvertOptions(force=True))
         assert converted is not None

@@ -242,8 +242,11 @@ def test_prepared_models_reach_their_jobs_and_what_is_lacking_is_told(tmp_path, 
     (job,) = paper_session.make_jobs(work, options)
     assert sorted(job.converted) == sorted(job.weights) == [0.8, 0.9]
     said = capsys.readouterr().err
-    assert "1 of 3 layers have no prepared model, and no generated kernel: 5x5_1-20_at_28p0-0.95-float32.onnx" in said
-    assert job.converted[0.8].endswith("5x5_1-20_at_28p0-0.8-float32.onnx")
+    assert (
+        "1 of 3 layers have no prepared model, and no generated kernel: 5x5_1-20_at_28p0-0.95-float32-batch-64.onnx"
+        in said
+    )
+    assert job.converted[0.8].endswith("5x5_1-20_at_28p0-0.8-float32-batch-64.onnx")
 
 
 def test_the_command_line(monkeypatch, capsys, tmp_path):

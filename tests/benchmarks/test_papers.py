@@ -71,6 +71,22 @@ def test_everything_that_the_papers_compare_with_is_measured_and_right(job, dtyp
     assert unified["stored"] > unified["nonzeros"] == found["sparse"][1]["details"]["nonzeros"]
 
 
+@pytest.mark.parametrize(("dtype", "count"), [("float32", 0), ("float16", 2)])
+@pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
+def test_beside_generated_code_the_kernels_on_tensor_cores_are_measured(job, dtype, count, monkeypatch):
+    import papers
+
+    describe = papers.describe_kernels
+    monkeypatch.setattr(
+        papers,
+        "describe_kernels",
+        lambda: [dataclasses.replace(one, kernel="cuda.generated(sm_90)") for one in describe()],
+    )
+    found = _by_baseline(_measure(job, dtype=dtype, baselines=()))
+    assert [one["sparsity"] for one in found.get("library", ())] == [0.8, 0.9][:count]
+    assert not any(one["problem"] for one in found.get("library", ()))
+
+
 @pytest.mark.usefixtures("cuda_on_cpu", "sparse_kernels_say_cuda")
 def test_the_device_is_closed_when_all_is_timed(job):
     made = []

@@ -13,14 +13,13 @@ from onnx_sparseconv.runtime.bench import CudaBench, bench
 from onnx_sparseconv.runtime.provider_check import check_provider
 from onnx_sparseconv.runtime.timing import TimingPlan
 from onnx_sparseconv.runtime.verify import verify
-from tests.models.test_real_models import MODELS
 from tests.runtime import networks
-from tests.support.real_models import find_model
+from tests.support.real_models import REAL_MODELS, find_model
 
 QUICK = TimingPlan(warmup=1, min_rounds=2, max_rounds=2, runs_per_round=2, seconds=0)
 
 
-@pytest.fixture(params=MODELS, ids=lambda m: m.name)
+@pytest.fixture(params=REAL_MODELS.values(), ids=list(REAL_MODELS))
 def real(request):
     return request.param
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,47 +18,16 @@ from onnx_sparseconv.custom_ops.schema import OP_TYPES
 from onnx_sparseconv.kernels.unified_csr import order_rows, stored_entries
 from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure
 from onnx_sparseconv.runtime.metrics import compare_outputs, derive_tolerance
-from tests.support.real_models import find_model, models_directory
+from tests.support.real_models import REAL_MODELS, RealModel, find_model, models_directory
 
 
-@dataclass(frozen=True)
-class Real:
-    """A real model: inputs for it, and what is known of it."""
-
-    name: str
-    shapes: dict[str, tuple[int, ...]]
-    convs: int
-    really_pruned: bool = False
-    scalars: dict[str, float] = field(default_factory=dict)
-
-    def feed(self) -> dict[str, np.ndarray]:
-        rng = np.random.default_rng(7)
-        arrays = {n: rng.standard_normal(s, dtype=np.float32) * np.float32(0.3) for n, s in self.shapes.items()}
-        return arrays | {n: np.array(v, np.float32) for n, v in self.scalars.items()}
-
-
-MODELS = [
-    Real("squeezenet_deep_compression", {"data": (1, 3, 227, 227)}, 26, really_pruned=True),
-    Real("lenet5_dns_sparse", {"data": (3, 1, 28, 28)}, 2, really_pruned=True),
-    Real("skimcaffe_alexnet_trunk_group2", {"data": (1, 3, 227, 227)}, 5, really_pruned=True),
-    Real("mediapipe_face_full_range_sparse", {"input_1": (1, 192, 192, 3)}, 91, really_pruned=True),
-    Real("ppocrv4_det", {"x": (1, 3, 96, 128)}, 62),
-    Real("ppocrv4_rec", {"x": (1, 3, 48, 160)}, 38),
-    Real("ultraface_rfb_320", {"input": (1, 3, 240, 320)}, 52),
-    Real("dnsmos_sig_bak_ovr", {"input_1": (1, 144160)}, 9),
-    Real("open_nsfw_resnet50thin", {"input:0": (1, 224, 224, 3)}, 53),
-    Real("mnist_cntk_samepad", {"Input3": (1, 1, 28, 28)}, 2),
-    Real("swift_f0", {"audio": (1, 8000)}, 18, scalars={"fmin": 50.0, "fmax": 1000.0}),
-]
-
-
-@pytest.fixture(params=MODELS, ids=lambda m: m.name)
-def real(request: pytest.FixtureRequest) -> Real:
+@pytest.fixture(params=REAL_MODELS.values(), ids=list(REAL_MODELS))
+def real(request: pytest.FixtureRequest) -> RealModel:
     return request.param
 
 
 @pytest.fixture
-def sparse_file(real: Real, tmp_path: Path) -> Path:
+def sparse_file(real: RealModel, tmp_path: Path) -> Path:
     """The model with sparse weights: as published, or pruned to 90%."""
     source = find_model(real.name)
     target = tmp_path / "sparse.onnx"
@@ -86,7 +54,9 @@ def assert_equal_within(got: list[np.ndarray], wanted: list[np.ndarray], toleran
         assert float(np.abs(a - b).max()) <= tolerance * scale
 
 
-def test_forced_conversion_gives_the_same_results_everywhere(real: Real, sparse_file: Path, tmp_path: Path) -> None:
+def test_forced_conversion_gives_the_same_results_everywhere(
+    real: RealModel, sparse_file: Path, tmp_path: Path
+) -> None:
     converted, back = tmp_path / "converted.onnx", tmp_path / "back.onnx"
     _, report = convert(sparse_file, converted, ConvertOptions(force=True))
     assert report.model.num_rewritten == len(report.model.layers) == real.convs
@@ -135,7 +105,7 @@ def _conv_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("scope", ["layer", "channel"])
-def test_a_model_pruned_to_90_percent_stores_at_most_a_quarter(real: Real, scope: str, tmp_path: Path) -> None:
+def test_a_model_pruned_to_90_percent_stores_at_most_a_quarter(real: RealModel, scope: str, tmp_path: Path) -> None:
     pruned, converted = tmp_path / "pruned.onnx", tmp_path / "converted.onnx"
     prune(find_model(real.name), pruned, sparsity=0.9, scope=scope)
     _, report = convert(pruned, converted, ConvertOptions(min_sparsity=0.75))
@@ -150,7 +120,7 @@ def test_a_model_pruned_to_90_percent_stores_at_most_a_quarter(real: Real, scope
     assert report.bytes_before - report.bytes_after >= saved - 16_384 - 2_048 * report.model.num_rewritten
 
 
-def test_filling_rows_costs_less_than_30_percent_on_really_pruned_models(real: Real) -> None:
+def test_filling_rows_costs_less_than_30_percent_on_really_pruned_models(real: RealModel) -> None:
     if not real.really_pruned:
         pytest.skip("not a really pruned model")
     _, report = convert(find_model(real.name), options=ConvertOptions(min_sparsity=0.5))
@@ -201,7 +171,7 @@ def _predict(path: Path, images: np.ndarray, *, library: bool) -> np.ndarray:
     return np.concatenate([session.run(None, {feed.name: b})[0].argmax(axis=1) for b in batches])
 
 
-def test_in_float16_every_model_stays_close_everywhere(real: Real, sparse_file: Path, tmp_path: Path) -> None:
+def test_in_float16_every_model_stays_close_everywhere(real: RealModel, sparse_file: Path, tmp_path: Path) -> None:
     converted, back = tmp_path / "converted.onnx", tmp_path / "back.onnx"
     _, report = convert(sparse_file, converted, ConvertOptions(force=True, precision="fp16"))
     assert report.precision is not None

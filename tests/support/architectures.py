@@ -63,9 +63,14 @@ class Network:
         bounds = [self.constant(np.float32(0)), self.constant(np.float32(6))]
         return self.add("Clip", self.last, *bounds)
 
-    def finish(self) -> ModelProto:
+    def finish(self, *, classes: int | None = None) -> ModelProto:
         self.add("GlobalAveragePool", self.last)
         self.add("Flatten", self.last)
+        if classes is not None:
+            weight = self._rng.standard_normal((classes, self.channels), np.float32) / np.float32(
+                np.sqrt(self.channels)
+            )
+            self.add("Gemm", self.last, self.constant(weight), transB=1)
         constants = [tensor(v, n) for n, v in self.constants.items()]
         return model(self.nodes, constants, [self.input], [value(self.last, ["N", None])], opset=OPSET)
 
@@ -150,25 +155,69 @@ def densenet() -> ModelProto:
     return network.finish()
 
 
+def resnet18() -> ModelProto:
+    """ResNet-18 at its full width: a stem, eight blocks of two 3x3 Conv, BatchNormalization not folded."""
+    network = Network(3, 224)
+    network.conv(64, 7, stride=2)
+    network.norm()
+    network.relu()
+    network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            entry, channels = network.last, network.channels
+            stride = 1 if block == 1 or width == 64 else 2
+            network.conv(width, stride=stride)
+            network.norm()
+            network.relu()
+            network.conv(width)
+            main = network.norm()
+            if channels != width:
+                network.last, network.channels = entry, channels
+                network.conv(width, 1, stride=stride)
+                entry = network.norm()
+            network.add("Add", main, entry)
+            network.relu()
+    return network.finish(classes=1000)
+
+
 def mobilenet_v2() -> ModelProto:
     """A stem and inverted residuals: sparse 1x1 Conv around dense depthwise ones, Clip as Relu6."""
     network = Network(3, 32)
-    network.conv(32, 3, stride=2)
+    _inverted_residuals(network, 32, [(3, 32, 1), (3, 48, 2), (2, 48, 1)])
+    return network.finish()
+
+
+def full_mobilenet_v2() -> ModelProto:
+    """MobileNetV2 at its full width: seventeen inverted residuals and a last 1x1 Conv."""
+    network = Network(3, 224)
+    stages = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
+    blocks = [(wider, channels, stride if i == 0 else 1) for wider, channels, n, stride in stages for i in range(n)]
+    _inverted_residuals(network, 32, blocks)
+    network.conv(1280, 1)
     network.norm()
     network.relu6()
-    for channels, stride in ((32, 1), (48, 2), (48, 1)):
+    return network.finish(classes=1000)
+
+
+def _inverted_residuals(network: Network, stem: int, blocks: list[tuple[int, int, int]]) -> None:
+    """A stem with a stride of 2, and blocks: how much wider inside, channels, stride."""
+    network.conv(stem, 3, stride=2)
+    network.norm()
+    network.relu6()
+    for wider, channels, stride in blocks:
         entry, before = network.last, network.channels
-        network.conv(96, 1)
-        network.norm()
-        network.relu6()
-        network.conv(96, 3, stride=stride, group=96)
+        inner = wider * before
+        if wider != 1:
+            network.conv(inner, 1)
+            network.norm()
+            network.relu6()
+        network.conv(inner, 3, stride=stride, group=inner)
         network.norm()
         network.relu6()
         network.conv(channels, 1)
         main = network.norm()
         if stride == 1 and before == channels:
             network.add("Add", entry, main)
-    return network.finish()
 
 
 def half(proto: ModelProto) -> ModelProto:
