@@ -4,7 +4,7 @@
     python benchmarks/fit_gpu_rule.py --check    # fail if they are not what the results say
 
 The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
-gpu-layers-resnet50.json).
+gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -32,14 +32,12 @@ from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
     PointwiseWork,
     SparseWork,
-    TensorWork,
     TimeModel,
     WarpgroupWork,
     as_arrays,
     dense_work,
     pointwise_work,
     sparse_work,
-    tensor_work,
     warpgroup_work,
 )
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
@@ -49,12 +47,16 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
 LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
+FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
 ARCHITECTURE = 90
 # Clock under load of the GPU that is measured, and its multiprocessors.
 CLOCK_MHZ = 1755.0
 MULTIPROCESSORS = 132.0
+# What an empty model takes where the host begins runs faster than the GPU ends them. Where it does not, more than this
+# must not be taken off what a layer took, during which the host begins the next run.
+GPU_FLOOR_US = 5.0
 # What a node of a model costs the GPU at least. The empty model, whose time is taken off, has one.
 NODE_US = 2.0
 # Where the search begins: what is plausible for an H200.
@@ -72,18 +74,12 @@ START = TimeModel(
     dense_launch_us=2.0,
     sparse_launch_us=2.0,
     sparse_slowdown=1.0,
-    warpgroup_launch_us=4.0,
-    warpgroup_tile_us=8.0,
-    warpgroup_chunk_us=2.0,
-    interleave_tb=3.5,
+    warpgroup_mhz=CLOCK_MHZ,
     pointwise_launch_us=3.0,
     pointwise_tile_us=2.0,
     pointwise_chunk_us=0.18,
     pointwise_segment_us=0.011,
     gather_tb=4.0,
-    tensor_launch_us=4.0,
-    tensor_chunk_us=2.5,
-    tensor_moutput_us=0.7,
 )
 DENSE = (
     "float_tflops",
@@ -95,7 +91,7 @@ DENSE = (
     "dense_launch_us",
 )
 SPARSE = ("sparse_launch_us", "sparse_slowdown")
-WARPGROUP = ("warpgroup_launch_us", "warpgroup_tile_us", "warpgroup_chunk_us", "interleave_tb")
+WARPGROUP = ("warpgroup_mhz",)
 POINTWISE = (
     "pointwise_launch_us",
     "pointwise_tile_us",
@@ -103,11 +99,10 @@ POINTWISE = (
     "pointwise_segment_us",
     "gather_tb",
 )
-TENSOR = ("tensor_launch_us", "tensor_chunk_us", "tensor_moutput_us")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
-# With fewer images, the library's kernels are done before the host has begun the next run, on some hosts.
-LEAST_BATCH = 4
+# With fewer images, the pointwise kernel is done before the host has begun the next run, on some hosts.
+LEAST_POINTWISE_BATCH = 4
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.
 MAX_LOSS = 0.9
 # Not less: a layer that is foretold to gain a little may lose, for speed-ups are foretold within about a quarter.
@@ -149,7 +144,7 @@ class Rows:
         return Rows(*names, *works, self.dense_us[index], self.sparse_us[index], self.warpgroup_us[index])
 
 
-NO_WARPGROUPS = WarpgroupWork(math.inf, math.inf, math.inf)
+NO_WARPGROUPS = WarpgroupWork(math.inf)
 
 
 def read_warpgroups(path: Path) -> dict[tuple[object, ...], float]:
@@ -178,45 +173,52 @@ class LibraryRows:
     """Layers measured on the library's kernels that `Rows` does not tell of.
 
     Attributes:
-        tensor: on the tensor-core kernel; `TensorWork`.
+        few_images: on the warpgroup kernel, one to eight images; `WarpgroupWork`.
         pointwise: on the warpgroup kernel for 1x1; `PointwiseWork`.
     """
 
-    tensor: KernelRows
+    few_images: KernelRows
     pointwise: KernelRows
 
 
-def read_library_rows(*paths: Path) -> LibraryRows:
-    """The rows of results files, of layers for which the kernel's time is foretold."""
+def read_library_rows() -> LibraryRows:
+    """The rows of layers for which the kernel's time is foretold."""
     return LibraryRows(
-        _read_kernel_rows(paths, "cuda.tensor", tensor_work, TensorWork),
-        _read_kernel_rows(paths, "cuda.wgmma", pointwise_work, PointwiseWork),
+        _read_kernel_rows([FEW_RESULTS], warpgroup_work, WarpgroupWork, most_floor_us=GPU_FLOOR_US),
+        _read_kernel_rows(
+            [LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, PointwiseWork, least_batch=LEAST_POINTWISE_BATCH
+        ),
     )
 
 
 def _read_kernel_rows(
-    paths: Sequence[Path], kernel: str, work_of: Callable[[SparseLayer, int, int, float], Any], kind: type
+    paths: Sequence[Path],
+    work_of: Callable[[SparseLayer, int, int, float], Any],
+    kind: type,
+    *,
+    least_batch: int = 1,
+    most_floor_us: float = math.inf,
 ) -> KernelRows:
     names, works, times = [], [], []
     for results in (json.loads(path.read_text()) for path in paths):
         for record in results["layers"]:
             layer, setting = record["layer"], record["setting"]
-            is_of_kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel") == kernel
-            if not is_of_kernel or setting["batch"] < LEAST_BATCH:
+            kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel")
+            if kernel != "cuda.wgmma" or setting["batch"] < least_batch:
                 continue
             made = make_measured_layer(layer, setting, record["nonzeros"])
             work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
             if work is not None:
                 names.append(layer["name"])
                 works.append(work)
-                times.append(_layer_us(results, record, "sparse"))
+                times.append(_layer_us(results, record, "sparse", most_floor_us))
     if not names:
-        raise ValueError(f"{', '.join(path.name for path in paths)}: no layer ran on {kernel}")
+        raise ValueError(f"{', '.join(path.name for path in paths)}: no layer ran on warpgroups")
     return KernelRows(tuple(names), kind(**as_arrays(works)), np.array(times))
 
 
-def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str) -> float:
-    floor = results["floor"][record["best"]]["burst_us"]
+def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str, most_floor_us: float = math.inf) -> float:
+    floor = min(results["floor"][record["best"]]["burst_us"], most_floor_us)
     return float(max(record["comparisons"][record["best"]][f"{side}_burst_us"] - floor, 0.0) + NODE_US)
 
 
@@ -297,11 +299,15 @@ def fit(rows: Rows, library: LibraryRows | None = None) -> TimeModel:
     model = _fit_some(least, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
     model = _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
     on = rows.select(np.isfinite(rows.warpgroup_us))
-    model = _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(on.warpgroup) / on.warpgroup_us))
+    works, times = [on.warpgroup], [on.warpgroup_us]
+    if library is not None:
+        works.append(library.few_images.work)
+        times.append(library.few_images.took_us)
+    work, took_us = WarpgroupWork(np.concatenate([w.kcycles for w in works])), np.concatenate(times)
+    model = _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(work) / took_us))
     if library is None:
         return model
-    tensor, pointwise = library.tensor, library.pointwise
-    model = _fit_some(model, TENSOR, lambda m: np.log(m.tensor_us(tensor.work) / tensor.took_us))
+    pointwise = library.pointwise
     return _fit_some(model, POINTWISE, lambda m: np.log(m.pointwise_us(pointwise.work) / pointwise.took_us))
 
 
@@ -497,7 +503,7 @@ def with_tables(text: str, rows: Rows, library: LibraryRows, model: TimeModel, m
     """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
     tables = {
         "gpu-rule": quality_table(rows, model, margin),
-        "gpu-rule-tensor": library_table(library.tensor, model.tensor_us(library.tensor.work)),
+        "gpu-rule-few-images": library_table(library.few_images, model.warpgroup_us(library.few_images.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.pointwise_us(library.pointwise.work)),
         "gpu-rule-constants": constants_table(model, margin),
     }
@@ -535,7 +541,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
     options = parser.parse_args()
-    rows, library = read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows(LIBRARY_RESULTS, RESNET_RESULTS)
+    rows, library = read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows()
     if options.check:
         problems = check(rows, library)
         for problem in problems:
@@ -550,7 +556,7 @@ def main() -> int:
     write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, library, model, margin))
     print(constants_table(model, margin))
     print(quality_table(rows, model, margin))
-    print(library_table(library.tensor, model.tensor_us(library.tensor.work)))
+    print(library_table(library.few_images, model.warpgroup_us(library.few_images.work)))
     print(library_table(library.pointwise, model.pointwise_us(library.pointwise.work)))
     return 0
 

@@ -19,18 +19,12 @@ MODEL = TimeModel(
     dense_launch_us=2.395,
     sparse_launch_us=1.901,
     sparse_slowdown=0.9829,
-    warpgroup_launch_us=3.393,
-    warpgroup_tile_us=5.1,
-    warpgroup_chunk_us=2.086,
-    interleave_tb=3.645,
+    warpgroup_mhz=1717.0,
     pointwise_launch_us=3.145,
     pointwise_tile_us=1.637,
     pointwise_chunk_us=0.144,
     pointwise_segment_us=0.0125,
     gather_tb=3.513,
-    tensor_launch_us=4.698,
-    tensor_chunk_us=2.242,
-    tensor_moutput_us=0.5604,
 )
 # A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with
 # which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.

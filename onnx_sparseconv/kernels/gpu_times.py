@@ -2,7 +2,7 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `tensor_work`).
+generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
+from onnx_sparseconv.kernels.warpgroup_plan import CHANNELS, ROWS, WARPGROUPS, csr_cycles, plan_warpgroups
 
 # A figure of one layer, or of many at once.
 Figure = float | NDArray[np.float64]
@@ -62,14 +63,10 @@ class WarpgroupWork:
     """What the library's warpgroup kernel has to do, for a batch.
 
     Attributes:
-        tiles: of outputs that a multiprocessor computes, one after the other.
-        chunks: that it goes through for each, of 32 channels, 9 taps and 56 positions.
-        mbytes: of the input, read and written once by what interleaves it, in millions.
+        kcycles: of a multiprocessor, in thousands, by `plan_warpgroups`, or of the CSR kernel, where that runs.
     """
 
-    tiles: Figure
-    chunks: Figure
-    mbytes: Figure
+    kcycles: Figure
 
 
 @dataclass(frozen=True)
@@ -92,19 +89,6 @@ class PointwiseWork:
 
 
 @dataclass(frozen=True)
-class TensorWork:
-    """What the library's tensor-core kernel has to do, for a batch.
-
-    Attributes:
-        chunks: of 32 channels that a block goes through, one after the other.
-        moutputs: elements of the output, in millions.
-    """
-
-    chunks: Figure
-    moutputs: Figure
-
-
-@dataclass(frozen=True)
 class TimeModel:
     """Times of layers in a chain of many, so without what a call costs. All but the first two come from measurements.
 
@@ -119,14 +103,10 @@ class TimeModel:
         layout_us: to change the layout of what is no matrix product.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
         sparse_slowdown: of the generated kernel, against `estimate_cycles`.
-        warpgroup_launch_us, warpgroup_tile_us, warpgroup_chunk_us: of the warpgroup kernel: to begin, of a tile, and
-            of a chunk.
-        interleave_tb: of what interleaves its input, terabytes a second.
+        warpgroup_mhz: clock at which the warpgroup kernel's cycles take the time that was measured.
         pointwise_launch_us, pointwise_tile_us, pointwise_chunk_us, pointwise_segment_us: of the warpgroup kernel for
             1x1: to begin, of a tile, of a chunk, and of a segment of a chunk.
         gather_tb: of what gathers its planes, terabytes a second.
-        tensor_launch_us, tensor_chunk_us, tensor_moutput_us: of the tensor-core kernel: to begin, of a chunk, and what
-            a chunk takes longer for each million outputs.
     """
 
     clock_mhz: float
@@ -142,18 +122,12 @@ class TimeModel:
     dense_launch_us: float
     sparse_launch_us: float
     sparse_slowdown: float
-    warpgroup_launch_us: float
-    warpgroup_tile_us: float
-    warpgroup_chunk_us: float
-    interleave_tb: float
+    warpgroup_mhz: float
     pointwise_launch_us: float
     pointwise_tile_us: float
     pointwise_chunk_us: float
     pointwise_segment_us: float
     gather_tb: float
-    tensor_launch_us: float
-    tensor_chunk_us: float
-    tensor_moutput_us: float
 
     def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
         """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
@@ -169,10 +143,8 @@ class TimeModel:
         return np.asarray(self.sparse_launch_us + self.sparse_slowdown * np.asarray(work.work_us), np.float64)
 
     def warpgroup_us(self, work: WarpgroupWork) -> NDArray[np.float64]:
-        """Microseconds of the warpgroup kernel and of what interleaves its input; arrays give arrays."""
-        tile = self.warpgroup_tile_us + self.warpgroup_chunk_us * np.asarray(work.chunks)
-        before = self.warpgroup_launch_us + np.asarray(work.mbytes) / self.interleave_tb
-        return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
+        """Microseconds of the warpgroup kernel, of what interleaves its input, and of what adds up its sums."""
+        return np.asarray(1000 * np.asarray(work.kcycles) / self.warpgroup_mhz, np.float64)
 
     def pointwise_us(self, work: PointwiseWork) -> NDArray[np.float64]:
         """Microseconds of the warpgroup kernel for 1x1 and of what gathers its input; arrays give arrays."""
@@ -180,11 +152,6 @@ class TimeModel:
         tile = self.pointwise_tile_us + np.asarray(work.chunks) * chunk
         before = self.pointwise_launch_us * np.asarray(work.launches) + np.asarray(work.mbytes) / self.gather_tb
         return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
-
-    def tensor_us(self, work: TensorWork) -> NDArray[np.float64]:
-        """Microseconds of the tensor-core kernel; arrays give arrays."""
-        chunk = self.tensor_chunk_us + self.tensor_moutput_us * np.asarray(work.moutputs)
-        return np.asarray(self.tensor_launch_us + np.asarray(work.chunks) * chunk, np.float64)
 
     def transpose_us(self, shape: Sequence[int], itemsize: int) -> float:
         """Microseconds of changing a tensor's layout: it is read and written once."""
@@ -198,10 +165,8 @@ class TimeModel:
         """
         if (runs := pointwise_work(layer, architecture, batch, self.multiprocessors)) is not None:
             return float(self.pointwise_us(runs)), "warpgroups"
-        if (tiles := warpgroup_work(layer, architecture, batch, self.multiprocessors)) is not None:
-            return float(self.warpgroup_us(tiles)), "warpgroups"
-        if (blocks := tensor_work(layer, architecture, batch, self.multiprocessors)) is not None:
-            return float(self.tensor_us(blocks)), "tensor cores"
+        if (planned := warpgroup_work(layer, architecture, batch, self.multiprocessors)) is not None:
+            return float(self.warpgroup_us(planned)), "warpgroups"
         return None
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
@@ -254,14 +219,10 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
     return SparseWork(estimate_cycles(layer, plan, batch) / clock_mhz)
 
 
-# The warpgroup kernel as the native library has it (wgmma_conv.cuh, wgmma_plan.cc).
 _ARCHITECTURE = 90
-_ROWS, _CHANNELS, _IMAGES, _WARPGROUPS = 64, 32, 8, 2
-_POSITIONS = (24, 28, 30, 32)
-# The share of a tile's positions that has outputs, at least; see wgmma_plan.cc.
+# The share of a tile's positions that has outputs, at least, where there is a tile for each multiprocessor; see
+# wgmma_plan.cc.
 _USED_POSITIONS = 0.6
-# Positions of a tile by which a chunk is counted.
-_POSITIONS_A_CHUNK = 56
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
 # of 64 to 512 channels, packed.
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
@@ -271,7 +232,7 @@ _MOST_ZEROS = 0.985
 
 def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> WarpgroupWork | None:
     """What a layer asks of the library's warpgroup kernel; None where it would not run by itself, or nothing like it
-    was measured: other than float16, other kernels than 3x3, strides, dilations, few channels, images or outputs.
+    was measured: other than float16, other kernels than 3x3, strides, dilations, few channels or outputs.
 
     Args:
         layer: with a known input size.
@@ -282,18 +243,17 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     Raises:
         ValueError: the input size is not known.
     """
-    if not _is_like_measured(layer, architecture, batch):
+    is_like_measured = (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
+    if not is_like_measured or not _may_run_on_warpgroups(layer, architecture):
         return None
-    out_h, out_w = _out_size(layer)
-    of_map, positions, tiles = _warpgroup_tiles(layer, batch)
-    if tiles < multiprocessors or out_h * out_w < _USED_POSITIONS * of_map * positions:
-        return None
-    elements = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
-    return WarpgroupWork(
-        tiles=float(math.ceil(tiles / multiprocessors)),
-        chunks=_num_chunks(layer) * _repeats(layer, _REPEATS) * positions / _POSITIONS_A_CHUNK,
-        mbytes=1e-6 * elements * layer.element_type.itemsize,
-    )
+    chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
+    plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
+    if plan.tiles >= multiprocessors:
+        return WarpgroupWork(plan.cycles / 1000) if plan.used_positions >= _USED_POSITIONS else None
+    outputs = batch * math.prod(_out_size(layer))
+    nonzeros = int(np.count_nonzero(layer.used_weights))
+    by_csr = csr_cycles(nonzeros, layer.out_channels, outputs, multiprocessors)
+    return WarpgroupWork(min(plan.cycles, by_csr) / 1000)
 
 
 # The warpgroup kernel for 1x1 as the native library has it (pointwise_conv.cuh, pointwise_plan.cc).
@@ -319,9 +279,9 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
     chunks = math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
-    row_tiles = 1 if layer.group_out_channels <= _ROWS else _WARPGROUPS
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * _ROWS))
-    products = row_blocks * row_tiles * _ROWS * chunks * _CHANNELS
+    row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
+    row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
+    products = row_blocks * row_tiles * ROWS * chunks * CHANNELS
     is_worth = products <= _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights)
     if not is_worth or (batch < _MANY_IMAGES and chunks > _FEW_CHUNKS):
         return None
@@ -334,7 +294,7 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
         tile = _PLANNED_TILE[of_warpgroup] + chunks * (_PLANNED_CHUNK + segments * _PLANNED_SEGMENT)
         return math.ceil(tiles * row_blocks / blocks) * tile
 
-    tiles, segments, _ = min(_pointwise_runs(plane, batch, _WARPGROUPS // row_tiles), key=time_of)
+    tiles, segments, _ = min(_pointwise_runs(plane, batch, WARPGROUPS // row_tiles), key=time_of)
     is_plain = layer.strides == (1, 1) and not any(layer.pads)
     is_gathered = not is_plain or plane % (_SEGMENT_POSITIONS // 2) != 0
     # A row of X is read as a whole where only some of its columns are.
@@ -360,33 +320,12 @@ def _pointwise_runs(plane: int, batch: int, runs: int) -> list[tuple[int, int, i
     return found
 
 
-def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> TensorWork | None:
-    """What a layer asks of the library's tensor-core kernel; None where it would not run by itself, or nothing like it
-    was measured: other layers than those of `warpgroup_work`, of which there are too few tiles for warpgroups.
-
-    Arguments and errors are those of `warpgroup_work`.
-    """
-    if not _is_like_measured(layer, architecture, batch) or _warpgroup_tiles(layer, batch)[2] >= multiprocessors:
-        return None
-    outputs = batch * layer.out_channels * math.prod(_out_size(layer))
-    return TensorWork(chunks=float(_num_chunks(layer)), moutputs=1e-6 * outputs)
-
-
-def _is_like_measured(layer: SparseLayer, architecture: int, batch: int) -> bool:
-    """Whether layers like it were measured on tensor cores, and run there by themselves."""
-    return (
-        batch >= _IMAGES
-        and (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
-        and _may_run_on_warpgroups(layer, architecture)
-    )
-
-
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:
     return (
         architecture == _ARCHITECTURE
         and layer.element_type == np.float16
-        and layer.group_in_channels >= _CHANNELS
-        and layer.group_out_channels >= _ROWS
+        and layer.group_in_channels >= CHANNELS
+        and layer.group_out_channels >= ROWS
         and _zeros(layer) <= _MOST_ZEROS
     )
 
@@ -396,34 +335,11 @@ def _zeros(layer: SparseLayer) -> float:
 
 
 def _num_chunks(layer: SparseLayer) -> int:
-    return math.ceil(layer.group_in_channels / _CHANNELS)
+    return math.ceil(layer.group_in_channels / CHANNELS)
 
 
 def _repeats(layer: SparseLayer, of_zeros: tuple[Sequence[float], Sequence[float]]) -> float:
     return float(np.interp(_zeros(layer), *of_zeros))
-
-
-def _warpgroup_tiles(layer: SparseLayer, batch: int) -> tuple[int, int, int]:
-    """Tiles of a map, positions that are computed for each, and tiles of the whole output."""
-    of_map, positions = min(_map_tiles(*_out_size(layer), layer.kernel_shape[1] - 1), key=math.prod)
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / _ROWS)
-    return of_map, positions, of_map * row_blocks * math.ceil(batch / _IMAGES)
-
-
-def _map_tiles(out_h: int, out_w: int, reach: int) -> list[tuple[int, int]]:
-    """Ways to cut the outputs of a map: into how many tiles, and positions that are computed for each."""
-    found = []
-    for positions in _POSITIONS:
-        in_row = math.ceil(out_w / positions)
-        run_w = math.ceil(out_w / in_row)
-        run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < positions
-        for runs_x in range(1, min(_WARPGROUPS, in_row) + 1):
-            tile_w = runs_x * run_w
-            # Positions go on from a row of outputs to the next one, behind what lies between.
-            lines = min(out_h, 1 + (positions - run_w) // (tile_w + reach)) if in_row == 1 else 1
-            tiles = math.ceil(out_w / tile_w) * math.ceil(out_h / (_WARPGROUPS // runs_x * lines))
-            found.append((tiles, _WARPGROUPS * positions))
-    return found
 
 
 def _out_size(layer: SparseLayer) -> tuple[int, int]:

@@ -16,7 +16,7 @@ def program():
 
 @pytest.fixture
 def library(program):
-    return program.read_library_rows(program.LIBRARY_RESULTS, program.RESNET_RESULTS)
+    return program.read_library_rows()
 
 
 @pytest.fixture
@@ -46,8 +46,7 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
         half_tflops=600.0,
         layout_us=9.0,
         sparse_slowdown=1.7,
-        warpgroup_tile_us=12.0,
-        warpgroup_chunk_us=3.0,
+        warpgroup_mhz=1200.0,
     )
     dense_us, sparse_us, warpgroup_us = program.foretell(rows, truth)
     made = dataclasses.replace(rows, dense_us=dense_us, sparse_us=sparse_us, warpgroup_us=warpgroup_us)
@@ -57,31 +56,26 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     assert found.half_tflops == pytest.approx(600, rel=0.05)
     assert found.layout_us == pytest.approx(9, rel=0.05)
     assert found.sparse_slowdown == pytest.approx(1.7, rel=0.05)
-    assert found.warpgroup_tile_us == pytest.approx(12, rel=0.1)
-    assert found.warpgroup_chunk_us == pytest.approx(3, rel=0.1)
+    assert found.warpgroup_mhz == pytest.approx(1200, rel=0.05)
     quality = program.rate(made, program.foretell(made, found), 1.2)
     assert quality.gain_error < 1.1
 
 
 def test_a_fit_finds_what_made_the_times_of_the_librarys_kernels(program, rows, library):
-    constants = {"tensor_launch_us": 5.0, "tensor_chunk_us": 4.0, "tensor_moutput_us": 1.5}
-    constants |= {"pointwise_tile_us": 3.0, "pointwise_segment_us": 0.02}
+    constants = {"pointwise_tile_us": 3.0, "pointwise_segment_us": 0.02}
     truth = dataclasses.replace(program.fit(rows), **constants)
-    assert len(library.tensor.layers) >= 12
+    assert len(library.few_images.layers) >= 40
     assert len(library.pointwise.layers) >= 15
-    tensor = dataclasses.replace(library.tensor, took_us=truth.tensor_us(library.tensor.work))
     pointwise = dataclasses.replace(library.pointwise, took_us=truth.pointwise_us(library.pointwise.work))
-    found = program.fit(rows, program.LibraryRows(tensor, pointwise))
-    assert found.tensor_chunk_us == pytest.approx(4, rel=0.1)
-    assert found.tensor_moutput_us == pytest.approx(1.5, rel=0.1)
+    found = program.fit(rows, program.LibraryRows(library.few_images, pointwise))
     assert found.pointwise_tile_us == pytest.approx(3, rel=0.1)
     assert found.pointwise_segment_us == pytest.approx(0.02, rel=0.1)
-    assert "| all | " in program.library_table(tensor, found.tensor_us(tensor.work))
+    assert "| all | " in program.library_table(pointwise, found.pointwise_us(pointwise.work))
 
 
-@pytest.mark.parametrize("kernel", ["tensor", "pointwise"])
-def test_times_of_the_librarys_kernels_are_foretold_within_a_fifth(program, library, kernel):
-    rows = getattr(library, kernel)
+@pytest.mark.parametrize(("rows", "kernel"), [("few_images", "warpgroup"), ("pointwise", "pointwise")])
+def test_times_of_the_librarys_kernels_are_foretold_within_a_fifth(program, library, rows, kernel):
+    rows = getattr(library, rows)
     foretold = getattr(program.gpu_time_constants.MODEL, f"{kernel}_us")(rows.work)
     assert program._typical(foretold / rows.took_us) < 1.2
 

@@ -16,10 +16,10 @@ from onnx_sparseconv.kernels.gpu_times import (
     dense_work,
     pointwise_work,
     sparse_work,
-    tensor_work,
     warpgroup_work,
 )
 from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
+from onnx_sparseconv.kernels.warpgroup_plan import plan_warpgroups
 from tests.support.sparse_layers import sparse_layer
 
 make = functools.partial(sparse_layer, size=(28, 30))
@@ -63,22 +63,38 @@ def on_warpgroups(layer, batch=64, architecture=90):
     return warpgroup_work(layer, architecture, batch, MODEL.multiprocessors)
 
 
+def half_layer(channels, size, **changes):
+    return make((channels, channels, 3, 3), size=(size, size), dtype=np.float16, **changes)
+
+
 def test_what_a_layer_has_to_do_on_warpgroups():
-    layer = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16)
+    layer = half_layer(512, 28)
     work = on_warpgroups(layer)
-    # 8 blocks of 64 outputs, 8 eights of images, tiles of 2 rows: 896 blocks on 132 multiprocessors.
-    assert work.tiles == 7
-    assert work.chunks == pytest.approx(16, rel=0.03)
-    assert work.mbytes == pytest.approx(2e-6 * 2 * 64 * 512 * 28 * 28)
-    # Two rows of 14 share a run, with the two positions of padding between them.
-    assert on_warpgroups(make((512, 512, 3, 3), size=(14, 14), dtype=np.float16)).chunks == pytest.approx(
-        16 * 60 / 56, rel=0.03
-    )
-    # Rows of an odd width are cut as they are: two of 15 go into 32 positions.
-    assert on_warpgroups(make((512, 512, 3, 3), size=(15, 15), dtype=np.float16)).tiles == 2
-    denser = make((512, 512, 3, 3), size=(28, 28), dtype=np.float16, density=0.3)
-    assert on_warpgroups(denser).chunks > 1.2 * work.chunks
-    assert MODEL.warpgroup_us(on_warpgroups(denser)) > MODEL.warpgroup_us(work)
+    plan = plan_warpgroups(layer, 64, 16 * 1.02, MODEL.multiprocessors)
+    # 8 blocks of 64 outputs, 8 eights of images, tiles of 2 rows.
+    assert plan.tiles == 8 * 8 * 14
+    assert work.kcycles == pytest.approx(plan.cycles / 1000, rel=0.03)
+    assert plan.used_positions == 1
+    denser = half_layer(512, 28, density=0.3)
+    assert MODEL.warpgroup_us(on_warpgroups(denser)) > 1.2 * MODEL.warpgroup_us(work)
+    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.warpgroup_us(work))), "warpgroups")
+
+
+def test_few_images_are_cut_into_strips_and_shared():
+    layer = half_layer(512, 14)
+    one, eight = (plan_warpgroups(layer, batch, 16.0, MODEL.multiprocessors) for batch in (1, 8))
+    # A tile or two for each of 8 blocks of outputs, whose sums several multiprocessors share.
+    assert one.tiles <= 16
+    assert one.cycles < eight.cycles < 2 * one.cycles
+    assert one.cycles < plan_warpgroups(layer, 1, 16.0, 8).cycles / 2
+    # Next to nothing to do: the CSR kernel would be faster.
+    few = on_warpgroups(half_layer(64, 7), 1)
+    assert few.kcycles < plan_warpgroups(half_layer(64, 7), 1, 2.0, MODEL.multiprocessors).cycles / 1000
+
+
+def test_a_plan_needs_a_size():
+    with pytest.raises(ValueError, match="not known"):
+        plan_warpgroups(dataclasses.replace(make(), in_size=None), 1, 1.0, 132)
 
 
 @pytest.mark.parametrize(
@@ -91,9 +107,8 @@ def test_what_a_layer_has_to_do_on_warpgroups():
         ({"stride": 2}, {}),
         ({"shape": (512, 24, 3, 3)}, {}),
         ({"shape": (40, 512, 3, 3)}, {}),
-        ({}, {"batch": 4}),
-        ({"size": (7, 7)}, {"batch": 8}),
-        ({"size": (7, 7)}, {"batch": 128}),
+        ({"density": 0.005}, {}),
+        ({"size": (500, 1)}, {}),  # most positions have no outputs
         ({}, {"architecture": 100}),
     ],
 )
@@ -143,41 +158,6 @@ def test_nothing_is_foretold_of_1x1_layers_unlike_those_measured(changes, call):
     layer = {"shape": (256, 256, 1, 1), "size": (14, 14), "dtype": np.float16}
     assert pointwise(make(**layer)) is not None
     assert pointwise(make(**layer | changes), **call) is None
-
-
-def on_tensor_cores(layer, batch=64, architecture=90):
-    return tensor_work(layer, architecture, batch, MODEL.multiprocessors)
-
-
-def test_small_maps_run_on_tensor_cores():
-    layer = make((256, 256, 3, 3), size=(14, 14), dtype=np.float16)
-    assert on_warpgroups(layer) is None
-    work = on_tensor_cores(layer)
-    assert (work.chunks, work.moutputs) == (8, pytest.approx(64 * 256 * 14 * 14 / 1e6))
-    few = on_tensor_cores(layer, 16)
-    assert few.moutputs == pytest.approx(work.moutputs / 4)
-    assert MODEL.tensor_us(few) < MODEL.tensor_us(work)
-    # Enough tiles for warpgroups.
-    assert on_tensor_cores(layer, 256) is None
-    assert on_warpgroups(layer, 256) is not None
-
-
-@pytest.mark.parametrize(
-    ("changes", "call"),
-    [
-        ({"dtype": np.float32}, {}),
-        ({"shape": (256, 256, 1, 1)}, {}),
-        ({"stride": 2}, {}),
-        ({"shape": (256, 24, 3, 3)}, {}),
-        ({"shape": (40, 256, 3, 3)}, {}),
-        ({"density": 0.005}, {}),
-        ({}, {"batch": 4}),
-        ({}, {"architecture": 80}),
-    ],
-)
-def test_what_was_not_measured_on_tensor_cores_is_not_foretold(changes, call):
-    layer = make(**{"shape": (256, 256, 3, 3), "size": (14, 14), "dtype": np.float16, **changes})
-    assert on_tensor_cores(layer, **call) is None
 
 
 def test_more_work_takes_longer_and_zeros_only_help_the_sparse_kernel():

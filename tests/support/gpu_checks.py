@@ -89,7 +89,9 @@ def assert_right(actual, case, inputs, kernel):
     if case.dtype == np.float16 and "generated" in kernel:
         assert_right_with_half_sums(actual, case, inputs)
     else:
-        assert_within(actual, *oracle(case, inputs))
+        # Where there are few tiles, blocks of warpgroups share one, and their sums are stored as halves.
+        stored_sums = 1 if case.dtype == np.float16 and "wgmma" in kernel else 0
+        assert_within(actual, *oracle(case, inputs, stored_sums=stored_sums))
 
 
 def assert_right_with_half_sums(actual, case, inputs):

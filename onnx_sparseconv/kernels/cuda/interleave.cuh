@@ -1,4 +1,5 @@
-// From images to eights of images, in which a pixel of a channel is 16 contiguous bytes (see InterleaveParams).
+// From images to eights of images, or of strips of one, in which a pixel of a channel is 16 contiguous bytes (see
+// InterleaveParams).
 #pragma once
 
 #include "intrinsics.cuh"
@@ -13,20 +14,26 @@ __device__ __forceinline__ void Interleave(const InterleaveParams& p) {
   const int row = pixel / row_pixels, place = pixel - row * row_pixels;
   const int window = place / p.window_columns, column = place - window * p.window_columns;
   const int y = row - p.pads_begin[0], x = window * p.window_step + column - p.pads_begin[1];
-  const bool is_inside = y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
   const int first_channel = static_cast<int>(blockIdx.y) * kInterleaveChannels;
   const int channels = min(p.in_channels - first_channel, kInterleaveChannels);
   const auto eight = static_cast<long long>(blockIdx.z);
-  const int images = is_inside ? min(p.batch - static_cast<int>(eight) * kTensorImages, kTensorImages) : 0;
   const long long plane = static_cast<long long>(p.in_h) * p.in_w, image = p.in_channels * plane;
-  const long long channel = eight * kTensorImages * p.in_channels + first_channel;
-  const Half* from = static_cast<const Half*>(p.x) + channel * plane + (y * p.in_w + x);
+  const long long step = p.strips == 0 ? image : static_cast<long long>(p.strip_step) * p.in_w;
+  const long long first_image = p.strips == 0 ? eight * kTensorImages : eight;
+  const int images = p.strips == 0 ? p.batch - static_cast<int>(first_image) : p.strips;
+  bool is_inside[kTensorImages];
+#pragma unroll
+  for (int j = 0; j < kTensorImages; ++j) {
+    const int image_y = y + j * p.strip_step;
+    is_inside[j] = j < images && image_y >= 0 && image_y < p.in_h && x >= 0 && x < p.in_w;
+  }
+  const Half* from = static_cast<const Half*>(p.x) + first_image * image + first_channel * plane + (y * p.in_w + x);
   uint4* to = static_cast<uint4*>(p.out) + (eight * p.in_channels + first_channel) * (p.rows * row_pixels) + pixel;
 #pragma unroll 2
   for (int i = 0; i < channels; ++i, from += plane, to += p.rows * row_pixels) {
     Half halves[kTensorImages];
 #pragma unroll
-    for (int j = 0; j < kTensorImages; ++j) halves[j] = j < images ? LoadReadOnly(from + j * image) : Half{0};
+    for (int j = 0; j < kTensorImages; ++j) halves[j] = is_inside[j] ? LoadReadOnly(from + j * step) : Half{0};
     *to = {Joined(halves[0], halves[1]), Joined(halves[2], halves[3]), Joined(halves[4], halves[5]),
            Joined(halves[6], halves[7])};
   }

@@ -245,9 +245,10 @@ struct TensorParams {
 //   out [eights of images][C][rows][windows][window_columns][8 images]
 //
 // A window is the columns that one tile reads of a row; neighbouring ones overlap. Images that the batch does not have
-// are zeros.
+// are zeros. With few images, each is an eight by itself: its `strips`, as many neighbouring rows of outputs each, take
+// the place of the eight images, and `rows` are those of a strip.
 //
-// Grid: x = pixels, a thread each, y = kInterleaveChannels channels each, z = eights of images.
+// Grid: x = pixels, a thread each, y = kInterleaveChannels channels each, z = eights.
 constexpr int kInterleaveChannels = 4;
 struct InterleaveParams {
   const void* x;  // [N, C, H, W]
@@ -255,6 +256,8 @@ struct InterleaveParams {
   int batch;
   int in_channels;
   int in_h, in_w;
+  int strips;      // of an image; 0 where eights are of images
+  int strip_step;  // rows of X from one strip to the next, else 0
   int rows, windows, window_columns;
   int window_step;    // columns of X from one window to the next
   int pads_begin[2];  // the first row, and the first window's first column, lie so far before those of X
@@ -270,7 +273,8 @@ constexpr int kWgmmaPixelBytes = 16 * kWgmmaChannels + 16;
 // What the kernels of warpgroups have in common; see warpgroups.cuh. Row tiles are 64 rows. A stage holds pixels of 32
 // channels, and the chunk's part of the weight.
 //
-// Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..
+// Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, .., of each the part blockIdx.y of the chunks, of
+// gridDim.y parts.
 struct WarpgroupParams {
   TileParams tile;
   int num_tiles;
@@ -288,7 +292,8 @@ constexpr int kWgmmaRowPitch = 64 + 16;
 constexpr int kWgmmaRowBytes = kWgmmaProductThreads * kWgmmaRowPitch;
 
 // The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works. The
-// tile's X is what `sparseconv_interleave` wrote; a pixel holds 8 images.
+// tile's X is what `sparseconv_interleave` wrote; a pixel holds 8 images, or strips of one: then the tile's batch and
+// out_h are as if each strip were an image.
 //
 // A warpgroup computes one row tile, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of
 // each. The table has an entry for each of a tile's pixels.
@@ -303,6 +308,13 @@ struct WgmmaParams {
   int out_columns;  // that are stored together, 8, 4, 2 or 1: rows and runs are multiples of it, and what `run_outputs`
                     // leaves out; Y and the residual begin at such
   int x_rows, x_row_pixels, x_window_columns;  // of X; a row's are those of all windows
+
+  int images;     // of a pixel at most: 8, or as many as an image has strips
+  int last_rows;  // of outputs that the last of them has, the others have out_h
+  // In Y, or in sums of it that are not final, from the first output to that of the next channel, of the next image or
+  // strip of a pixel, of the next eight, and of the next part of the chunks.
+  int y_plane, y_image;
+  long long y_eight, y_part;
 };
 
 // Positions of a plane that lie together in a pixel of the pointwise kernel, a segment; the last one may have fewer.

@@ -67,14 +67,17 @@ class Warpgroups : protected TensorTile {
     if (Lane() == 0) Arrive(Emptied(stage));
   }
 
-  // Those of a tile's row block.
+  // Those of a tile's row block that the block computes.
   struct Chunks {
     int first, count;
   };
 
   __device__ __forceinline__ Chunks ChunksOf(const Tile& tile) const {
     const unsigned* begins = w_.block_begins + tile.group * t_.row_blocks_per_group + tile.row_block;
-    return {static_cast<int>(begins[0]), static_cast<int>(begins[1] - begins[0])};
+    const unsigned count = begins[1] - begins[0];
+    if (gridDim.y == 1) return {static_cast<int>(begins[0]), static_cast<int>(count)};
+    const unsigned begin = count * blockIdx.y / gridDim.y, end = count * (blockIdx.y + 1) / gridDim.y;
+    return {static_cast<int>(begins[0] + begin), static_cast<int>(end - begin)};
   }
 
   // Calls function(tile) for the block's tiles.

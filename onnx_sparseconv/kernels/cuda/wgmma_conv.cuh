@@ -8,7 +8,8 @@
 // (interleave.cuh), and staging is copies of 16 bytes.
 //
 // A warpgroup computes 64 output channels at kPositions neighbouring pixels of 8 images. Positions go on from a row of
-// outputs to the next one: what lies between, where a row ends, is computed and dropped.
+// outputs to the next one: what lies between, where a row ends, is computed and dropped. Where there are few images,
+// eight strips of an image stand for eight images.
 #pragma once
 
 #include "warpgroups.cuh"
@@ -236,21 +237,28 @@ class WgmmaConv : private Warpgroups {
     long long first;       // index of that of its first channel and image, of its first position
     int image, channel;    // from one to the next
     unsigned end;          // of `run_outputs`, those below are in Y
+    int last_end;          // .. of the last image
     int channels, images;  // that are
   };
 
   __device__ __forceinline__ Outputs OutputsOf(const Tile& tile, int row_tile, const RunPlace& run) const {
     Outputs outputs;
     const int y = tile.y + run.y, x = tile.x + run.x, channel = FirstChannel(tile, row_tile);
-    outputs.channel = t_.out_h * t_.out_w;
-    outputs.image = outputs.channel * t_.out_channels;
-    outputs.first = static_cast<long long>(tile.first_image) * outputs.image +
+    outputs.channel = p_.y_plane;
+    outputs.image = p_.y_image;
+    outputs.first = blockIdx.y * p_.y_part + tile.first_image / kTensorImages * p_.y_eight +
                     ((tile.group * t_.group_out_channels + channel) * outputs.channel + y * t_.out_w + x);
-    const int inside = p_.run_lines == 1 ? (y < t_.out_h ? t_.out_w - x : 0) : (t_.out_h - y) * t_.out_w;
-    outputs.end = static_cast<unsigned>(max(inside, 0));
+    outputs.end = static_cast<unsigned>(EndOfRun(t_.out_h - y, x));
+    outputs.last_end = EndOfRun(p_.last_rows - y, x);
     outputs.channels = t_.group_out_channels - channel;
-    outputs.images = tile.images;
+    outputs.images = min(tile.images, p_.images);
     return outputs;
+  }
+
+  // Of `run_outputs`, where so many rows are left, and a run begins at column x.
+  __device__ __forceinline__ int EndOfRun(int rows, int x) const {
+    if (rows <= 0) return 0;
+    return p_.run_lines == 1 ? t_.out_w - x : rows * t_.out_w;
   }
 
   __device__ __forceinline__ void StoreTile(const Outputs& outputs, const Biases& biases) const {
@@ -327,7 +335,8 @@ class WgmmaConv : private Warpgroups {
     const int lane = static_cast<int>(Lane()), position = lane % kRowLanes * kColumns;
     // Rows go through the pairs of images, then through the channels. Those of a lane are kColumns apart.
     const int row = lane / kRowLanes, output = p_.run_outputs[position];
-    const int images = static_cast<unsigned>(output) < outputs.end ? outputs.images - part.odd - row % 4 * 2 : 0;
+    const int all = outputs.images - (output < outputs.last_end ? 0 : 1);
+    const int images = static_cast<unsigned>(output) < outputs.end ? all - part.odd - row % 4 * 2 : 0;
     const int channels = outputs.channels - row / 4 - 8 * part.upper;
     const long long index = outputs.first + (row / 4 + 8 * part.upper) * outputs.channel +
                             (row % 4 * 2 + part.odd) * outputs.image + output;

@@ -10,12 +10,30 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from tests.native.cuda.test_csr import run_and_check
 from tests.support.random_cases import ACTIVATION_PARAMETERS
-from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
 
 HALF = np.dtype(np.float16)
 CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+
+
+def run_and_check(session, driver, case, x_shape):
+    """Run a case and compare; returns what was launched, and its grids."""
+    inputs = random_inputs(case, x_shape)
+    driver.take_launches()
+    (y,) = session.run(None, inputs)
+    launches = [(name, grid) for name, grid, _, _ in driver.take_launches()]
+    has_sums = any(name.startswith("sparseconv_reduce") for name, _ in launches)
+    assert_within(y, *oracle(case, inputs, stored_sums=int(has_sums)))
+    return launches
 
 
 @pytest.mark.parametrize(
@@ -40,39 +58,71 @@ def test_layers(make_session, driver, layer, density):
     weight_shape, size, geometry = layer
     case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
     session = make_session(make_model(case), cuda_kernel="wgmma")
-    run_and_check(session, case, (9, weight_shape[1] * geometry.group, *size))
-    interleave, product = [kernel for kernel, _, _, _ in driver.take_launches()]
-    assert interleave == "sparseconv_interleave"
-    assert product.startswith("sparseconv_wgmma_p")
+    launches = run_and_check(session, driver, case, (9, weight_shape[1] * geometry.group, *size))
+    assert launches[0][0] == "sparseconv_interleave"
+    assert launches[1][0].startswith("sparseconv_wgmma_p")
+    assert [name for name, _ in launches[2:]] in ([], ["sparseconv_reduce_f16"])
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
 
 
 @pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28), (2, 32)], ids=str)
 @pytest.mark.parametrize("activation", list(Activation))
-def test_activations_and_a_residual(make_session, activation, size):
+def test_activations_and_a_residual(make_session, driver, activation, size):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
     case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
-    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (4, 40, *size))
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (4, 40, *size))
 
 
 @pytest.mark.parametrize("batch", [1, 4, 5, 8, 17])
-def test_every_batch(make_session, batch):
+def test_every_batch(make_session, driver, batch):
     session = make_session(make_model(CASE), cuda_kernel="wgmma")
-    run_and_check(session, CASE, (batch, 40, 6, 9))
+    run_and_check(session, driver, CASE, (batch, 40, 6, 9))
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch", "launched"),
+    [
+        (((70, 40, 3, 3), (16, 16), geometry_2d(pad=1)), 1, (1, 1)),
+        (((64, 160, 3, 3), (14, 14), geometry_2d(pad=1)), 1, (1, 6)),
+        (((130, 96, 3, 3), (7, 8), geometry_2d(pad=1)), 3, (1, 1)),
+        (((64, 96, 3, 3), (13, 9), geometry_2d(pad=1)), 2, (2, 4)),
+        (((64, 96, 3, 3), (20, 12), geometry_2d(pad=0)), 1, (1, 4)),
+        (((64, 96, 3, 3), (36, 32), geometry_2d(pad=1)), 3, (3, 4)),
+        (((64, 96, 3, 3), (1, 28), geometry_2d(pad=1)), 1, (1, 4)),
+        (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), 1, (1, 4)),
+        (((64, 96, 3, 3), (21, 17), geometry_2d(3, 1, 2, 2)), 1, (1, 4)),
+        (((128, 40, 3, 3), (50, 50), geometry_2d(group=2)), 3, (3, 1)),
+        (((64, 32, 3, 3), (112, 112), geometry_2d(pad=1)), 9, (9, 1)),
+    ],
+    ids=str,
+)
+def test_few_images(make_session, driver, layer, batch, launched):
+    """Each is cut into strips where that saves time, and what has to be summed is shared among blocks."""
+    driver.set_device(num_multiprocessors=132)
+    weight_shape, size, geometry = layer
+    weight = random_weight(weight_shape, 0.1, dtype=HALF)
+    for has_residual in (False, True):
+        case = SparseConvCase(weight, geometry, Activation.SILU, has_residual=has_residual, dtype=HALF)
+        session = make_session(make_model(case), cuda_kernel="wgmma")
+        (_, interleave), (_, product), *reduce = run_and_check(
+            session, driver, case, (batch, weight_shape[1] * geometry.group, *size)
+        )
+        eights, parts = launched
+        assert (interleave[2], product[1], len(reduce)) == (eights, parts, 1 if parts > 1 else 0)
 
 
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(0, 64), slice(64, 128)], ids=["all", "the first", "others"])
-def test_rows_without_entries(make_session, rows):
+def test_rows_without_entries(make_session, driver, rows):
     weight = np.zeros((130, 40, 3, 3), HALF)
     weight[rows] = random_weight(weight.shape, 0.1, dtype=HALF)[rows]
     case = dataclasses.replace(CASE, weight=weight)
-    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (17, 40, 4, 14))
+    run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (17, 40, 4, 14))
 
 
-def test_nothing_but_padding_gives_the_bias(make_session):
+def test_nothing_but_padding_gives_the_bias(make_session, driver):
     case = dataclasses.replace(CASE, geometry=geometry_2d(pad=2))
-    run_and_check(make_session(make_model(case)), case, (8, 40, 0, 9))
+    run_and_check(make_session(make_model(case)), driver, case, (8, 40, 0, 9))
 
 
 def test_a_run_only_launches(driver, make_session):
@@ -89,16 +139,20 @@ def test_a_run_only_launches(driver, make_session):
     ("changes", "call", "kernel"),
     [
         ({}, (4, 8), "wgmma"),
-        ({}, (64, 8), "tensor"),
-        ({}, (4, 3), "csr"),
+        ({}, (64, 8), "wgmma"),
+        ({}, (4, 3), "wgmma"),
+        ({"weight": random_weight((128, 128, 3, 3), 0.2, dtype=HALF)}, (132, 1), "wgmma"),
+        ({"weight": random_weight((70, 40, 3, 3), 0.02, dtype=HALF)}, (132, 1), "csr"),
         ({"weight": random_weight((70, 40, 3, 3), 0.002, dtype=HALF)}, (4, 8), "csr"),
         ({"weight": random_weight((70, 20, 3, 3), 0.1, dtype=HALF)}, (4, 8), "tensor"),
         ({"geometry": geometry_2d(stride=2)}, (4, 8), "tensor"),
     ],
     ids=[
         "it pays",
-        "too few blocks for the GPU",
-        "too few images",
+        "fewer blocks than multiprocessors",
+        "few images",
+        "a single one",
+        "a single one, and too few weights",
         "next to no weights",
         "too few channels",
         "positions without outputs",
@@ -108,16 +162,15 @@ def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, ke
     num_multiprocessors, batch = call
     driver.set_device(num_multiprocessors=num_multiprocessors)
     case = dataclasses.replace(CASE, **changes)
-    run_and_check(make_session(make_model(case)), case, (batch, case.weight.shape[1], 28, 26))
-    *_, (name, _, _, _) = driver.take_launches()
-    assert name.startswith(f"sparseconv_{kernel}")
+    session = make_session(make_model(case))
+    names = [name for name, _ in run_and_check(session, driver, case, (batch, case.weight.shape[1], 28, 26))]
+    assert any(name.startswith(f"sparseconv_{kernel}") for name in names)
 
 
 @pytest.mark.parametrize("architecture", [89, 100])
 def test_other_gpus_do_not_run_it(driver, make_session, architecture):
     driver.set_device(architecture=architecture)
-    run_and_check(make_session(make_model(CASE)), CASE, (8, 40, 6, 9))
-    ((kernel, _, _, _),) = driver.take_launches()
+    ((kernel, _),) = run_and_check(make_session(make_model(CASE)), driver, CASE, (8, 40, 6, 9))
     assert kernel.startswith("sparseconv_tensor_r")
     with pytest.raises(Exception, match=r"node 'conv1': .*asks for the warpgroup kernel, which runs float16"):
         make_session(make_model(CASE), cuda_kernel="wgmma")

@@ -32,6 +32,9 @@ void CheckCsrSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, 
 CsrLaunch ChooseCsrLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                           const DeviceFacts& device, int sub_batch);
 
+// Cycles of a multiprocessor that the kernel takes for a few images, about; `outputs` are those of a channel.
+double CsrCycles(const ConvGeometry& geometry, int64_t num_entries, int64_t outputs, const DeviceFacts& device);
+
 std::string ToString(const CsrLaunch& launch);
 
 // A node's weight in device memory. Made while `context` is current; it must outlive this.

@@ -207,6 +207,7 @@ class CudaKernel final : public Kernel {
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
+  void Reduce(const Call& call, const void* partial, int num_splits, int64_t num_values) const;
   void Pool(const Call& call, const Axes& pooled_dims, void* y) const;
   GeneratedParams MakeGeneratedParams(const Call& call) const;
   Epilogue MakeEpilogue(const Inputs& inputs) const;
@@ -280,8 +281,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   }
   const WgmmaWeight weight = PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_));
   const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
-  const bool is_worth =
-      IsPointwise(geometry_) ? IsWorthPointwise(facts, kTensorImages) : IsWorthWarpgroups(facts, kTensorImages);
+  const bool is_worth = IsPointwise(geometry_) ? IsWorthPointwise(facts, kTensorImages) : IsWorthWarpgroups(facts);
   if (!must_run && !is_worth) return;
   wgmma_.emplace(context_, device_, weight, facts);
   running_.store(RunningKernel::kWgmma);
@@ -356,12 +356,14 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
 std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || IsPointwise(geometry_)) return std::nullopt;
-  if (!must_run && !IsWorthWarpgroups(wgmma_->facts, key.batch)) return std::nullopt;
   auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, wgmma_->facts);
   if (!launch && must_run) {
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
-  return must_run || (launch && FillsWarpgroups(*launch, device_)) ? launch : std::nullopt;
+  if (must_run || !launch) return launch;
+  const int64_t outputs = key.batch * sizes.out_dims[1] * sizes.out_dims[2];
+  const double csr_cycles = CsrCycles(geometry_, wgmma_->facts.num_entries, outputs, device_);
+  return IsWorthLaunching(*launch, wgmma_->facts, key.batch, device_, csr_cycles) ? launch : std::nullopt;
 }
 
 std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
@@ -529,14 +531,20 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   TileParams& tile = params.common.tile;
   FillTile(call, &tile);
   wgmma_->Fill(&params.common);
+  const unsigned parts = launch.shape.grid[1];
+  std::optional<ort::DeviceScratch> x, sums;
+  if (parts > 1) {
+    tile.y = Lend(call.context, call.inputs, parts * static_cast<size_t>(launch.num_values) * sizeof(uint16_t), &sums);
+    tile.epilogue = {};
+  }
   params.out_columns = ColumnsAt(
-      reinterpret_cast<uintptr_t>(call.y) | reinterpret_cast<uintptr_t>(call.epilogue.residual), params.out_columns);
-  std::optional<ort::DeviceScratch> x;
+      reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual), params.out_columns);
   InterleaveParams interleave = launch.interleave.params;
   interleave.x = tile.x;
   tile.x = interleave.out = Lend(call.context, call.inputs, launch.interleave.bytes, &x);
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+  if (parts > 1) Reduce(call, tile.y, static_cast<int>(parts), launch.num_values);
 }
 
 void CudaKernel::LaunchPointwise(const Call& call) const {
@@ -587,18 +595,24 @@ void CudaKernel::LaunchSplits(const Call& call) const {
   params.out = partial.data();
   cuda::Launch(image_->function, launch.shape, params, call.stream);
 
+  Reduce(call, partial.data(), params.num_splits, launch.num_values);
+}
+
+// Adds up sums that are not final, `num_splits` of each output, and finishes these.
+void CudaKernel::Reduce(const Call& call, const void* partial, int num_splits, int64_t num_values) const {
+  const Axes& dims = call.plan.sizes.out_dims;
   ReduceParams reduce{};
   reduce.y = call.y;
   reduce.epilogue = call.epilogue;
-  reduce.partial = partial.data();
-  reduce.num_splits = params.num_splits;
+  reduce.partial = partial;
+  reduce.num_splits = num_splits;
   reduce.out_channels = static_cast<int>(geometry_.out_channels);
-  reduce.plane = params.out_h * params.out_w;
-  reduce.num_values = launch.num_values;
+  reduce.plane = static_cast<int>(dims[0] * dims[1] * dims[2]);
+  reduce.num_values = num_values;
   LaunchShape shape;
   shape.threads = kReduceThreads;
-  shape.grid[0] = static_cast<unsigned>(
-      std::min(CeilDivide(launch.num_values, static_cast<int64_t>(kReduceThreads)), kMaxReduceBlocks));
+  shape.grid[0] =
+      static_cast<unsigned>(std::min(CeilDivide(num_values, static_cast<int64_t>(kReduceThreads)), kMaxReduceBlocks));
   cuda::Launch(library_kernels_->Reduce(), shape, reduce, call.stream);
 }
 

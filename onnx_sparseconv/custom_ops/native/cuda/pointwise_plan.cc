@@ -147,7 +147,7 @@ bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch) {
   constexpr int64_t kFewImages = 3, kFewChunks = 8;
   if (batch <= kFewImages && facts.max_block_chunks > kFewChunks) return false;
   // Segments are as full with one image as with eight.
-  return IsWorthWarpgroups(facts, kTensorImages);
+  return IsWorthWarpgroups(facts);
 }
 
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

@@ -1,6 +1,7 @@
 #include "wgmma_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "../checked.h"
@@ -26,6 +27,7 @@ constexpr double kFullCycles = 1500.0;
 // To interleave X: bytes read and written a cycle, and a launch.
 constexpr double kMemoryBytesACycle = 15.0;
 constexpr double kLaunchCycles = 4000.0;
+constexpr double kMaxParts = 16.0;  // of a tile's chunks
 constexpr int64_t kInterleaveThreads = 256;
 constexpr int64_t kMaxGrid = 65535;                    // of y and z
 constexpr int64_t kLinePixels = 8, kSectorPixels = 2;  // of the second-level cache
@@ -48,18 +50,34 @@ struct Window {
   int64_t input_bytes;              // of a stage
 };
 
-struct Estimate {
-  double cycles = std::numeric_limits<double>::infinity();
-  WgmmaLaunch launch;
+// What the eight parts of a pixel are: images, or strips of one image, which are neighbouring rows of its outputs.
+struct Eights {
+  int64_t count;
+  int64_t strips;     // of an image, 0 where an eight is of images
+  int64_t rows;       // of outputs, in an image or a strip
+  int64_t last_rows;  // in the last one
+
+  static Eights OfImages(int64_t batch, int64_t out_h) {
+    return {CeilDivide(batch, int64_t{kTensorImages}), 0, out_h, out_h};
+  }
+  static Eights OfStrips(int64_t batch, int64_t out_h) {
+    const int64_t rows = CeilDivide(out_h, int64_t{kTensorImages}), strips = CeilDivide(out_h, rows);
+    return {batch, strips, rows, out_h - (strips - 1) * rows};
+  }
 };
+
+bool AreWorth(const WgmmaFacts& facts, int64_t batch) {
+  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
+}
 
 class Planner {
  public:
-  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
-          const WgmmaFacts& facts)
+  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const Eights& eights,
+          const DeviceFacts& device, const WgmmaFacts& facts)
       : geometry_(geometry),
         sizes_(sizes),
         batch_(batch),
+        eights_(eights),
         device_(device),
         facts_(facts),
         stride_y_(geometry.strides[1]),
@@ -68,7 +86,7 @@ class Planner {
         reach_x_((geometry.kernel_shape[2] - 1) * geometry.dilations[2]) {}
 
   std::optional<WgmmaLaunch> Choose() {
-    const int64_t out_h = sizes_.out_dims[1], out_w = sizes_.out_dims[2];
+    const int64_t out_h = eights_.rows, out_w = sizes_.out_dims[2];
     const int64_t runs = kWarpgroups / facts_.form.row_tiles;
     for (const int positions : kWgmmaPositions) {
       // As few runs in a row as can be, of even width in rows of even width, where that takes no further one.
@@ -82,8 +100,7 @@ class Planner {
         }
       }
     }
-    if (best_.launch.positions == 0) return std::nullopt;
-    return best_.launch;
+    return best_;
   }
 
  private:
@@ -109,7 +126,7 @@ class Planner {
   }
 
   int64_t TilesX(const Tiling& tiling) const { return CeilDivide(sizes_.out_dims[2], tiling.tile_w()); }
-  int64_t TilesY(const Tiling& tiling) const { return CeilDivide(sizes_.out_dims[1], tiling.tile_h()); }
+  int64_t TilesY(const Tiling& tiling) const { return CeilDivide(eights_.rows, tiling.tile_h()); }
 
   // Nothing where X is too large for it.
   std::optional<InterleaveLaunch> Interleaved(const Tiling& tiling, const Window& window) const {
@@ -120,9 +137,8 @@ class Planner {
       window_columns = CeilDivide(window.columns, kSectorPixels) * kSectorPixels;
     const int64_t columns = tiles_x * window_columns;
     const int64_t rows = (tiles_y * tiling.tile_h() - 1) * stride_y_ + reach_y_ + 1;
-    const int64_t eights = CeilDivide(batch_, int64_t{kTensorImages});
-    constexpr int64_t kMaxPixels = int64_t{1} << 28;  // of an eight of images, in all channels: 4 GB
-    if (geometry_.in_channels > kMaxGrid || eights > kMaxGrid || rows >= kMaxPixels / columns ||
+    constexpr int64_t kMaxPixels = int64_t{1} << 28;  // of an eight, in all channels: 4 GB
+    if (geometry_.in_channels > kMaxGrid || eights_.count > kMaxGrid || rows >= kMaxPixels / columns ||
         rows * columns >= kMaxPixels / geometry_.in_channels) {
       return std::nullopt;
     }
@@ -132,6 +148,8 @@ class Planner {
     params.in_channels = static_cast<int>(geometry_.in_channels);
     params.in_h = static_cast<int>(sizes_.in_dims[1]);
     params.in_w = static_cast<int>(sizes_.in_dims[2]);
+    params.strips = static_cast<int>(eights_.strips);
+    params.strip_step = eights_.strips == 0 ? 0 : static_cast<int>(eights_.rows * stride_y_);
     params.rows = static_cast<int>(rows);
     params.windows = static_cast<int>(tiles_x);
     params.window_columns = static_cast<int>(window_columns);
@@ -141,8 +159,8 @@ class Planner {
     interleave.shape.threads = static_cast<unsigned>(threads);
     interleave.shape.grid[0] = static_cast<unsigned>(CeilDivide(rows * columns, threads));
     interleave.shape.grid[1] = static_cast<unsigned>(CeilDivide(geometry_.in_channels, int64_t{kInterleaveChannels}));
-    interleave.shape.grid[2] = static_cast<unsigned>(eights);
-    interleave.bytes = static_cast<size_t>(eights) * static_cast<size_t>(geometry_.in_channels) *
+    interleave.shape.grid[2] = static_cast<unsigned>(eights_.count);
+    interleave.bytes = static_cast<size_t>(eights_.count) * static_cast<size_t>(geometry_.in_channels) *
                        static_cast<size_t>(rows * columns) * 2 * kTensorImages;
     return interleave;
   }
@@ -165,30 +183,39 @@ class Planner {
 
     const int64_t tiles_x = TilesX(tiling), tiles_y = TilesY(tiling);
     int64_t tiles = CheckedMultiply(geometry_.group * form.blocks_per_group, tiles_x * tiles_y, "the tiles");
-    tiles = CheckedMultiply(tiles, CeilDivide(batch_, int64_t{kTensorImages}), "the tiles");
+    tiles = CheckedMultiply(tiles, eights_.count, "the tiles");
     // A block's last index goes beyond them.
     if (tiles > std::numeric_limits<int32_t>::max() - device_.num_multiprocessors) return;
     const int64_t blocks = std::min<int64_t>(tiles, device_.num_multiprocessors);
 
-    const double all_blocks = static_cast<double>(geometry_.group * form.blocks_per_group);
+    const auto all_blocks = static_cast<double>(geometry_.group * form.blocks_per_group);
     const double chunks = static_cast<double>(facts_.num_chunks) / all_blocks;
     const double steps = static_cast<double>(facts_.num_steps) / all_blocks;  // of one run
     const double product = steps * static_cast<double>(tiling.runs() * tiling.positions) * kPositionCycles;
     const double columns = chunks * static_cast<double>(window.rows * window.columns * kWgmmaChannels);
     const double bytes = steps * 2304.0 + columns * 2.0 * kTensorImages;
-    const double parts[] = {product, bytes / kBytesACycle, columns * kColumnCycles};
-    const double greatest = std::max({parts[0], parts[1], parts[2]});
-    const double a_tile = greatest + (stages > 1 ? kOverlap : 1.0) * (parts[0] + parts[1] + parts[2] - greatest) +
-                          chunks * kChunkCycles + kStoreCycles +
-                          (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0);
-    const double cycles =
-        InterleaveCycles(interleave) + kBeginCycles + static_cast<double>(CeilDivide(tiles, blocks)) * a_tile;
-    if (cycles >= best_.cycles) return;
+    const double needs[] = {product, bytes / kBytesACycle, columns * kColumnCycles};
+    const double greatest = std::max({needs[0], needs[1], needs[2]});
+    const double sums =
+        greatest + (stages > 1 ? kOverlap : 1.0) * (needs[0] + needs[1] + needs[2] - greatest) + chunks * kChunkCycles;
+    const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0);
+    const double before = InterleaveCycles(interleave) + kBeginCycles;
+    // Where there are tiles for a few multiprocessors only, several share one.
+    int64_t parts = 1;
+    double cycles = before + static_cast<double>(CeilDivide(tiles, blocks)) * (sums + outputs);
+    for (int64_t more = 2; more * tiles <= device_.num_multiprocessors && more <= std::min(chunks, kMaxParts); ++more) {
+      const double longest = std::ceil(chunks / static_cast<double>(more)) / chunks;
+      const double shared = before + longest * sums + outputs + ReduceCycles(more);
+      if (shared < cycles) cycles = shared, parts = more;
+    }
+    if (best_ && cycles >= best_->cycles) return;
 
-    best_.cycles = cycles;
-    best_.launch = WgmmaLaunch{};
-    WgmmaParams& params = best_.launch.params;
-    FillTiles(geometry_, sizes_, batch_, form,
+    WgmmaLaunch& launch = best_.emplace();
+    launch.cycles = cycles;
+    WgmmaParams& params = launch.params;
+    ResolvedGeometry sizes = sizes_;
+    sizes.out_dims[1] = eights_.rows;
+    FillTiles(geometry_, sizes, eights_.strips == 0 ? batch_ : eights_.count * kTensorImages, form,
               {tiles_x, tiles_y, tiling.tile_h(), tiling.tile_w(), tiles, stages, stage_bytes, window.input_bytes,
                table_bytes},
               &params.common);
@@ -203,18 +230,40 @@ class Planner {
     params.x_rows = interleave.params.rows;
     params.x_row_pixels = interleave.params.windows * interleave.params.window_columns;
     params.x_window_columns = interleave.params.window_columns;
-    best_.launch.interleave = interleave;
-    best_.launch.used_positions = UsedPositions(tiling);
-    best_.launch.positions = tiling.positions;
-    best_.launch.shape.grid[0] = static_cast<unsigned>(blocks);
-    best_.launch.shape.threads = kWgmmaThreads;
-    best_.launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
+    FillEights(&params);
+    launch.interleave = interleave;
+    launch.used_positions = UsedPositions(tiling);
+    launch.positions = tiling.positions;
+    launch.num_values = NumValues();
+    launch.shape.grid[0] = static_cast<unsigned>(blocks);
+    launch.shape.grid[1] = static_cast<unsigned>(parts);
+    launch.shape.threads = kWgmmaThreads;
+    launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
+  }
+
+  void FillEights(WgmmaParams* params) const {
+    const int64_t plane = sizes_.out_dims[1] * sizes_.out_dims[2], image = geometry_.out_channels * plane;
+    const bool has_strips = eights_.strips != 0;
+    params->images = has_strips ? static_cast<int>(eights_.strips) : kTensorImages;
+    params->last_rows = static_cast<int>(eights_.last_rows);
+    params->y_plane = static_cast<int>(plane);
+    params->y_image = static_cast<int>(has_strips ? eights_.rows * sizes_.out_dims[2] : image);
+    params->y_eight = has_strips ? image : kTensorImages * image;
+    params->y_part = NumValues();
+  }
+
+  int64_t NumValues() const { return batch_ * geometry_.out_channels * sizes_.out_dims[1] * sizes_.out_dims[2]; }
+
+  // To add up what several blocks have of the same outputs.
+  double ReduceCycles(int64_t parts) const {
+    const auto bytes = static_cast<double>((2 * parts + 1) * NumValues() * 2);
+    return kLaunchCycles + bytes / (kMemoryBytesACycle * device_.num_multiprocessors);
   }
 
   double UsedPositions(const Tiling& tiling) const {
-    const double tiles = static_cast<double>(TilesX(tiling) * TilesY(tiling));
+    const int64_t positions = TilesX(tiling) * TilesY(tiling) * tiling.runs() * tiling.positions;
     return static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]) /
-           (tiles * static_cast<double>(tiling.runs() * tiling.positions));
+           static_cast<double>(positions * (eights_.strips == 0 ? 1 : kTensorImages));
   }
 
   void FillTaps(const Window& window, WgmmaParams* params) const {
@@ -244,10 +293,11 @@ class Planner {
   const ConvGeometry& geometry_;
   const ResolvedGeometry& sizes_;
   const int64_t batch_;
+  const Eights eights_;
   const DeviceFacts& device_;
   const WgmmaFacts& facts_;
   const int64_t stride_y_, stride_x_, reach_y_, reach_x_;
-  Estimate best_;
+  std::optional<WgmmaLaunch> best_;
 };
 
 }  // namespace
@@ -285,13 +335,14 @@ void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int6
   params->table_bytes = static_cast<int>(tiles.table_bytes);
 }
 
-bool IsWorthWarpgroups(const WgmmaFacts& facts, int64_t batch) {
-  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
-}
+bool IsWorthWarpgroups(const WgmmaFacts& facts) { return AreWorth(facts, kTensorImages); }
 
-bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device) {
+bool IsWorthLaunching(const WgmmaLaunch& launch, const WgmmaFacts& facts, int64_t batch, const DeviceFacts& device,
+                      double csr_cycles) {
   constexpr double kMinUsedPositions = 0.6;  // measured with stride 2 on an H200
-  return launch.params.common.num_tiles >= device.num_multiprocessors && launch.used_positions >= kMinUsedPositions;
+  if (launch.params.common.num_tiles < device.num_multiprocessors) return launch.cycles < csr_cycles;
+  return launch.used_positions >= kMinUsedPositions &&
+         AreWorth(facts, launch.interleave.params.strips != 0 ? kTensorImages : batch);
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
@@ -301,7 +352,11 @@ std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const
   const int64_t plane = CheckedMultiply(sizes.out_dims[1], sizes.out_dims[2], "a plane of Y");
   const int64_t images = CheckedMultiply(kTensorImages * geometry.out_channels, plane, "images of Y");
   if (images > std::numeric_limits<int32_t>::max()) return std::nullopt;
-  return Planner(geometry, sizes, batch, device, facts).Choose();
+  const int64_t out_h = sizes.out_dims[1];
+  auto launch = Planner(geometry, sizes, batch, Eights::OfImages(batch, out_h), device, facts).Choose();
+  if (batch % kTensorImages == 0) return launch;  // no part of a pixel is empty
+  auto strips = Planner(geometry, sizes, batch, Eights::OfStrips(batch, out_h), device, facts).Choose();
+  return strips && (!launch || strips->cycles < launch->cycles) ? strips : launch;
 }
 
 }  // namespace sparseconv::cuda

@@ -44,7 +44,7 @@ struct WarpgroupTiles {
   int64_t stages, stage_bytes, input_bytes, table_bytes;
 };
 
-// All that follows from these and from the call's sizes.
+// All that follows from these and from the call's sizes. `batch` and `sizes` as the tile sees them.
 void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const WgmmaForm& form,
                const WarpgroupTiles& tiles, WarpgroupParams* params);
 
@@ -58,16 +58,20 @@ struct InterleaveLaunch {
 struct WgmmaLaunch {
   WgmmaParams params{};         // all but the pointers; where these are not aligned, fewer `out_columns`
   int positions = 0;            // of a warpgroup
+  double cycles = 0.0;          // of a multiprocessor, about
+  int64_t num_values = 0;       // of Y: what each part of the chunks has sums of
   double used_positions = 0.0;  // share of them that has outputs
   LaunchShape shape;
   InterleaveLaunch interleave;
 };
 
-// Whether the kernel is faster than the others that need no image, about: for enough images.
-bool IsWorthWarpgroups(const WgmmaFacts& facts, int64_t batch);
+// Whether the kernel is faster than the others that need no image, about, for a whole eight of images.
+bool IsWorthWarpgroups(const WgmmaFacts& facts);
 
-// Whether it has enough tiles, and these enough outputs. The tensor-core kernel has smaller ones.
-bool FillsWarpgroups(const WgmmaLaunch& launch, const DeviceFacts& device);
+// Whether a launch is: where it has a tile for each multiprocessor, if most of what it multiplies is needed; else if it
+// takes less time than the CSR kernel's `csr_cycles`.
+bool IsWorthLaunching(const WgmmaLaunch& launch, const WgmmaFacts& facts, int64_t batch, const DeviceFacts& device,
+                      double csr_cycles);
 
 // Nothing where no tile of outputs fits shared memory, X is empty, or X or Y is too large. `batch` is at least 1.
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
