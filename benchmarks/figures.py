@@ -25,7 +25,10 @@ from tables import NOT_MEASURED, break_even, table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs" / "cpu-kernel.md", ROOT / "docs" / "gpu-kernels.md")
+DOCUMENTS = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("cpu-kernel.md", "gpu-kernels.md", "passes.md")),
+)
 PAPERS_TEXT = ROOT / "benchmarks" / "pages" / "papers.md"
 PAPERS_PAGE = ROOT / "docs" / "papers.md"
 # The batch size of the summary of GPU layers.
@@ -240,20 +243,33 @@ def gpu_summary_table(*results: str) -> str:
     return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
 
 
-def gpu_models_table(*results: str | tuple[str, ...]) -> str:
-    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without.
-
-    Args:
-        results: files; of several in a tuple, a later one takes the place of an earlier one's rows for the same run.
-    """
+def gpu_models_table(*results: str, batch: int | None = None) -> str:
+    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without; all, or of a batch size."""
     head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
-    rows = []
-    for names in results:
-        newest: dict[tuple[str, ...], list[str]] = {}
-        for name in [names] if isinstance(names, str) else names:
-            newest |= {tuple(row[:3]): row for row in map(_gpu_model_row, load(name)["models"])}
-        rows += newest.values()
-    return table(head, rows)
+    records = [record for name in results for record in load(name)["models"]]
+    return table(head, [_gpu_model_row(record) for record in records if batch in (None, record["batch"])])
+
+
+def rewrites_table(*results: str) -> str:
+    """Nodes of whole models before and after, and how far outputs are from the original's, of their largest value."""
+    head = ["model", "nodes", "converted", "sparse", "Conv left", "with the library", "without", "allowed"]
+    return table(head, [_rewrites_row(record) for name in results for record in load(name)["models"]])
+
+
+def _rewrites_row(record: Record) -> list[str]:
+    after = record["nodes_after"]
+    sparse = sum(count for op, count in after.items() if op.startswith("SparseConv"))
+    apart = [max(map(_share_of_scale, check["outputs"])) for check in record["checks"]]
+    outputs = record["checks"][0]["outputs"]
+    allowed = max((output["atol"] / output["scale"] for output in outputs if output["scale"]), default=0.0)
+    name = record["original"].removesuffix(".onnx") + (", float16" if ".half." in record["converted"] else "")
+    counts = [sum(record["nodes_before"].values()), sum(after.values()), sparse, after.get("Conv", 0)]
+    return [name, *map(str, counts), *(f"{share:.1e}" for share in apart), f"{allowed:.1e}"]
+
+
+def _share_of_scale(output: Record) -> float:
+    assert output["passed"], f"{output['name']} is not what the original gives"
+    return output["errors"]["max_abs"] / output["scale"] if output["scale"] else 0.0
 
 
 def _gpu_model_row(record: Record) -> list[str]:
@@ -317,9 +333,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
-    "gpu-models": lambda: gpu_models_table(
-        ("gpu-models-earlier", "gpu-models-half-earlier", "gpu-models-half", "gpu-models"), "gpu-models-batch-1"
-    ),
+    "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
+    "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models"),
+    "gpu-models-batch-1": lambda: gpu_models_table("gpu-models-batch-1-half", "gpu-models-batch-1"),
+    "gpu-models-other-batch": lambda: gpu_models_table("gpu-models-half-earlier", "gpu-models-earlier", batch=1),
+    "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
+    "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),
     "gpu-tuning": lambda: gpu_tuning_table("gpu-tuning-fp16", "gpu-tuning-fp16-generated", "gpu-tuning-fp32"),
     "gpu-image-bytes": gpu_bytes_table,
     **paper_tables.TABLES,
