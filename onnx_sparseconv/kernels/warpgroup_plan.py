@@ -29,11 +29,13 @@ class WarpgroupPlan:
     Attributes:
         cycles: of a multiprocessor, without what a launch takes that computes nothing.
         tiles: of the whole output.
+        parts: of the chunks, which multiprocessors that share a tile sum.
         used_positions: the share of a tile's positions that has outputs.
     """
 
     cycles: float
     tiles: int
+    parts: int
     used_positions: float
 
 
@@ -126,11 +128,12 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     x_bytes = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
     before = _BEGIN_CYCLES + (x_bytes + interleaved) / memory
-    cycles = before + math.ceil(tiles / multiprocessors) * (sums + outputs)
+    cycles, parts = before + math.ceil(tiles / multiprocessors) * (sums + outputs), 1
     values = batch * layer.out_channels * out_h * out_w
     most = int(min(multiprocessors // tiles, chunks, _MAX_PARTS))
-    for parts in range(2, most + 1):
-        reduced = _LAUNCH_CYCLES + 2 * (2 * parts + 1) * values / memory
-        cycles = min(cycles, before + math.ceil(chunks / parts) / chunks * sums + outputs + reduced)
+    for more in range(2, most + 1):
+        reduced = _LAUNCH_CYCLES + 2 * (2 * more + 1) * values / memory
+        shared = before + math.ceil(chunks / more) / chunks * sums + outputs + reduced
+        cycles, parts = min((cycles, parts), (shared, more))
     computed = tiles_x * tiles_y * WARPGROUPS * tiling.positions * (IMAGES if eights.is_strips else 1)
-    return WarpgroupPlan(cycles, tiles, out_h * out_w / computed)
+    return WarpgroupPlan(cycles, tiles, parts, out_h * out_w / computed)

@@ -10,6 +10,8 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.layer import make_layer
+from onnx_sparseconv.kernels.warpgroup_plan import plan_warpgroups
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -110,6 +112,43 @@ def test_few_images(make_session, driver, layer, batch, launched):
         )
         eights, parts = launched
         assert (interleave[2], product[1], len(reduce)) == (eights, parts, 1 if parts > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        (((64, 64, 3, 3), (56, 56), geometry_2d(pad=1)), 1),
+        (((128, 160, 3, 3), (14, 14), geometry_2d(pad=1)), 1),
+        (((128, 96, 3, 3), (7, 8), geometry_2d(pad=1)), 3),
+        (((64, 256, 3, 3), (7, 7), geometry_2d(pad=1)), 16),
+        (((64, 96, 3, 3), (13, 9), geometry_2d(pad=0)), 2),
+        (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), 1),
+        (((64, 96, 3, 3), (21, 17), geometry_2d(3, 1, 2, 2)), 5),
+        (((128, 64, 3, 3), (28, 28), geometry_2d(group=2)), 4),
+        (((64, 32, 3, 3), (112, 112), geometry_2d(pad=1)), 9),
+    ],
+    ids=str,
+)
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, batch):
+    driver.set_device(num_multiprocessors=132)
+    weight_shape, size, geometry = layer
+    weight = random_weight(weight_shape, 0.004, dtype=HALF)  # no channel comes twice
+    case = SparseConvCase(weight, geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    session.run(None, random_inputs(case, (batch, weight_shape[1] * geometry.group, *size)))
+    _, (_, product, _, _), *_ = driver.take_launches()
+    sized = make_layer(
+        weight,
+        strides=geometry.strides,
+        dilations=geometry.dilations,
+        pads=geometry.pads,
+        group=geometry.group,
+        element_type=HALF,
+        activation=0,
+        in_size=size,
+    )
+    foretold = plan_warpgroups(sized, batch, -(-weight_shape[1] // 32), 132)
+    assert (min(foretold.tiles, 132), foretold.parts) == product[:2]
 
 
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(0, 64), slice(64, 128)], ids=["all", "the first", "others"])
