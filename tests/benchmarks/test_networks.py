@@ -8,11 +8,18 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.support.architectures import light_model, vgg16
+from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, vgg16
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: vgg16(32), lambda: light_model("resnet50"), lambda: light_model("densenet121")]
+    "make",
+    [
+        lambda: vgg16(32),
+        resnet18,
+        full_mobilenet_v2,
+        lambda: light_model("resnet50"),
+        lambda: light_model("densenet121"),
+    ],
 )
 def test_any_batch_size(make):
     proto = importlib.import_module("networks").with_open_batch(make())

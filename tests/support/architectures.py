@@ -110,10 +110,7 @@ def vgg16(size: int = 224) -> ModelProto:
 def resnet() -> ModelProto:
     """A stem, and two stages of two bottlenecks whose BatchNormalization nobody has folded."""
     network = Network(3, 32)
-    network.conv(32, 7, stride=2)
-    network.norm()
-    network.relu()
-    network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    _pooled_stem(network, 32)
     for width, stride in ((32, 1), (32, 2)):
         for block in range(2):
             entry, channels = network.last, network.channels
@@ -130,6 +127,14 @@ def resnet() -> ModelProto:
             network.add("Add", main, entry)
             network.relu()
     return network.finish()
+
+
+def _pooled_stem(network: Network, channels: int) -> None:
+    """As ResNets begin: a 7x7 Conv with a stride of 2, and MaxPool."""
+    network.conv(channels, 7, stride=2)
+    network.norm()
+    network.relu()
+    network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
 
 
 def densenet() -> ModelProto:
@@ -158,10 +163,7 @@ def densenet() -> ModelProto:
 def resnet18() -> ModelProto:
     """ResNet-18 at its full width: a stem, eight blocks of two 3x3 Conv, BatchNormalization not folded."""
     network = Network(3, 224)
-    network.conv(64, 7, stride=2)
-    network.norm()
-    network.relu()
-    network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    _pooled_stem(network, 64)
     for width in (64, 128, 256, 512):
         for block in range(2):
             entry, channels = network.last, network.channels

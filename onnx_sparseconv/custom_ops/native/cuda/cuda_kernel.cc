@@ -534,7 +534,7 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   const unsigned parts = launch.shape.grid[1];
   std::optional<ort::DeviceScratch> x, sums;
   if (parts > 1) {
-    tile.y = Lend(call.context, call.inputs, parts * static_cast<size_t>(launch.num_values) * sizeof(uint16_t), &sums);
+    tile.y = Lend(call.context, call.inputs, parts * static_cast<size_t>(params.y_part) * sizeof(uint16_t), &sums);
     tile.epilogue = {};
   }
   params.out_columns = ColumnsAt(
@@ -544,7 +544,7 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   tile.x = interleave.out = Lend(call.context, call.inputs, launch.interleave.bytes, &x);
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
-  if (parts > 1) Reduce(call, tile.y, static_cast<int>(parts), launch.num_values);
+  if (parts > 1) Reduce(call, tile.y, static_cast<int>(parts), params.y_part);
 }
 
 void CudaKernel::LaunchPointwise(const Call& call) const {

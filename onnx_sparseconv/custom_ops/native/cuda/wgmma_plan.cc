@@ -234,7 +234,6 @@ class Planner {
     launch.interleave = interleave;
     launch.used_positions = UsedPositions(tiling);
     launch.positions = tiling.positions;
-    launch.num_values = NumValues();
     launch.shape.grid[0] = static_cast<unsigned>(blocks);
     launch.shape.grid[1] = static_cast<unsigned>(parts);
     launch.shape.threads = kWgmmaThreads;

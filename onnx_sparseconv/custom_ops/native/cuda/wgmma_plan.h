@@ -59,7 +59,6 @@ struct WgmmaLaunch {
   WgmmaParams params{};         // all but the pointers; where these are not aligned, fewer `out_columns`
   int positions = 0;            // of a warpgroup
   double cycles = 0.0;          // of a multiprocessor, about
-  int64_t num_values = 0;       // of Y: what each part of the chunks has sums of
   double used_positions = 0.0;  // share of them that has outputs
   LaunchShape shape;
   InterleaveLaunch interleave;
