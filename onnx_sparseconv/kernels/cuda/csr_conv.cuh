@@ -1,8 +1,9 @@
 // Direct sparse convolution on unified CSR: the kernel for every convolution that no generated one fits.
 //
-// After Escoin (Chen, 2018) and Pietron & Zurek: nothing is lowered to a matrix. A block computes one output channel;
-// each of its threads computes one output position of kSubBatch images, so that an entry which was read once serves all
-// of them. Entries are staged in shared memory in pieces, and there columns are stretched to offsets in the input.
+// After Escoin (Chen, 2018) and Pietron & Zurek: nothing is lowered to a matrix. Each thread of a block computes one
+// output position of kSubBatch images, so that an entry which was read once serves all of them, in one output channel
+// or, where rows are short, in several, one after the other. Entries are staged in shared memory in pieces, and there
+// columns are stretched to offsets in the input.
 //
 // Launch: blockDim.x is a multiple of 32, at most kMaxCsrThreads. Grids smaller than the work are fine in y and z.
 // Limit: an image has fewer than 2^32 elements, a kernel at most 2^29 taps. The batch may have any number of elements.
@@ -60,7 +61,7 @@ __device__ __forceinline__ int BitsFor(int count) {
 // Where a thread's position begins to read: the input coordinates of tap (0, 0, 0), negative in the padding.
 struct CsrPosition {
   int first[3];
-  unsigned offset;   // the same as an offset in the image, modulo 2^32; includes the group's first channel
+  unsigned offset;   // the same as an offset in the image, modulo 2^32
   unsigned outside;  // Border::kBits: coordinates whose taps fall outside
 };
 
@@ -85,26 +86,27 @@ class CsrConv {
     // Spare threads compute the last position once more and do not store it: they are needed at the barriers.
     const unsigned position = static_cast<unsigned>(is_active ? begin : out_plane_ - 1);
     const int num_sub_batches = (p_.batch + kSubBatch - 1) / kSubBatch;
-    for (int k = static_cast<int>(blockIdx.y); k < p_.out_channels; k += static_cast<int>(gridDim.y)) {
-      const CsrPosition start = Locate(position, k);
-      const Border border = BorderOf(start);
+    const CsrPosition start = Locate(position);
+    const Border border = BorderOf(start);
+    const int step = static_cast<int>(gridDim.y) * p_.block_rows;
+    for (int row = static_cast<int>(blockIdx.y) * p_.block_rows; row < p_.out_channels; row += step) {
       for (int i = static_cast<int>(blockIdx.z); i < num_sub_batches; i += static_cast<int>(gridDim.z)) {
-        float sums[kSubBatch];
-        Sum(k, i * kSubBatch, start, border, sums);
-        if (is_active) Store(k, i * kSubBatch, position, sums);
+        SumRows(row, i * kSubBatch, start, border, [&](int k, const float (&sums)[kSubBatch]) {
+          if (is_active) Store(k, i * kSubBatch, position, sums);
+        });
       }
     }
   }
 
  private:
   // Entries at a time: some 8 loads should be under way in each thread.
-  static constexpr int kUnroll = kSubBatch >= 8 ? 1 : kSubBatch >= 2 ? 8 / kSubBatch : 4;
+  static constexpr int kUnroll = 8 / kSubBatch;
 
   static __device__ __forceinline__ long long Product(const int (&dims)[3]) {
     return static_cast<long long>(dims[0]) * dims[1] * dims[2];
   }
 
-  __device__ __forceinline__ CsrPosition Locate(unsigned position, int k) const {
+  __device__ __forceinline__ CsrPosition Locate(unsigned position) const {
     const unsigned width = static_cast<unsigned>(p_.out_dims[2]), height = static_cast<unsigned>(p_.out_dims[1]);
     const unsigned row = position / width;
     const int out[3] = {static_cast<int>(row / height), static_cast<int>(row % height),
@@ -123,9 +125,13 @@ class CsrConv {
         }
       }
     }
-    const int channel = k / p_.group_out_channels * p_.group_in_channels;
-    start.offset += static_cast<unsigned>(channel * plane_);
     return start;
+  }
+
+  // From the first channel of X to the first one that output channel k reads.
+  __device__ __forceinline__ unsigned GroupOffset(int k) const {
+    if (p_.group_out_channels == p_.out_channels) return 0;
+    return static_cast<unsigned>(k / p_.group_out_channels * p_.group_in_channels * plane_);
   }
 
   __device__ __forceinline__ bool IsInside(const CsrPosition& start, int axis, int tap) const {
@@ -164,50 +170,92 @@ class CsrConv {
     }
   }
 
-  __device__ __forceinline__ void Sum(int k, int first_image, const CsrPosition& start, Border border,
-                                      float (&sums)[kSubBatch]) const {
+  // Calls finish(k, sums) for the block's rows from `row` on.
+  template <class Function>
+  __device__ __forceinline__ void SumRows(int row, int first_image, const CsrPosition& start, Border border,
+                                          const Function& finish) const {
     const T* images[kSubBatch];
+    float sums[kSubBatch] = {};
 #pragma unroll
     for (int b = 0; b < kSubBatch; ++b) {
       // Images that the batch does not have are the last one once more.
       const int image = first_image + b < p_.batch ? first_image + b : p_.batch - 1;
       images[b] = static_cast<const T*>(p_.x) + image * image_;
-      sums[b] = 0.0f;
     }
-    const unsigned end = p_.row_begin[k + 1];
-    for (unsigned begin = p_.row_begin[k]; begin < end; begin += kCsrPiece) {
-      const int count = static_cast<int>(end - begin < kCsrPiece ? end - begin : kCsrPiece);
-      Stage(begin, count);
+    const int end_row = p_.out_channels - row < p_.block_rows ? p_.out_channels : row + p_.block_rows;
+    const unsigned end = p_.row_begin[end_row];
+    unsigned row_end = p_.row_begin[row + 1];
+    for (unsigned begin = p_.row_begin[row]; row < end_row; begin += kCsrPiece) {
+      const unsigned piece_end = end - begin < kCsrPiece ? end : begin + kCsrPiece;
+      Stage(begin, static_cast<int>(piece_end - begin));
       __syncthreads();
-      switch (border) {
-        case Border::kInside:
-          Accumulate<Border::kInside>(count, start, images, sums);
-          break;
-        case Border::kBits:
-          Accumulate<Border::kBits>(count, start, images, sums);
-          break;
-        case Border::kCoordinates:
-          Accumulate<Border::kCoordinates>(count, start, images, sums);
-          break;
+      unsigned next = begin;
+      while (true) {
+        const unsigned until = row_end < piece_end ? row_end : piece_end;
+        const unsigned next_end = row + 1 < end_row ? p_.row_begin[row + 2] : 0;
+        Accumulate(border, static_cast<int>(next - begin), static_cast<int>(until - begin), start,
+                   start.offset + GroupOffset(row), images, sums);
+        if (row_end > piece_end) break;  // the rest of the row is in the next piece
+        finish(row, sums);
+#pragma unroll
+        for (int b = 0; b < kSubBatch; ++b) sums[b] = 0.0f;
+        next = row_end;
+        row_end = next_end;
+        if (++row == end_row) break;
       }
       __syncthreads();
     }
   }
 
-  // The hot loop. A tap outside of the input reads a zero, which is multiplied like any other value.
-  template <Border kBorder>
-  __device__ __forceinline__ void Accumulate(int count, const CsrPosition& start, const T* const (&images)[kSubBatch],
+  __device__ __forceinline__ void Accumulate(Border border, int begin, int end, const CsrPosition& start,
+                                             unsigned first_offset, const T* const (&images)[kSubBatch],
                                              float (&sums)[kSubBatch]) const {
-#pragma unroll kBorder == Border::kCoordinates ? 1 : kUnroll
-    for (int i = 0; i < count; ++i) {
-      const CsrEntry entry = entries_[i];
-      const unsigned offset = start.offset + entry.offset;
-      const bool is_inside = kBorder == Border::kInside || IsTapInside<kBorder>(start, taps_[i]);
+    switch (border) {
+      case Border::kInside:
+        return Accumulate<Border::kInside>(begin, end, start, first_offset, images, sums);
+      case Border::kBits:
+        return Accumulate<Border::kBits>(begin, end, start, first_offset, images, sums);
+      case Border::kCoordinates:
+        return Accumulate<Border::kCoordinates>(begin, end, start, first_offset, images, sums);
+    }
+  }
+
+  template <Border kBorder>
+  __device__ __forceinline__ void Accumulate(int begin, int end, const CsrPosition& start, unsigned first_offset,
+                                             const T* const (&images)[kSubBatch], float (&sums)[kSubBatch]) const {
+    constexpr int kCount = kBorder == Border::kCoordinates ? 1 : kUnroll;
+    constexpr int kRest = kCount > 1 ? kCount / 2 : 1;
+#pragma unroll 1
+    for (; begin + kCount <= end; begin += kCount) {
+      AccumulateBatch<kBorder, kCount>(begin, kCount, start, first_offset, images, sums);
+    }
+#pragma unroll 1
+    for (; begin < end; begin += kRest) {
+      AccumulateBatch<kBorder, kRest>(begin, end - begin, start, first_offset, images, sums);
+    }
+  }
+
+  // The hot loop's body, of kCount entries or the `count` that there are: all loads, then all products. A tap outside
+  // of the input reads a zero, which is multiplied like any other value.
+  template <Border kBorder, int kCount>
+  __device__ __forceinline__ void AccumulateBatch(int begin, int count, const CsrPosition& start, unsigned first_offset,
+                                                  const T* const (&images)[kSubBatch], float (&sums)[kSubBatch]) const {
+    float values[kCount], x[kCount][kSubBatch];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const bool exists = i < count;
+      const CsrEntry entry = exists ? entries_[begin + i] : CsrEntry{0.0f, 0};
+      const bool is_inside = exists && (kBorder == Border::kInside || IsTapInside<kBorder>(start, taps_[begin + i]));
+      values[i] = entry.value;
 #pragma unroll
       for (int b = 0; b < kSubBatch; ++b) {
-        const float x = is_inside ? LoadElement(images[b] + offset) : 0.0f;
-        sums[b] += entry.value * x;
+        x[i][b] = is_inside ? LoadElement(images[b] + (first_offset + entry.offset)) : 0.0f;
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int b = 0; b < kSubBatch; ++b) sums[b] += values[i] * x[i][b];
     }
   }
 

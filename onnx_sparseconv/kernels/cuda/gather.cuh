@@ -13,7 +13,7 @@ __device__ __forceinline__ uint4 LoadNeighbours(const Half* from) {
   const unsigned selector = is_odd ? 0x5432 : 0x3210;
   Half2 found[kSegmentPositions / 2 + 1];
 #pragma unroll
-  for (int i = 0; i <= kSegmentPositions / 2; ++i) found[i] = LoadReadOnly(words + i);
+  for (int i = 0; i <= kSegmentPositions / 2; ++i) found[i] = LoadOnce(words + i);
   return {SelectBytes(found[0], found[1], selector), SelectBytes(found[1], found[2], selector),
           SelectBytes(found[2], found[3], selector), SelectBytes(found[3], found[4], selector)};
 }
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const Half
   for (int i = 0; i < kSegmentPositions; ++i) {
     const int y = row * p.strides[0] - p.pads_begin[0], x = column * p.strides[1] - p.pads_begin[1];
     const bool is_inside = first + i < positions && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
-    halves[i] = is_inside ? LoadReadOnly(plane + (y * p.in_w + x)) : Half{0};
+    halves[i] = is_inside ? LoadOnce(plane + (y * p.in_w + x)) : Half{0};
     if (++column == p.out_w) column = 0, ++row;
   }
   return {Joined(halves[0], halves[1]), Joined(halves[2], halves[3]), Joined(halves[4], halves[5]),
@@ -35,6 +35,8 @@ __device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const Half
 }
 
 __device__ __forceinline__ void Gather(const GatherParams& p) {
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
   const auto threads = static_cast<long long>(gridDim.x) * blockDim.x;
   const auto plane_size = static_cast<long long>(p.in_h) * p.in_w;
   const long long end = p.num_segments / p.plane_segments * plane_size - kSegmentPositions - 2;

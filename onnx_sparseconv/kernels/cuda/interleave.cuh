@@ -8,6 +8,7 @@
 namespace sparseconv::cuda {
 
 __device__ __forceinline__ void Interleave(const InterleaveParams& p) {
+  LetNextLaunchBegin();
   const int pixel = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   const int row_pixels = p.windows * p.window_columns;
   if (pixel >= p.rows * row_pixels) return;
@@ -29,11 +30,12 @@ __device__ __forceinline__ void Interleave(const InterleaveParams& p) {
   }
   const Half* from = static_cast<const Half*>(p.x) + first_image * image + first_channel * plane + (y * p.in_w + x);
   uint4* to = static_cast<uint4*>(p.out) + (eight * p.in_channels + first_channel) * (p.rows * row_pixels) + pixel;
+  WaitForLaunchBefore();
 #pragma unroll 2
   for (int i = 0; i < channels; ++i, from += plane, to += p.rows * row_pixels) {
     Half halves[kTensorImages];
 #pragma unroll
-    for (int j = 0; j < kTensorImages; ++j) halves[j] = is_inside[j] ? LoadReadOnly(from + j * step) : Half{0};
+    for (int j = 0; j < kTensorImages; ++j) halves[j] = is_inside[j] ? LoadOnce(from + j * step) : Half{0};
     *to = {Joined(halves[0], halves[1]), Joined(halves[2], halves[3]), Joined(halves[4], halves[5]),
            Joined(halves[6], halves[7])};
   }

@@ -111,6 +111,15 @@ __device__ __forceinline__ void StoreOnce(Half* address, Half value) { __stcs(ad
 __device__ __forceinline__ void StoreOnce(uint2* address, uint2 value) { __stcs(address, value); }
 __device__ __forceinline__ void StoreOnce(uint4* address, uint4 value) { __stcs(address, value); }
 
+#if __CUDA_ARCH__ >= 900
+// Launches that may begin before the one in front of them is complete. A kernel that may must wait in each thread that
+// touches what others write or read, before it does; and what it reads then must not come by way of LoadReadOnly. So
+// all is complete that was launched before a launch that is: it, too, has waited.
+__device__ __forceinline__ void WaitForLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// The next launch may begin, if it is one of those, when all blocks have come here.
+__device__ __forceinline__ void LetNextLaunchBegin() { asm volatile("griddepcontrol.launch_dependents;"); }
+#endif
+
 // Ends the thread, in whatever function it is.
 __device__ __forceinline__ void ExitThread() { asm volatile("exit;"); }
 

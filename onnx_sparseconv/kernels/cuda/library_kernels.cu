@@ -9,12 +9,13 @@ using sparseconv::cuda::Half;
 using sparseconv::cuda::PoolParams;
 using sparseconv::cuda::ReduceParams;
 
-#define SPARSECONV_CSR_KERNEL(name, type, sub_batch)                             \
-  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxCsrThreads) \
-      sparseconv_csr_##name##_b##sub_batch(const CsrParams params) {             \
-    __shared__ sparseconv::cuda::CsrEntry entries[sparseconv::cuda::kCsrPiece];  \
-    __shared__ unsigned taps[sparseconv::cuda::kCsrPiece];                       \
-    sparseconv::cuda::CsrConv<type, sub_batch>(params, entries, taps).Run();     \
+// Registers for loads that are on their way are worth more than further warps.
+#define SPARSECONV_CSR_KERNEL(name, type, sub_batch)                                \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxCsrThreads, 4) \
+      sparseconv_csr_##name##_b##sub_batch(const CsrParams params) {                \
+    __shared__ sparseconv::cuda::CsrEntry entries[sparseconv::cuda::kCsrPiece];     \
+    __shared__ unsigned taps[sparseconv::cuda::kCsrPiece];                          \
+    sparseconv::cuda::CsrConv<type, sub_batch>(params, entries, taps).Run();        \
   }
 
 SPARSECONV_CSR_KERNEL(f32, float, 1)

@@ -27,8 +27,8 @@ struct Epilogue {
 
 // The unified-CSR kernel: `sparseconv_csr_<f32|f16>_b<sub_batch>`, sub_batch 1, 2, 4 or 8.
 //
-// Grid: x = blocks of positions, y = output channels, z = blocks of sub_batch images. Each thread computes one output
-// position of one output channel for sub_batch images. Every convolution is a 3-D one; leading axes have size 1.
+// Grid: x = blocks of positions, y = block_rows output channels each, z = blocks of sub_batch images. Each thread
+// computes one output position for sub_batch images. Every convolution is a 3-D one; leading axes have size 1.
 struct CsrParams {
   const void* x;  // [N, C, D, H, W]
   void* y;        // [N, K, OD, OH, OW]
@@ -37,6 +37,7 @@ struct CsrParams {
   const float* values;        // [nnz]; float for both element types (products are summed in float)
   const unsigned* columns;    // [nnz], c * taps + tap, c within the group
   const unsigned* row_begin;  // [K + 1]
+  int block_rows;
   int batch;
   int in_channels;
   int out_channels;
@@ -50,13 +51,16 @@ struct CsrParams {
   int pads_begin[3];
 };
 
-// Adds up the sums that several blocks computed of the same outputs: `sparseconv_reduce_<f32|f16>`.
+// Adds up the sums that several blocks computed of the same outputs: `sparseconv_reduce_<f32|f16>`, a thread for each
+// output, and `sparseconv_reduce_vectors`, float16 on sm_90a, a thread for kReduceVector.
 //
-// One thread an output: y[i] = activation(partial[0][i] + partial[1][i] + .. + bias[k] + residual[i]), in this order.
+// y[i] = activation(partial[0][i] + partial[1][i] + .. + bias[k] + residual[i]), in this order.
+constexpr int kReduceVector = 8;
 struct ReduceParams {
   void* y;  // [N, K, plane]
   Epilogue epilogue;
-  const void* partial;  // [num_splits][N, K, plane] of the element type
+  const void* partial;    // [num_splits][part_values], of them [N, K, plane] of the element type
+  long long part_values;  // num_values at least; for vectors, a multiple of 8, and `partial` begins at one of 16 bytes
   int num_splits;
   int out_channels;
   int plane;             // outputs of one channel of one image
@@ -337,7 +341,8 @@ struct PointwiseParams {
   int plane;                      // positions
   int run_images, run_segments;
   int run_step_images, run_step_segments;
-  int out_columns;  // that are stored together, 8, 4, 2 or 1: planes are multiples of it, and Y begins at such
+  int out_columns;   // that are stored together, 8, 4, 2 or 1: planes are multiples of it, and Y begins at such
+  long long y_part;  // in sums of Y that are not final, from the first output to that of the next part of the chunks
 };
 
 // On their way to Y, outputs of a warp lie in 8 segments of 16 rows, and 16 bytes that keep segments apart.

@@ -25,8 +25,10 @@ class PointwiseConv : private Warpgroups {
         part_(Filled(t_.num_stages) + threadIdx.x / 32 * kPointwisePartSegments * kPointwisePitch) {}
 
   __device__ __forceinline__ void Run() {
+    LetNextLaunchBegin();
     InitBarriers();
     if (IsProductWarp()) {
+      WaitForLaunchBefore();
       Multiply();
     } else {
       Stage();
@@ -109,9 +111,11 @@ class PointwiseConv : private Warpgroups {
           const auto bytes = static_cast<unsigned>(p_.chunk_bytes);
           StageWeight(at.stage, static_cast<size_t>(chunks_.first + at.chunk) * bytes, bytes);
         }
+        WaitForLaunchBefore();  // the weight, and where planes lie, need no such wait
         stage(x);
       }
       if (t_.epilogue.residual == nullptr) return;
+      WaitForLaunchBefore();
       const Source residual = source_of(t_.epilogue.residual, p_.residual_plane_bytes, t_.out_channels,
                                         tile.group * t_.group_out_channels, tile);
       for (; at.chunk < chunks_.count + t_.warps_m * kRows / kWgmmaChannels; Advance(at)) {
@@ -275,7 +279,7 @@ class PointwiseConv : private Warpgroups {
     const int channel = FirstChannel(tile, row_tile);
     outputs.place = tile.x * kSegmentPositions;
     outputs.first =
-        static_cast<Half*>(t_.y) +
+        static_cast<Half*>(t_.y) + blockIdx.y * p_.y_part +
         (static_cast<long long>(tile.y) * t_.out_channels + tile.group * t_.group_out_channels + channel) * p_.plane +
         outputs.place;
     outputs.images = t_.batch - tile.y;
@@ -285,8 +289,9 @@ class PointwiseConv : private Warpgroups {
 
   // Outputs pass through shared memory, a part of a warp's at a time: so neighbouring lanes store neighbours.
   __device__ __forceinline__ void StoreTile(const Outputs& outputs, int run, const Biases& biases) const {
+    const int segments = p_.run_images * p_.run_segments;
 #pragma unroll 1
-    for (int i = 0; i < kParts; ++i) {
+    for (int i = 0; i < kParts && i * kPartSegments < segments; ++i) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         // Sums must be named by constants. What is added to them would be for all parts before the first one.

@@ -107,9 +107,9 @@ class TensorTile {
   // Of a channel of the tile's group; there may be no such channel.
   __device__ __forceinline__ float BiasOf(const Tile& tile, int channel) const {
     const bool has_bias = t_.epilogue.bias != nullptr && channel < t_.group_out_channels;
-    return has_bias
-               ? LoadElement(static_cast<const Half*>(t_.epilogue.bias) + tile.group * t_.group_out_channels + channel)
-               : 0.0f;
+    return has_bias ? ToFloat(LoadOnce(static_cast<const Half*>(t_.epilogue.bias) + tile.group * t_.group_out_channels +
+                                       channel))
+                    : 0.0f;
   }
 
   const TileParams& t_;

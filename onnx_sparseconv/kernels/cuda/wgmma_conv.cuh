@@ -25,8 +25,10 @@ class WgmmaConv : private Warpgroups {
         rows_(Filled(t_.num_stages) + threadIdx.x / 32 * kPartRows * kWgmmaRowPitch) {}
 
   __device__ __forceinline__ void Run() {
+    LetNextLaunchBegin();
     InitBarriers();
     if (IsProductWarp()) {
+      WaitForLaunchBefore();
       Multiply();
     } else {
       Stage();
@@ -68,6 +70,7 @@ class WgmmaConv : private Warpgroups {
           const unsigned* begins = w_.chunk_begins + chunks.first + at.chunk;
           StageWeight(at.stage, 16 * static_cast<size_t>(begins[0]), 16 * (begins[1] - begins[0]));
         }
+        WaitForLaunchBefore();  // the weight, and where things lie, need no such wait
         const Shared stage = StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes;
         for (int pixel = static_cast<int>(Lane()); pixel < pixels; pixel += 32) {
           unsigned offset, to;

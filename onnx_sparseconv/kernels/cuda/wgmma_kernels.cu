@@ -4,6 +4,7 @@
 #include "interleave.cuh"
 #include "params.h"
 #include "pointwise_conv.cuh"
+#include "reduce.cuh"
 #include "wgmma_conv.cuh"
 
 using sparseconv::cuda::Gather;
@@ -13,6 +14,7 @@ using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kWgmmaThreads;
 using sparseconv::cuda::PointwiseConv;
 using sparseconv::cuda::PointwiseParams;
+using sparseconv::cuda::ReduceParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
@@ -32,3 +34,8 @@ SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseConv<32>, PointwiseParams)
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave(params); }
 
 extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather(params); }
+
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
+    sparseconv_reduce_vectors(const ReduceParams params) {
+  sparseconv::cuda::ReduceVectors(params);
+}

@@ -33,6 +33,7 @@ class CsrParams(ctypes.Structure):
         ("values", _pointer),
         ("columns", _pointer),
         ("row_begin", _pointer),
+        ("block_rows", _int),
         ("batch", _int),
         ("in_channels", _int),
         ("out_channels", _int),
@@ -52,6 +53,7 @@ class ReduceParams(ctypes.Structure):
         ("y", _pointer),
         ("epilogue", Epilogue),
         ("partial", _pointer),
+        ("part_values", ctypes.c_longlong),
         ("num_splits", _int),
         ("out_channels", _int),
         ("plane", _int),
@@ -82,7 +84,7 @@ def epilogue(case, bias, residual):
     return Epilogue(address(bias), address(residual), int(case.activation), case.alpha, case.beta)
 
 
-def run_csr(case, inputs, sub_batch, threads=128, max_grid=65535):
+def run_csr(case, inputs, sub_batch, *, threads=128, max_grid=65535, block_rows=1):
     """The output of ``sparseconv_csr_*`` for a case of `tests.support.sparse_models`."""
     arrays = {name: a if a.nbytes > HUGE else device_array(a, misalignment=None) for name, a in inputs.items()}
     values, columns, row_begin = (device_array(array, misalignment=None) for array in csr_rows(case))
@@ -96,6 +98,7 @@ def run_csr(case, inputs, sub_batch, threads=128, max_grid=65535):
         values=address(values),
         columns=address(columns),
         row_begin=address(row_begin),
+        block_rows=block_rows,
         batch=shape[0],
         in_channels=case.in_channels,
         out_channels=case.out_channels,
@@ -109,7 +112,7 @@ def run_csr(case, inputs, sub_batch, threads=128, max_grid=65535):
         pads_begin=three([begin for begin, _, _ in resolve(geometry, inputs["X"].shape[2:])], fill=0),
     )
     positions = int(np.prod(shape[2:]))
-    wanted = (-(-positions // threads), case.out_channels, -(-shape[0] // sub_batch))
+    wanted = (-(-positions // threads), -(-case.out_channels // block_rows), -(-shape[0] // sub_batch))
     grid = (wanted[0], *(min(n, max_grid) for n in wanted[1:]))
     launch(library_image(), f"sparseconv_csr_{type_name(case.dtype)}_b{sub_batch}", grid, (threads,), [params])
     check_surroundings(y)
@@ -122,7 +125,7 @@ def run_reduce(case, partial, bias, residual, *, threads=64, blocks=None):
     partial = device_array(partial, misalignment=None)
     plane = int(np.prod(partial.shape[3:]))
     sums = epilogue(case, bias, residual)
-    params = ReduceParams(address(y), sums, address(partial), partial.shape[0], partial.shape[2], plane, y.size)
+    params = ReduceParams(address(y), sums, address(partial), y.size, partial.shape[0], partial.shape[2], plane, y.size)
     grid = (blocks or -(-y.size // threads),)
     launch(library_image(), f"sparseconv_reduce_{type_name(case.dtype)}", grid, (threads,), [params])
     check_surroundings(y)

@@ -84,10 +84,25 @@ def cases(draw):
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(drawn=cases(), sub_batch=st.sampled_from(SUB_BATCHES), threads=st.sampled_from([32, 64, 256]))
-def test_any_convolution(drawn, sub_batch, threads):
+@given(
+    drawn=cases(),
+    sub_batch=st.sampled_from(SUB_BATCHES),
+    threads=st.sampled_from([32, 64, 256]),
+    block_rows=st.integers(1, 5),
+)
+def test_any_convolution(drawn, sub_batch, threads, block_rows):
     case, x_shape = drawn
-    check(case, x_shape, sub_batch, threads=threads)
+    check(case, x_shape, sub_batch, threads=threads, block_rows=block_rows)
+
+
+@pytest.mark.parametrize("block_rows", [1, 3, 4, 7, 9])
+@pytest.mark.parametrize("max_grid", [1, 65535])
+def test_rows_of_a_block_end_anywhere_in_a_piece(block_rows, max_grid):
+    weight = random_weight((7, 40, 3, 3), 0.1)  # of 360 columns; a piece has 256
+    weight[[1, 2, 3, 6]] = 0
+    weight[3].flat[: 256 - np.count_nonzero(weight[0])] = 1.0
+    case = SparseConvCase(weight, geometry_2d(), has_residual=True)
+    check(case, (3, 40, 5, 9), block_rows=block_rows, max_grid=max_grid)
 
 
 @dtypes
@@ -254,18 +269,22 @@ def test_reduce_adds_halves_in_float():
     assert run_reduce(case, partial, None, None).item() == 60000
 
 
-def test_reduce_finds_the_channel_of_any_output():
+def test_reduce_finds_the_place_of_any_output():
     source = """
         #include "reduce.cuh"
         using namespace sparseconv::cuda;
-        extern "C" __global__ void channel(ReduceParams p, long long index, int* out) { *out = ChannelOf(p, index); }
+        extern "C" __global__ void place(ReduceParams p, long long index, int* out) {
+          const OutputPlace place = PlaceOf(p, index);
+          out[0] = place.channel;
+          out[1] = place.position;
+        }
     """
     image = build_host_image(source)
     for count, index in [(1 << 31, (1 << 31) - 1), ((1 << 32) - 1, (1 << 32) - 2), (1 << 34, 12345678901)]:
         params = ReduceParams(out_channels=12, plane=1000, num_values=count)
-        out = np.zeros(1, np.int32)
-        launch(image, "channel", (1,), (1,), [params, ctypes.c_longlong(index), ctypes.c_void_p(address(out))])
-        assert out[0] == index // 1000 % 12
+        out = np.zeros(2, np.int32)
+        launch(image, "place", (1,), (1,), [params, ctypes.c_longlong(index), ctypes.c_void_p(address(out))])
+        assert out.tolist() == [index // 1000 % 12, index % 1000]
 
 
 def test_parameters_have_the_layout_of_the_device():

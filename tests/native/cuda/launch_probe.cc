@@ -41,16 +41,16 @@ __attribute__((visibility("default"))) int probe_generated(const int* plan_numbe
   return launch ? 1 : 0;
 }
 
-// The CSR launch for `out_channels` and output sizes.
+// The CSR launch for `out_channels`, output sizes and a weight of `num_entries`.
 __attribute__((visibility("default"))) void probe_csr(const long long* out_dims, long long out_channels,
-                                                      long long batch, int num_multiprocessors, int sub_batch,
-                                                      char* text, int capacity) {
+                                                      long long batch, long long num_entries, int num_multiprocessors,
+                                                      int sub_batch, char* text, int capacity) {
   ConvGeometry geometry;
   geometry.out_channels = out_channels;
   ResolvedGeometry sizes;
   sizes.out_dims = ToAxes(out_dims);
   const DeviceFacts device{90, num_multiprocessors, 0};
-  Print(ToString(ChooseCsrLaunch(geometry, sizes, batch, device, sub_batch)), text, capacity);
+  Print(ToString(ChooseCsrLaunch(geometry, sizes, batch, num_entries, device, sub_batch)), text, capacity);
 }
 
 }  // extern "C"

@@ -69,12 +69,12 @@ def test_every_sub_batch(driver, make_session, sub_batch, batch):
     assert grid == (1, 8, -(-batch // sub_batch))
 
 
-@pytest.mark.parametrize(("num_multiprocessors", "sub_batch"), [(1, 8), (4, 4), (8, 2), (100, 1)])
-def test_a_sub_batch_leaves_enough_blocks(driver, make_session, num_multiprocessors, sub_batch):
+@pytest.mark.parametrize(("num_multiprocessors", "sub_batch", "rows"), [(1, 4, 8), (2, 2, 8), (3, 1, 8), (100, 1, 8)])
+def test_blocks_have_much_to_do_as_long_as_there_are_enough(driver, make_session, num_multiprocessors, sub_batch, rows):
     driver.set_device(num_multiprocessors=num_multiprocessors)
     run_and_check(make_session(make_model(CASE)), CASE, (8, 6, 5, 7))
-    ((kernel, _, _, _),) = driver.take_launches()
-    assert kernel == f"sparseconv_csr_f32_b{sub_batch}"
+    ((kernel, grid, _, _),) = driver.take_launches()
+    assert (kernel, grid[1]) == (f"sparseconv_csr_f32_b{sub_batch}", rows)
 
 
 def test_without_a_batch_nothing_is_launched(driver, make_session):

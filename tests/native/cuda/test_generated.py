@@ -274,7 +274,8 @@ def test_too_little_shared_memory(driver, make_session, capfd):
     driver.set_device(max_shared_bytes=48 << 10)
     session = make_session(model_with_image(CASE, channel_pitch=8192), severity=2)
     run_and_check(session, CASE, SHAPE)
-    assert kernels(driver) == ["sparseconv_csr_f32_b2"]
+    (kernel,) = kernels(driver)
+    assert kernel.startswith("sparseconv_csr_f32_b")
     assert "it needs 65600 bytes of shared memory, this GPU has 49152" in capfd.readouterr().err
 
 

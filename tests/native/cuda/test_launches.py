@@ -307,12 +307,13 @@ def test_a_row_of_millions_is_staged_in_parts(probe, kernel, dtype):
     assert excess(plan, sizes, launch) <= 1.1
 
 
-def csr(probe, out_dims, out_channels, batch):
+def csr(probe, out_dims, out_channels, batch, row_entries):
     text = ctypes.create_string_buffer(TEXT_BYTES)
     probe.probe_csr(
         array(ctypes.c_longlong, out_dims),
         ctypes.c_longlong(out_channels),
         ctypes.c_longlong(batch),
+        ctypes.c_longlong(row_entries * out_channels),
         132,
         0,
         text,
@@ -322,18 +323,22 @@ def csr(probe, out_dims, out_channels, batch):
 
 
 @pytest.mark.parametrize(
-    ("out_dims", "out_channels", "batch", "wanted"),
+    ("layer", "batch", "wanted"),
     [
-        ((1, 56, 56), 64, 64, "csr sub_batch=8 grid=25x64x8 threads=128"),
-        ((1, 7, 7), 512, 1, "csr sub_batch=1 grid=1x512x1 threads=64"),
-        ((1, 7, 7), 512, 3, "csr sub_batch=2 grid=1x512x2 threads=64"),
-        ((1, 1, 1), 70000, 1, "csr sub_batch=1 grid=1x65535x1 threads=32"),
-        ((4, 8, 8), 8, 10**6, "csr sub_batch=8 grid=2x8x65535 threads=128"),
-        ((1, 1, 2**31 - 1), 1, 2, "csr sub_batch=2 grid=16777216x1x1 threads=128"),
+        (((1, 56, 56), 64, 58), 64, "csr sub_batch=4 rows=1 grid=25x64x16 threads=128"),
+        (((1, 224, 224), 64, 3), 64, "csr sub_batch=8 rows=21 grid=392x4x8 threads=128"),
+        (((1, 224, 224), 64, 3), 1, "csr sub_batch=1 rows=21 grid=392x4x1 threads=128"),
+        (((1, 7, 7), 512, 205), 1, "csr sub_batch=1 rows=1 grid=1x512x1 threads=64"),
+        (((1, 7, 7), 512, 205), 30, "csr sub_batch=4 rows=1 grid=1x512x8 threads=64"),
+        (((1, 1, 1), 70000, 300), 1, "csr sub_batch=1 rows=1 grid=1x65535x1 threads=32"),
+        (((1, 1, 1), 70000, 0), 1, "csr sub_batch=1 rows=16 grid=1x4375x1 threads=32"),
+        (((4, 8, 8), 8, 10), 10**6, "csr sub_batch=8 rows=6 grid=2x2x65535 threads=128"),
+        (((1, 1, 2**31 - 1), 1, 1), 2, "csr sub_batch=2 rows=1 grid=16777216x1x1 threads=128"),
     ],
 )
-def test_csr_launches_stay_within_a_grid(probe, out_dims, out_channels, batch, wanted):
-    assert csr(probe, out_dims, out_channels, batch) == wanted
+def test_csr_launches_stay_within_a_grid(probe, layer, batch, wanted):
+    out_dims, out_channels, row_entries = layer
+    assert csr(probe, out_dims, out_channels, batch, row_entries) == wanted
 
 
 def staged_bytes(height, begin, slots):

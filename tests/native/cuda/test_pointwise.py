@@ -11,7 +11,15 @@ from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from tests.native.cuda.test_csr import run_and_check
 from tests.support.random_cases import ACTIVATION_PARAMETERS
-from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
 
 HALF = np.dtype(np.float16)
 POINTWISE = geometry_2d(1, pad=0)
@@ -82,6 +90,50 @@ def test_every_batch(make_session, batch, size):
     run_and_check(session, CASE, (batch, 40, *size))
 
 
+@pytest.mark.parametrize(
+    ("layer", "batch", "parts"),
+    [
+        (((256, 1000, 1, 1), (14, 14), POINTWISE), 1, 11),
+        (((130, 800, 1, 1), (7, 7), POINTWISE), 1, 8),
+        (((64, 1000, 1, 1), (3, 3), POINTWISE), 2, 16),
+        (((64, 700, 1, 1), (5, 5), geometry_2d(1, 2, 0)), 3, 11),
+        (((64, 40, 1, 1), (28, 28), POINTWISE), 1, 1),
+        (((96, 600, 1, 1), (9, 16), dataclasses.replace(POINTWISE, group=2)), 1, 10),
+    ],
+    ids=str,
+)
+def test_few_images(make_session, driver, layer, batch, parts):
+    """What has to be summed is shared among blocks."""
+    driver.set_device(num_multiprocessors=132)
+    weight_shape, size, geometry = layer
+    weight = random_weight(weight_shape, 0.1, dtype=HALF)
+    for has_residual in (False, True):
+        case = SparseConvCase(weight, geometry, Activation.SILU, has_residual=has_residual, dtype=HALF)
+        inputs = random_inputs(case, (batch, weight_shape[1] * geometry.group, *size))
+        (y,) = make_session(make_model(case), cuda_kernel="wgmma").run(None, inputs)
+        assert_within(y, *oracle(case, inputs, stored_sums=int(parts > 1)))
+        launches = [(name, grid) for name, grid, _, _ in driver.take_launches() if name != GATHER]
+        (_, product), *reduce = launches
+        assert product[1] == parts
+        assert [name for name, _ in reduce] == ["sparseconv_reduce_vectors"] * (parts > 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch", "kernel"),
+    [
+        (((256, 512, 1, 1), (28, 28)), 1, "pointwise"),
+        (((512, 2048, 1, 1), (7, 7)), 1, "csr"),
+        (((512, 2048, 1, 1), (7, 7)), 8, "pointwise"),
+    ],
+)
+def test_a_few_images_run_on_what_takes_fewer_cycles(make_session, driver, layer, batch, kernel):
+    driver.set_device(num_multiprocessors=132)
+    weight_shape, size = layer
+    case = dataclasses.replace(CASE, weight=random_weight(weight_shape, 0.1, dtype=HALF))
+    make_session(make_model(case)).run(None, random_inputs(case, (batch, weight_shape[1], *size)))
+    assert any(name.startswith(f"sparseconv_{kernel}") for name in launched(driver))
+
+
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(0, 128), slice(128, 256)], ids=["all", "the first", "others"])
 @pytest.mark.parametrize("has_residual", [False, True])
 def test_rows_without_entries(make_session, rows, has_residual):
@@ -110,9 +162,9 @@ def test_a_run_only_launches(driver, make_session, size, launches):
     """No allocation, no copy and no synchronisation by itself: CUDA graphs are captured."""
     session = make_session(make_model(CASE), cuda_kernel="wgmma")
     session.run(None, random_inputs(CASE, (8, 40, *size)))
-    before, launched_before = driver.calls(), driver.calls("cuLaunchKernel")
+    before, launched_before = driver.calls(), driver.calls("cuLaunchKernelEx")
     session.run(None, random_inputs(CASE, (8, 40, *size)))
-    assert driver.calls("cuLaunchKernel") - launched_before == launches
+    assert driver.calls("cuLaunchKernelEx") - launched_before == launches
     assert driver.calls() - before <= launches + 3
 
 
@@ -122,7 +174,7 @@ def test_a_run_only_launches(driver, make_session, size, launches):
         ({}, 8, "pointwise"),
         ({}, 1, "pointwise"),
         ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 4, "pointwise"),
-        ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 3, "csr"),
+        ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 3, "pointwise"),
         ({"weight": random_weight((70, 40, 1, 1), 0.002, dtype=HALF)}, 8, "csr"),
         ({"weight": random_weight((70, 20, 1, 1), 0.1, dtype=HALF)}, 8, "tensor"),
     ],

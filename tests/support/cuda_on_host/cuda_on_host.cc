@@ -89,6 +89,7 @@ struct Fiber {
   const char* site = nullptr;  // of the __syncthreads
   unsigned barrier = 0;        // of WaitForBarrier or WaitAtBarrier
   unsigned parity = 0;
+  bool may_begin_early = false, has_waited = false;
   unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
   std::deque<std::vector<Copy>> groups;  // committed, not arrived
@@ -263,8 +264,22 @@ void Deliver(std::vector<Copy>& copies) {
   copies.clear();
 }
 
+void LetNextLaunchBegin() { state.current->may_begin_early = true; }
+void WaitForLaunchBefore() { state.current->has_waited = true; }
+
+void CheckTouch() {
+  if (state.current->may_begin_early && !state.current->has_waited) {
+    Fail("touches memory before it has waited for the launch before");
+  }
+}
+
+void CheckReadOnly() {
+  if (state.current->may_begin_early) Fail("loads by way of the read-only cache what may still be written");
+}
+
 void CopyAsync(unsigned to, const void* from, unsigned bytes) {
   CheckGlobal(from, bytes);
+  CheckTouch();
   const Copy copy = {SharedPointer(to, bytes, bytes), from, bytes};
   // Every second one, also among the threads, arrives at once.
   if ((state.current->number + state.current->num_copies++) % 2 != 0) {
@@ -533,6 +548,7 @@ void StartFiber(Fiber& fiber, unsigned number) {
   fiber.number = number;
   fiber.index = {number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
   fiber.wait = Wait::kNothing;
+  fiber.may_begin_early = fiber.has_waited = false;
   fiber.num_copies = 0;
   fiber.copies.clear();
   fiber.groups.clear();

@@ -65,6 +65,14 @@ inline void CheckGlobal(const void* address, unsigned alignment) {
   Fail("global address %p is not a multiple of %u", address, alignment);
 }
 
+// In a kernel that lets the next launch begin, which may have begun early itself, a thread must wait before it touches
+// what other launches do.
+void LetNextLaunchBegin();
+void WaitForLaunchBefore();
+void CheckTouch();
+// Loads by way of the read-only cache are not for such a kernel.
+void CheckReadOnly();
+
 void CopyAsync(unsigned to, const void* from, unsigned bytes);
 void CommitCopies();
 void WaitForCopies(unsigned pending);

@@ -550,9 +550,10 @@ struct LaunchConfig {
   unsigned num_attributes;
 };
 
+constexpr int kClusterDimension = 4, kBeginsEarly = 6;
+
 // Blocks of a cluster along x; 0 where the launch asks for anything else.
 static unsigned ClusterOf(const LaunchConfig& config) {
-  constexpr int kClusterDimension = 4;
   if (config.num_attributes != 1 || config.attributes[0].id != kClusterDimension) return 0;
   const unsigned* cluster = config.attributes[0].value;
   const bool is_line = cluster[0] > 0 && cluster[1] == 1 && cluster[2] == 1;
@@ -610,10 +611,11 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
                    extra);
 }
 
-// Blocks run one after the other, so it is all the same to them whether they are a cluster.
+// Blocks run one after the other, so it is all the same to them whether they are a cluster, and launches, too.
 EXPORT int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** params, void** extra) {
   const int result = EnterContext("cuLaunchKernelEx");
   if (result != kSuccess) return result;
-  if (ClusterOf(*config) == 0 || state().architecture < 90) return kInvalidValue;
+  const bool begins_early = config->num_attributes == 1 && config->attributes[0].id == kBeginsEarly;
+  if ((!begins_early && ClusterOf(*config) == 0) || state().architecture < 90) return kInvalidValue;
   return LaunchNow(function, config->grid, config->block, config->shared_bytes, config->stream, params, extra);
 }

@@ -47,26 +47,26 @@ inline unsigned FloatToBits(float value) {
 
 inline float Unforeseen(float value) { return value; }
 
-inline float LoadReadOnly(const float* address) { return *address; }
-inline Half LoadReadOnly(const Half* address) { return *address; }
-inline Half2 LoadReadOnly(const Half2* address) {
-  cuda_on_host::CheckGlobal(address, sizeof(Half2));
-  return *address;
-}
+inline void LetNextLaunchBegin() { cuda_on_host::LetNextLaunchBegin(); }
+inline void WaitForLaunchBefore() { cuda_on_host::WaitForLaunchBefore(); }
 
-inline uint2 LoadReadOnly(const uint2* address) {
-  cuda_on_host::CheckGlobal(address, sizeof(uint2));
+template <class Value>
+Value LoadReadOnly(const Value* address) {
+  cuda_on_host::CheckGlobal(address, sizeof(Value));
+  cuda_on_host::CheckReadOnly();
   return *address;
 }
 
 template <class Value>
 Value LoadOnce(const Value* address) {
   cuda_on_host::CheckGlobal(address, sizeof(Value));
+  cuda_on_host::CheckTouch();
   return *address;
 }
 template <class Value>
 void StoreOnce(Value* address, Value value) {
   cuda_on_host::CheckGlobal(address, sizeof(Value));
+  cuda_on_host::CheckTouch();
   *address = value;
 }
 

@@ -14,8 +14,12 @@ constexpr int64_t kMaxTaps = int64_t{1} << 29;
 constexpr int64_t kMaxGridYZ = 65535;
 constexpr int64_t kWarp = 32;
 constexpr int64_t kThreads = 128;
-// Blocks for each multiprocessor that are worth more than a larger sub-batch.
-constexpr int64_t kWantedBlocks = 4;
+// As many entries as a block should have: what it does before and behind them takes as long.
+constexpr int64_t kWantedEntries = 64;
+// Threads for each multiprocessor that are worth more than that, or than a larger sub-batch: measured on an H200.
+constexpr int64_t kWantedThreads = 768;
+// Entries of a row that are worth a sub-batch of 8: with more of them, 8 images share too little of the cache.
+constexpr int64_t kShortRow = 16;
 constexpr size_t kAlignment = 256;
 
 size_t AlignedBytes(size_t count) { return (count * sizeof(uint32_t) + kAlignment - 1) / kAlignment * kAlignment; }
@@ -57,44 +61,57 @@ void CheckCsrSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, 
 }
 
 CsrLaunch ChooseCsrLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                          const DeviceFacts& device, int sub_batch) {
-  const int64_t plane = sizes.out_dims[0] * sizes.out_dims[1] * sizes.out_dims[2];
-  const int64_t threads = std::min(kThreads, CeilDivide(plane, kWarp) * kWarp);
-  const int64_t blocks = CeilDivide(plane, threads) * geometry.out_channels;
+                          int64_t num_entries, const DeviceFacts& device, int sub_batch) {
+  const int64_t plane = sizes.out_dims[0] * sizes.out_dims[1] * sizes.out_dims[2], rows = geometry.out_channels;
+  const int64_t threads = std::min(kThreads, CeilDivide(plane, kWarp) * kWarp), columns = CeilDivide(plane, threads);
+  const int64_t row_entries = CeilDivide(num_entries, rows);
+  const auto fills = [&](int64_t images, int64_t block_rows) {
+    const auto blocks = static_cast<double>(columns) * static_cast<double>(CeilDivide(rows, block_rows)) *
+                        static_cast<double>(CeilDivide(batch, images));
+    return blocks * static_cast<double>(threads) >= static_cast<double>(kWantedThreads * device.num_multiprocessors);
+  };
   CsrLaunch launch;
   launch.sub_batch = sub_batch;
   if (sub_batch == 0) {
-    // An entry that was read serves a whole sub-batch, as long as that leaves enough blocks to fill the GPU.
-    launch.sub_batch = 8;
-    while (launch.sub_batch > 1 && (launch.sub_batch > batch || blocks * CeilDivide(batch, launch.sub_batch) <
-                                                                    kWantedBlocks * device.num_multiprocessors)) {
+    // An entry that was read serves a whole sub-batch, as long as that leaves enough threads to fill the GPU.
+    launch.sub_batch = row_entries < kShortRow ? 8 : 4;
+    while (launch.sub_batch > 1 && (launch.sub_batch > batch || !fills(launch.sub_batch, 1))) {
       launch.sub_batch /= 2;
     }
   }
+  launch.block_rows =
+      static_cast<int>(std::clamp<int64_t>(kWantedEntries / std::max<int64_t>(row_entries, 1), 1, rows));
+  while (launch.block_rows > 1 && !fills(launch.sub_batch, launch.block_rows)) launch.block_rows /= 2;
   launch.shape.threads = static_cast<unsigned>(threads);
-  launch.shape.grid[0] = static_cast<unsigned>(CeilDivide(plane, threads));
-  launch.shape.grid[1] = static_cast<unsigned>(std::min(geometry.out_channels, kMaxGridYZ));
+  launch.shape.grid[0] = static_cast<unsigned>(columns);
+  launch.shape.grid[1] = static_cast<unsigned>(std::min(CeilDivide(rows, int64_t{launch.block_rows}), kMaxGridYZ));
   launch.shape.grid[2] = static_cast<unsigned>(std::min(CeilDivide(batch, launch.sub_batch), kMaxGridYZ));
   return launch;
 }
 
-double CsrCycles(const ConvGeometry& geometry, int64_t num_entries, int64_t outputs, const DeviceFacts& device) {
-  // Fitted to float16 3x3 layers of 64 to 512 channels, one to four images, on an H200: a call, an entry of a row, for
-  // which each thread waits, and entries that a multiprocessor computes.
-  constexpr double kCallCycles = 8250.0, kEntryCycles = 69.0, kEntriesACycle = 7.9;
-  const auto entries = static_cast<double>(num_entries);
-  return kCallCycles + kEntryCycles * entries / static_cast<double>(geometry.out_channels) +
-         entries * static_cast<double>(outputs) / (kEntriesACycle * device.num_multiprocessors);
+double CsrCycles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, int64_t num_entries,
+                 const DeviceFacts& device) {
+  // Fitted to 3x3 and 1x1 layers of ResNets and VGG-16 in both types, one to four images, on an H200: a call; an entry
+  // of a row, for which each thread waits, and more so where it looks at the border; entries and outputs that a
+  // multiprocessor computes.
+  constexpr double kCallCycles = 4400.0, kWindowEntryCycles = 58.0, kEntryCycles = 22.0;
+  constexpr double kEntriesACycle = 9.3, kOutputsACycle = 1.3;
+  const auto entries = static_cast<double>(num_entries), rows = static_cast<double>(geometry.out_channels);
+  const auto outputs = static_cast<double>(batch * sizes.out_dims[0] * sizes.out_dims[1] * sizes.out_dims[2]);
+  const double waits = entries / rows * (geometry.taps() > 1 ? kWindowEntryCycles : kEntryCycles);
+  return kLaunchCycles + kCallCycles + waits +
+         outputs * (entries / kEntriesACycle + rows / kOutputsACycle) / device.num_multiprocessors;
 }
 
 std::string ToString(const CsrLaunch& launch) {
   const LaunchShape& shape = launch.shape;
-  return Concat("csr sub_batch=", launch.sub_batch, " grid=", shape.grid[0], "x", shape.grid[1], "x", shape.grid[2],
-                " threads=", shape.threads);
+  return Concat("csr sub_batch=", launch.sub_batch, " rows=", launch.block_rows, " grid=", shape.grid[0], "x",
+                shape.grid[1], "x", shape.grid[2], " threads=", shape.threads);
 }
 
 CsrWeight::CsrWeight(const Context& context, const SparseWeight& weight)
-    : columns_offset_(AlignedBytes(weight.values.size())),
+    : num_entries_(static_cast<int64_t>(weight.values.size())),
+      columns_offset_(AlignedBytes(weight.values.size())),
       row_begin_offset_(columns_offset_ + AlignedBytes(weight.columns.size())),
       memory_(context, row_begin_offset_ + AlignedBytes(weight.row_begin.size())) {
   const std::vector<uint32_t> row_begin(weight.row_begin.begin(), weight.row_begin.end());

@@ -20,6 +20,7 @@ struct DeviceFacts {
 // A launch of the CSR kernel for one input size.
 struct CsrLaunch {
   int sub_batch = 1;
+  int block_rows = 1;
   LaunchShape shape;
 };
 
@@ -28,12 +29,18 @@ void CheckCsrGeometry(const ConvGeometry& geometry);
 // The same for an input's size and batch.
 void CheckCsrSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch);
 
-// A pure function. `sub_batch` 0 leaves the choice to it. `batch` is at least 1.
+// A pure function. `num_entries` are the weight's. `sub_batch` 0 leaves the choice to it. `batch` is at least 1.
 CsrLaunch ChooseCsrLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                          const DeviceFacts& device, int sub_batch);
+                          int64_t num_entries, const DeviceFacts& device, int sub_batch);
 
-// Cycles of a multiprocessor that the kernel takes for a few images, about; `outputs` are those of a channel.
-double CsrCycles(const ConvGeometry& geometry, int64_t num_entries, int64_t outputs, const DeviceFacts& device);
+// Of a multiprocessor, for a launch.
+constexpr double kLaunchCycles = 4000.0;
+// What a launch saves that may begin before the one in front of it is complete.
+constexpr double kEarlyCycles = 1600.0;
+
+// Cycles of a multiprocessor that the kernel takes for a few images, about.
+double CsrCycles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, int64_t num_entries,
+                 const DeviceFacts& device);
 
 std::string ToString(const CsrLaunch& launch);
 
@@ -44,8 +51,10 @@ class CsrWeight {
 
   // Sets the fields of `params` that depend on the weight.
   void Fill(CsrParams* params) const;
+  int64_t num_entries() const { return num_entries_; }
 
  private:
+  int64_t num_entries_;
   size_t columns_offset_;
   size_t row_begin_offset_;
   Memory memory_;

@@ -27,6 +27,8 @@ namespace {
 
 constexpr int kMinArchitecture = 75;
 constexpr unsigned kReduceThreads = 256;
+// Few, so that the little that there is spreads over the multiprocessors.
+constexpr unsigned kReduceVectorThreads = 64;
 constexpr int kClusterArchitecture = 90;
 constexpr int64_t kMaxReduceBlocks = 1 << 16;
 constexpr uintptr_t kVectorBytes = 16;
@@ -82,6 +84,13 @@ struct Plan {
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 };
+
+LaunchShape ReduceShape(int64_t count, unsigned threads) {
+  LaunchShape shape;
+  shape.threads = threads;
+  shape.grid[0] = static_cast<unsigned>(std::min(CeilDivide(count, int64_t{threads}), kMaxReduceBlocks));
+  return shape;
+}
 
 size_t RoundedUp(size_t bytes) { return (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes; }
 
@@ -207,7 +216,10 @@ class CudaKernel final : public Kernel {
   void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
-  void Reduce(const Call& call, const void* partial, int num_splits, int64_t num_values) const;
+  static void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
+                       std::optional<ort::DeviceScratch>* sums);
+  ReduceParams MakeReduceParams(const Call& call, const void* partial, int num_splits, int64_t part_values) const;
+  void ReduceVectors(const Call& call, const void* partial, const LaunchShape& product, int64_t part_values) const;
   void Pool(const Call& call, const Axes& pooled_dims, void* y) const;
   GeneratedParams MakeGeneratedParams(const Call& call) const;
   Epilogue MakeEpilogue(const Inputs& inputs) const;
@@ -281,8 +293,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   }
   const WgmmaWeight weight = PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_));
   const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
-  const bool is_worth = IsPointwise(geometry_) ? IsWorthPointwise(facts, kTensorImages) : IsWorthWarpgroups(facts);
-  if (!must_run && !is_worth) return;
+  if (!must_run && !IsWorthWarpgroups(facts)) return;
   wgmma_.emplace(context_, device_, weight, facts);
   running_.store(RunningKernel::kWgmma);
 }
@@ -361,20 +372,20 @@ std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, 
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
   if (must_run || !launch) return launch;
-  const int64_t outputs = key.batch * sizes.out_dims[1] * sizes.out_dims[2];
-  const double csr_cycles = CsrCycles(geometry_, wgmma_->facts.num_entries, outputs, device_);
+  const double csr_cycles = CsrCycles(geometry_, sizes, key.batch, csr_weight_->num_entries(), device_);
   return IsWorthLaunching(*launch, wgmma_->facts, key.batch, device_, csr_cycles) ? launch : std::nullopt;
 }
 
 std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
   if (!wgmma_ || !IsPointwise(geometry_)) return std::nullopt;
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
-  if (!must_run && !IsWorthPointwise(wgmma_->facts, batch)) return std::nullopt;
   auto launch = ChoosePointwiseLaunch(geometry_, sizes, batch, device_, wgmma_->facts);
   if (!launch && must_run) {
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
-  return launch;
+  if (must_run || !launch) return launch;
+  const double csr_cycles = CsrCycles(geometry_, sizes, batch, csr_weight_->num_entries(), device_);
+  return IsWorthLaunching(*launch, device_, csr_cycles) ? launch : std::nullopt;
 }
 
 Plan CudaKernel::MakePlan(const PlanKey& key) const {
@@ -382,7 +393,7 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   plan.sizes = Resolve(geometry_, key.in_dims);
   CheckCsrSizes(geometry_, plan.sizes, key.batch);
   if (key.batch == 0) return plan;
-  plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, device_, op_.cuda.sub_batch);
+  plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_, op_.cuda.sub_batch);
   if (image_) {
     if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
       GeneratedFacts facts = image_->facts;
@@ -490,6 +501,7 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   params.epilogue = call.epilogue;
   csr_weight_->Fill(&params);
   const CsrLaunch& launch = call.plan.csr;
+  params.block_rows = launch.block_rows;
   cuda::Launch(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
 }
 
@@ -525,18 +537,23 @@ int ColumnsAt(uintptr_t addresses, int columns) {
   return columns;
 }
 
+// Where blocks share tiles, they store sums that are not final, in memory that is lent for them.
+void CudaKernel::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
+                          std::optional<ort::DeviceScratch>* sums) {
+  const unsigned parts = shape.grid[1];
+  if (parts == 1) return;
+  tile->y = Lend(call.context, call.inputs, parts * static_cast<size_t>(part_values) * sizeof(uint16_t), sums);
+  tile->epilogue = {};
+}
+
 void CudaKernel::LaunchWgmma(const Call& call) const {
   const WgmmaLaunch& launch = *call.plan.wgmma;
   WgmmaParams params = launch.params;
   TileParams& tile = params.common.tile;
   FillTile(call, &tile);
   wgmma_->Fill(&params.common);
-  const unsigned parts = launch.shape.grid[1];
   std::optional<ort::DeviceScratch> x, sums;
-  if (parts > 1) {
-    tile.y = Lend(call.context, call.inputs, parts * static_cast<size_t>(params.y_part) * sizeof(uint16_t), &sums);
-    tile.epilogue = {};
-  }
+  LendSums(call, launch.shape, params.y_part, &tile, &sums);
   params.out_columns = ColumnsAt(
       reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual), params.out_columns);
   InterleaveParams interleave = launch.interleave.params;
@@ -544,7 +561,7 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   tile.x = interleave.out = Lend(call.context, call.inputs, launch.interleave.bytes, &x);
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
-  if (parts > 1) Reduce(call, tile.y, static_cast<int>(parts), params.y_part);
+  if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
 }
 
 void CudaKernel::LaunchPointwise(const Call& call) const {
@@ -553,8 +570,9 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
   TileParams& tile = params.common.tile;
   FillTile(call, &tile);
   wgmma_->Fill(&params.common);
-  params.out_columns = ColumnsAt(reinterpret_cast<uintptr_t>(call.y), params.out_columns);
-  std::optional<ort::DeviceScratch> x, residual;
+  std::optional<ort::DeviceScratch> x, residual, sums;
+  LendSums(call, launch.shape, params.y_part, &tile, &sums);
+  params.out_columns = ColumnsAt(reinterpret_cast<uintptr_t>(tile.y), params.out_columns);
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;
     planes = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &scratch);
@@ -570,6 +588,7 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
     }
   }
   cuda::Launch(wgmma_->pointwise.Product(launch.segments), launch.shape, params, call.stream);
+  if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.
@@ -595,25 +614,33 @@ void CudaKernel::LaunchSplits(const Call& call) const {
   params.out = partial.data();
   cuda::Launch(image_->function, launch.shape, params, call.stream);
 
-  Reduce(call, partial.data(), params.num_splits, launch.num_values);
+  const ReduceParams reduce = MakeReduceParams(call, partial.data(), params.num_splits, launch.num_values);
+  cuda::Launch(library_kernels_->Reduce(), ReduceShape(launch.num_values, kReduceThreads), reduce, call.stream);
 }
 
 // Adds up sums that are not final, `num_splits` of each output, and finishes these.
-void CudaKernel::Reduce(const Call& call, const void* partial, int num_splits, int64_t num_values) const {
+ReduceParams CudaKernel::MakeReduceParams(const Call& call, const void* partial, int num_splits,
+                                          int64_t part_values) const {
   const Axes& dims = call.plan.sizes.out_dims;
   ReduceParams reduce{};
   reduce.y = call.y;
   reduce.epilogue = call.epilogue;
   reduce.partial = partial;
+  reduce.part_values = part_values;
   reduce.num_splits = num_splits;
   reduce.out_channels = static_cast<int>(geometry_.out_channels);
   reduce.plane = static_cast<int>(dims[0] * dims[1] * dims[2]);
-  reduce.num_values = num_values;
-  LaunchShape shape;
-  shape.threads = kReduceThreads;
-  shape.grid[0] =
-      static_cast<unsigned>(std::min(CeilDivide(num_values, static_cast<int64_t>(kReduceThreads)), kMaxReduceBlocks));
-  cuda::Launch(library_kernels_->Reduce(), shape, reduce, call.stream);
+  reduce.num_values = static_cast<int64_t>(NumOutputs(call));
+  return reduce;
+}
+
+// The same of what blocks of a warpgroup kernel share.
+void CudaKernel::ReduceVectors(const Call& call, const void* partial, const LaunchShape& product,
+                               int64_t part_values) const {
+  const ReduceParams reduce = MakeReduceParams(call, partial, static_cast<int>(product.grid[1]), part_values);
+  LaunchShape shape = ReduceShape(CeilDivide(part_values, int64_t{kReduceVector}), kReduceVectorThreads);
+  shape.begins_early = true;
+  cuda::Launch(wgmma_->kernels.Reduce(), shape, reduce, call.stream);
 }
 
 // The first pass begins with the bias and the residual, each later one with what the one before it left in Y; the last

@@ -176,13 +176,13 @@ void SynchronizeUploads() { GetDriver().stream_synchronize(nullptr); }
 
 namespace {
 
-LaunchConfig ConfigOf(const LaunchShape& shape, const LaunchAttribute& cluster, StreamHandle stream) {
+LaunchConfig ConfigOf(const LaunchShape& shape, const LaunchAttribute& attribute, StreamHandle stream) {
   LaunchConfig config;
   std::copy(shape.grid, shape.grid + 3, config.grid);
   config.block[0] = shape.threads;
   config.dynamic_shared_bytes = shape.dynamic_shared_bytes;
   config.stream = stream;
-  config.attributes = &cluster;
+  config.attributes = &attribute;
   config.num_attributes = 1;
   return config;
 }
@@ -199,9 +199,17 @@ int ActiveClusters(FunctionHandle function, const LaunchShape& shape) {
   return count;
 }
 
-void LaunchClusters(FunctionHandle function, const LaunchShape& shape, void** arguments, StreamHandle stream) {
-  const LaunchAttribute cluster = ClusterOf(shape);
-  const LaunchConfig config = ConfigOf(shape, cluster, stream);
+std::optional<LaunchAttribute> AttributeOf(const LaunchShape& shape) {
+  // Older drivers cannot capture such launches in a CUDA graph.
+  constexpr int kEarlyDriver = 12030;
+  if (shape.cluster > 1) return ClusterOf(shape);
+  if (shape.begins_early && GetDriver().version >= kEarlyDriver) return LaunchAttribute{kBeginsEarly, 0, {1}};
+  return std::nullopt;
+}
+
+void LaunchWithAttribute(FunctionHandle function, const LaunchShape& shape, const LaunchAttribute& attribute,
+                         void** arguments, StreamHandle stream) {
+  const LaunchConfig config = ConfigOf(shape, attribute, stream);
   GetDriver().launch_config(&config, function, arguments, nullptr);
 }
 

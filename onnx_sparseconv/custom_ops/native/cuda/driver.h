@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -36,7 +37,10 @@ enum FunctionAttribute : int {
   kMaxDynamicSharedBytes = 8,
 };
 
-constexpr int kClusterDimension = 4;  // of LaunchAttribute::id
+enum LaunchAttributeId : int {
+  kClusterDimension = 4,
+  kBeginsEarly = 6,  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+};
 
 struct LaunchAttribute {
   int id = 0;
@@ -202,20 +206,26 @@ struct LaunchShape {
   unsigned grid[3] = {1, 1, 1};
   unsigned threads = 1;
   unsigned dynamic_shared_bytes = 0;
-  unsigned cluster = 1;  // blocks, along x
+  unsigned cluster = 1;       // blocks, along x
+  bool begins_early = false;  // while the launch before is not complete: its kernel waits by itself
 };
+
+// What a launch of this shape asks for besides its grid; one of them at most.
+std::optional<LaunchAttribute> AttributeOf(const LaunchShape& shape);
 
 // How many clusters of this shape run at a time.
 int ActiveClusters(FunctionHandle function, const LaunchShape& shape);
 
-void LaunchClusters(FunctionHandle function, const LaunchShape& shape, void** arguments, StreamHandle stream);
+// A launch that is more than a grid of blocks.
+void LaunchWithAttribute(FunctionHandle function, const LaunchShape& shape, const LaunchAttribute& attribute,
+                         void** arguments, StreamHandle stream);
 
 // Launches a kernel whose only parameter is a `Params`.
 template <typename Params>
 void Launch(FunctionHandle function, const LaunchShape& shape, const Params& params, StreamHandle stream) {
   void* arguments[] = {const_cast<Params*>(&params)};
-  if (shape.cluster > 1) {
-    LaunchClusters(function, shape, arguments, stream);
+  if (const auto attribute = AttributeOf(shape)) {
+    LaunchWithAttribute(function, shape, *attribute, arguments, stream);
     return;
   }
   GetDriver().launch(function, shape.grid[0], shape.grid[1], shape.grid[2], shape.threads, 1, 1,

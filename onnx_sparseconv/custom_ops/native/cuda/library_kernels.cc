@@ -99,7 +99,8 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
 
 WgmmaKernels::WgmmaKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllOf(kWgmmaPositions), max_shared_bytes),
-      interleave_(library().Function("sparseconv_interleave")) {}
+      interleave_(library().Function("sparseconv_interleave")),
+      reduce_(library().Function("sparseconv_reduce_vectors")) {}
 
 PointwiseKernels::PointwiseKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(), "sparseconv_pointwise_s", AllOf(kPointwiseSegments), max_shared_bytes),

@@ -61,9 +61,11 @@ class WgmmaKernels : public ProductKernels {
  public:
   explicit WgmmaKernels(int max_shared_bytes);
   FunctionHandle Interleave() const { return interleave_; }
+  // Adds up parts of sums.
+  FunctionHandle Reduce() const { return reduce_; }
 
  private:
-  FunctionHandle interleave_;
+  FunctionHandle interleave_, reduce_;
 };
 
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.

@@ -17,11 +17,13 @@ constexpr int64_t kMaxStagesBytes = 150 << 10;
 constexpr int64_t kSegmentBytes = 2 * kSegmentPositions;
 constexpr int64_t kMinRunSegments = 4;
 constexpr int kMaxSegments = kPointwiseSegments[std::size(kPointwiseSegments) - 1];
-// Microseconds, about: fitted to the 1x1 layers of ResNet-50, 64 images, on an H200.
-constexpr double kTileTime = 1.9;       // to begin a tile and to store it
-constexpr double kWideTileTime = 1.2;   // more with the most segments
-constexpr double kChunkTime = 0.18;     // for warps to wait for each other
-constexpr double kSegmentTime = 0.011;  // to copy a segment of a chunk
+// Cycles of a multiprocessor, about: fitted to the 1x1 layers of ResNet-50, 64 images, on an H200.
+constexpr double kTileCycles = 3260.0;      // to begin a tile and to store it
+constexpr double kWideTileCycles = 2060.0;  // more with the most segments
+constexpr double kChunkCycles = 309.0;      // for warps to wait for each other
+constexpr double kSegmentCycles = 18.9;     // to copy a segment of a chunk
+constexpr double kBeginCycles = 2000.0;     // of a block
+constexpr int kMinPlaneUnit = 4;            // positions: planes that are no multiple of it are gathered
 constexpr unsigned kGatherThreads = 256;
 constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
 
@@ -87,13 +89,15 @@ class Planner {
 
     const double chunks = static_cast<double>(facts_.num_chunks) / static_cast<double>(all_blocks);
     const auto segments = static_cast<double>(tiling.images() * tiling.columns());
-    const double a_tile = kTileTime + (tiling.segments == kMaxSegments ? kWideTileTime : 0.0) +
-                          chunks * (kChunkTime + segments * kSegmentTime);
-    const double time = static_cast<double>(CeilDivide(tiles, blocks)) * a_tile;
-    if (best_.segments != 0 && time >= best_time_) return;
+    const double of_tile = kTileCycles + (tiling.segments == kMaxSegments ? kWideTileCycles : 0.0);
+    const double of_chunks = chunks * (kChunkCycles + segments * kSegmentCycles);
+    Sharing sharing{1, static_cast<double>(CeilDivide(tiles, blocks)) * (of_tile + of_chunks)};
+    if (blocks == tiles) sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, NumValues(), device_);
+    const double cycles = kLaunchCycles + kBeginCycles + sharing.cycles;
+    if (best_.segments != 0 && cycles >= best_.cycles) return;
 
-    best_time_ = time;
     best_ = PointwiseLaunch{};
+    best_.cycles = cycles;
     PointwiseParams& params = best_.params;
     FillTiles(
         geometry_, sizes_, batch_, form,
@@ -107,11 +111,16 @@ class Planner {
     params.run_step_segments = tiling.runs_segments > 1 ? params.run_segments : 0;
     params.out_columns = kMaxWgmmaColumns;
     while (params.plane % params.out_columns != 0) params.out_columns /= 2;
+    params.y_part = PartValues(NumValues());
     best_.segments = tiling.segments;
     best_.shape.grid[0] = static_cast<unsigned>(blocks);
+    best_.shape.grid[1] = static_cast<unsigned>(sharing.parts);
     best_.shape.threads = kWgmmaThreads;
+    best_.shape.begins_early = true;
     best_.shape.dynamic_shared_bytes = static_cast<unsigned>(stages * (stage_bytes + kBarrierBytes) + fixed_bytes);
   }
+
+  int64_t NumValues() const { return batch_ * geometry_.out_channels * plane_; }
 
   const ConvGeometry& geometry_;
   const ResolvedGeometry& sizes_;
@@ -119,7 +128,6 @@ class Planner {
   const DeviceFacts& device_;
   const WgmmaFacts& facts_;
   const int64_t plane_;
-  double best_time_ = 0.0;
   PointwiseLaunch best_;
 };
 
@@ -134,6 +142,7 @@ GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFac
   params.is_whole = 1;
   gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
   gather.shape.threads = kGatherThreads;
+  gather.shape.begins_early = true;
   gather.shape.grid[0] = static_cast<unsigned>(std::min(
       CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
   return gather;
@@ -141,13 +150,8 @@ GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFac
 
 }  // namespace
 
-bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch) {
-  // Measured on an H200: from four images on always faster than the tensor-core kernel. For fewer, there is the CSR
-  // kernel, which needs no stage after another.
-  constexpr int64_t kFewImages = 3, kFewChunks = 8;
-  if (batch <= kFewImages && facts.max_block_chunks > kFewChunks) return false;
-  // Segments are as full with one image as with eight.
-  return IsWorthWarpgroups(facts);
+bool IsWorthLaunching(const PointwiseLaunch& launch, const DeviceFacts& device, double csr_cycles) {
+  return launch.params.common.num_tiles >= device.num_multiprocessors || launch.cycles - kEarlyCycles < csr_cycles;
 }
 
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
@@ -163,7 +167,14 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   auto launch = Planner(geometry, sizes, batch, device, facts).Choose();
   // The resolved padding counts: auto_pad may have found some.
   const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
-  if (launch) launch->must_gather = !is_whole;
+  if (!launch) return launch;
+  launch->must_gather = !is_whole;
+  if (launch->must_gather || launch->params.plane % kMinPlaneUnit != 0) {
+    // A row of X is read as a whole where only some of its columns are.
+    const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];
+    const auto elements = static_cast<double>(batch * geometry.in_channels * (read + launch->params.plane));
+    launch->cycles += kLaunchCycles + MemoryCycles(2.0 * elements, device);
+  }
   return launch;
 }
 

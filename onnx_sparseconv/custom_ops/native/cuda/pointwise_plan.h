@@ -20,6 +20,7 @@ struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
   int segments = 0;          // of a warpgroup
   bool must_gather = false;  // X, however it is aligned: the positions that are read are not all there are
+  double cycles = 0.0;       // of a multiprocessor, about
   LaunchShape shape;
 };
 
@@ -30,8 +31,9 @@ struct GatherLaunch {
   LaunchShape shape;
 };
 
-// Whether the kernel is faster than the others that need no image, about.
-bool IsWorthPointwise(const WgmmaFacts& facts, int64_t batch);
+// Whether a launch is: where it has tiles for few multiprocessors, if it takes less time than the CSR kernel's
+// `csr_cycles`; else always.
+bool IsWorthLaunching(const PointwiseLaunch& launch, const DeviceFacts& device, double csr_cycles);
 
 // Of what IsPointwise and HasWgmmaForm hold of. Nothing where no tile of outputs fits shared memory, X is empty, or X
 // or Y is too large. `batch` is at least 1.

@@ -24,9 +24,8 @@ constexpr double kStoreCycles = 9000.0;  // for a tile's outputs, and to begin t
 constexpr double kBeginCycles = 3000.0;  // of a block
 // With the most positions, some of what a thread has does not fit its registers.
 constexpr double kFullCycles = 1500.0;
-// To interleave X: bytes read and written a cycle, and a launch.
+// Bytes read and written a cycle.
 constexpr double kMemoryBytesACycle = 15.0;
-constexpr double kLaunchCycles = 4000.0;
 constexpr double kMaxParts = 16.0;  // of a tile's chunks
 constexpr int64_t kInterleaveThreads = 256;
 constexpr int64_t kMaxGrid = 65535;                    // of y and z
@@ -157,6 +156,7 @@ class Planner {
     for (size_t i = 0; i < 2; ++i) params.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
     const int64_t threads = std::min(CeilDivide(rows * columns, int64_t{32}) * 32, kInterleaveThreads);
     interleave.shape.threads = static_cast<unsigned>(threads);
+    interleave.shape.begins_early = true;
     interleave.shape.grid[0] = static_cast<unsigned>(CeilDivide(rows * columns, threads));
     interleave.shape.grid[1] = static_cast<unsigned>(CeilDivide(geometry_.in_channels, int64_t{kInterleaveChannels}));
     interleave.shape.grid[2] = static_cast<unsigned>(eights_.count);
@@ -168,8 +168,7 @@ class Planner {
   double InterleaveCycles(const InterleaveLaunch& interleave) const {
     const double x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels) *
                            static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
-    return kLaunchCycles +
-           (x_bytes + static_cast<double>(interleave.bytes)) / (kMemoryBytesACycle * device_.num_multiprocessors);
+    return kLaunchCycles + MemoryCycles(x_bytes + static_cast<double>(interleave.bytes), device_);
   }
 
   void Consider(const Tiling& tiling, const Window& window, const InterleaveLaunch& interleave) {
@@ -200,18 +199,11 @@ class Planner {
         greatest + (stages > 1 ? kOverlap : 1.0) * (needs[0] + needs[1] + needs[2] - greatest) + chunks * kChunkCycles;
     const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0);
     const double before = InterleaveCycles(interleave) + kBeginCycles;
-    // Where there are tiles for a few multiprocessors only, several share one.
-    int64_t parts = 1;
-    double cycles = before + static_cast<double>(CeilDivide(tiles, blocks)) * (sums + outputs);
-    for (int64_t more = 2; more * tiles <= device_.num_multiprocessors && more <= std::min(chunks, kMaxParts); ++more) {
-      const double longest = std::ceil(chunks / static_cast<double>(more)) / chunks;
-      const double shared = before + longest * sums + outputs + ReduceCycles(more);
-      if (shared < cycles) cycles = shared, parts = more;
-    }
-    if (best_ && cycles >= best_->cycles) return;
+    const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, NumValues(), device_);
+    if (best_ && before + sharing.cycles >= best_->cycles) return;
 
     WgmmaLaunch& launch = best_.emplace();
-    launch.cycles = cycles;
+    launch.cycles = before + sharing.cycles;
     WgmmaParams& params = launch.params;
     ResolvedGeometry sizes = sizes_;
     sizes.out_dims[1] = eights_.rows;
@@ -235,8 +227,9 @@ class Planner {
     launch.used_positions = UsedPositions(tiling);
     launch.positions = tiling.positions;
     launch.shape.grid[0] = static_cast<unsigned>(blocks);
-    launch.shape.grid[1] = static_cast<unsigned>(parts);
+    launch.shape.grid[1] = static_cast<unsigned>(sharing.parts);
     launch.shape.threads = kWgmmaThreads;
+    launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
   }
 
@@ -248,16 +241,10 @@ class Planner {
     params->y_plane = static_cast<int>(plane);
     params->y_image = static_cast<int>(has_strips ? eights_.rows * sizes_.out_dims[2] : image);
     params->y_eight = has_strips ? image : kTensorImages * image;
-    params->y_part = NumValues();
+    params->y_part = PartValues(NumValues());
   }
 
   int64_t NumValues() const { return batch_ * geometry_.out_channels * sizes_.out_dims[1] * sizes_.out_dims[2]; }
-
-  // To add up what several blocks have of the same outputs.
-  double ReduceCycles(int64_t parts) const {
-    const auto bytes = static_cast<double>((2 * parts + 1) * NumValues() * 2);
-    return kLaunchCycles + bytes / (kMemoryBytesACycle * device_.num_multiprocessors);
-  }
 
   double UsedPositions(const Tiling& tiling) const {
     const int64_t positions = TilesX(tiling) * TilesY(tiling) * tiling.runs() * tiling.positions;
@@ -334,12 +321,31 @@ void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int6
   params->table_bytes = static_cast<int>(tiles.table_bytes);
 }
 
+Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_tile, int64_t num_values,
+                    const DeviceFacts& device) {
+  const int64_t multiprocessors = device.num_multiprocessors;
+  Sharing best{1, static_cast<double>(CeilDivide(tiles, multiprocessors)) * (of_chunks + of_tile)};
+  for (int64_t parts = 2; parts * tiles <= multiprocessors && parts <= std::min(chunks, kMaxParts); ++parts) {
+    const double longest = std::ceil(chunks / static_cast<double>(parts)) / chunks;
+    const auto bytes = static_cast<double>((2 * parts + 1) * num_values * 2);
+    const double cycles = longest * of_chunks + of_tile + kLaunchCycles + MemoryCycles(bytes, device);
+    if (cycles < best.cycles) best = {parts, cycles};
+  }
+  return best;
+}
+
+double MemoryCycles(double bytes, const DeviceFacts& device) {
+  return bytes / (kMemoryBytesACycle * device.num_multiprocessors);
+}
+
+int64_t PartValues(int64_t num_values) { return CeilDivide(num_values, int64_t{kReduceVector}) * kReduceVector; }
+
 bool IsWorthWarpgroups(const WgmmaFacts& facts) { return AreWorth(facts, kTensorImages); }
 
 bool IsWorthLaunching(const WgmmaLaunch& launch, const WgmmaFacts& facts, int64_t batch, const DeviceFacts& device,
                       double csr_cycles) {
   constexpr double kMinUsedPositions = 0.6;  // measured with stride 2 on an H200
-  if (launch.params.common.num_tiles < device.num_multiprocessors) return launch.cycles < csr_cycles;
+  if (launch.params.common.num_tiles < device.num_multiprocessors) return launch.cycles - kEarlyCycles < csr_cycles;
   return launch.used_positions >= kMinUsedPositions &&
          AreWorth(facts, launch.interleave.params.strips != 0 ? kTensorImages : batch);
 }

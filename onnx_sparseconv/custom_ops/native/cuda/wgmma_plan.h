@@ -64,6 +64,23 @@ struct WgmmaLaunch {
   InterleaveLaunch interleave;
 };
 
+// Parts of a tile's chunks that blocks share, where there are tiles for a few multiprocessors only, and the cycles of
+// a multiprocessor that it takes, about.
+struct Sharing {
+  int64_t parts = 1;
+  double cycles = 0.0;
+};
+
+// `of_chunks` and `of_tile` are the cycles of all of a tile's chunks, and of what comes with a tile.
+Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_tile, int64_t num_values,
+                    const DeviceFacts& device);
+
+// To read and write so many bytes in a launch before or behind the kernel.
+double MemoryCycles(double bytes, const DeviceFacts& device);
+
+// From a part of sums of `num_values` outputs to the next one.
+int64_t PartValues(int64_t num_values);
+
 // Whether the kernel is faster than the others that need no image, about, for a whole eight of images.
 bool IsWorthWarpgroups(const WgmmaFacts& facts);
 
