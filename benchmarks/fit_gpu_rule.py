@@ -30,12 +30,12 @@ from onnx_sparseconv.files import write_text
 from onnx_sparseconv.kernels import gpu_time_constants
 from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
-    PointwiseWork,
+    LibraryWork,
     SparseWork,
     TimeModel,
-    WarpgroupWork,
     as_arrays,
     dense_work,
+    library_work,
     pointwise_work,
     sparse_work,
     warpgroup_work,
@@ -54,9 +54,10 @@ ARCHITECTURE = 90
 # Clock under load of the GPU that is measured, and its multiprocessors.
 CLOCK_MHZ = 1755.0
 MULTIPROCESSORS = 132.0
-# What an empty model takes where the host begins runs faster than the GPU ends them. Where it does not, more than this
-# must not be taken off what a layer took, during which the host begins the next run.
-GPU_FLOOR_US = 5.0
+# What an empty model takes of the GPU where runs follow each other, at most: the rest of its time is the host's, which
+# begins the next run while a layer is computed. With this, the layers of ResNet-50 with one image take together what
+# the network takes.
+GPU_FLOOR_US = 3.0
 # What a node of a model costs the GPU at least. The empty model, whose time is taken off, has one.
 NODE_US = 2.0
 # Where the search begins: what is plausible for an H200.
@@ -74,12 +75,8 @@ START = TimeModel(
     dense_launch_us=2.0,
     sparse_launch_us=2.0,
     sparse_slowdown=1.0,
-    warpgroup_mhz=CLOCK_MHZ,
-    pointwise_launch_us=3.0,
-    pointwise_tile_us=2.0,
-    pointwise_chunk_us=0.18,
-    pointwise_segment_us=0.011,
-    gather_tb=4.0,
+    library_launch_us=2.0,
+    library_mhz=CLOCK_MHZ,
 )
 DENSE = (
     "float_tflops",
@@ -91,17 +88,10 @@ DENSE = (
     "dense_launch_us",
 )
 SPARSE = ("sparse_launch_us", "sparse_slowdown")
-WARPGROUP = ("warpgroup_mhz",)
-POINTWISE = (
-    "pointwise_launch_us",
-    "pointwise_tile_us",
-    "pointwise_chunk_us",
-    "pointwise_segment_us",
-    "gather_tb",
-)
+LIBRARY = ("library_launch_us", "library_mhz")
 # Weight of the pull to the start, against one row.
 PULL = 0.3
-# With fewer images, the pointwise kernel is done before the host has begun the next run, on some hosts.
+# With fewer images, the pointwise kernel is done before the host of this run has begun the next one.
 LEAST_POINTWISE_BATCH = 4
 # What a layer may lose where the rule is wrong: below this share of dense, none of the measured ones is rewritten.
 MAX_LOSS = 0.9
@@ -128,7 +118,7 @@ class Rows:
     batches: tuple[int, ...]
     dense: DenseWork
     sparse: SparseWork
-    warpgroup: WarpgroupWork
+    warpgroup: LibraryWork
     dense_us: np.ndarray
     sparse_us: np.ndarray
     warpgroup_us: np.ndarray
@@ -144,7 +134,7 @@ class Rows:
         return Rows(*names, *works, self.dense_us[index], self.sparse_us[index], self.warpgroup_us[index])
 
 
-NO_WARPGROUPS = WarpgroupWork(math.inf)
+NO_WARPGROUPS = LibraryWork(math.inf)
 
 
 def read_warpgroups(path: Path) -> dict[tuple[object, ...], float]:
@@ -164,7 +154,7 @@ class KernelRows:
     """Layers measured on one of the library's kernels, one an element; the layers' names, their work and times."""
 
     layers: tuple[str, ...]
-    work: Any
+    work: LibraryWork
     took_us: np.ndarray
 
 
@@ -173,8 +163,8 @@ class LibraryRows:
     """Layers measured on the library's kernels that `Rows` does not tell of.
 
     Attributes:
-        few_images: on the warpgroup kernel, one to eight images; `WarpgroupWork`.
-        pointwise: on the warpgroup kernel for 1x1; `PointwiseWork`.
+        few_images: one to eight images.
+        pointwise: on the warpgroup kernel for 1x1.
     """
 
     few_images: KernelRows
@@ -184,41 +174,37 @@ class LibraryRows:
 def read_library_rows() -> LibraryRows:
     """The rows of layers for which the kernel's time is foretold."""
     return LibraryRows(
-        _read_kernel_rows([FEW_RESULTS], warpgroup_work, WarpgroupWork, most_floor_us=GPU_FLOOR_US),
-        _read_kernel_rows(
-            [LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, PointwiseWork, least_batch=LEAST_POINTWISE_BATCH
-        ),
+        _read_kernel_rows([FEW_RESULTS], library_work),
+        _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
     )
 
 
 def _read_kernel_rows(
     paths: Sequence[Path],
-    work_of: Callable[[SparseLayer, int, int, float], Any],
-    kind: type,
+    work_of: Callable[[SparseLayer, int, int, float], LibraryWork | None],
     *,
     least_batch: int = 1,
-    most_floor_us: float = math.inf,
 ) -> KernelRows:
     names, works, times = [], [], []
     for results in (json.loads(path.read_text()) for path in paths):
         for record in results["layers"]:
             layer, setting = record["layer"], record["setting"]
             kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel")
-            if kernel != "cuda.wgmma" or setting["batch"] < least_batch:
+            if kernel not in ("cuda.wgmma", "cuda.csr") or setting["batch"] < least_batch:
                 continue
             made = make_measured_layer(layer, setting, record["nonzeros"])
             work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
             if work is not None:
                 names.append(layer["name"])
                 works.append(work)
-                times.append(_layer_us(results, record, "sparse", most_floor_us))
+                times.append(_layer_us(results, record, "sparse"))
     if not names:
-        raise ValueError(f"{', '.join(path.name for path in paths)}: no layer ran on warpgroups")
-    return KernelRows(tuple(names), kind(**as_arrays(works)), np.array(times))
+        raise ValueError(f"{', '.join(path.name for path in paths)}: no layer ran on a kernel of the library's own")
+    return KernelRows(tuple(names), LibraryWork(**as_arrays(works)), np.array(times))
 
 
-def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str, most_floor_us: float = math.inf) -> float:
-    floor = min(results["floor"][record["best"]]["burst_us"], most_floor_us)
+def _layer_us(results: dict[str, Any], record: dict[str, Any], side: str) -> float:
+    floor = min(results["floor"][record["best"]]["burst_us"], GPU_FLOOR_US)
     return float(max(record["comparisons"][record["best"]][f"{side}_burst_us"] - floor, 0.0) + NODE_US)
 
 
@@ -257,7 +243,7 @@ def read_rows(path: Path, library_path: Path) -> Rows:
     names, dtypes, batches, dense, sparse, warpgroup, *times = zip(*found, strict=True)
     works = [
         kind(**as_arrays(list(of_kind)))
-        for kind, of_kind in ((DenseWork, dense), (SparseWork, sparse), (WarpgroupWork, warpgroup))
+        for kind, of_kind in ((DenseWork, dense), (SparseWork, sparse), (LibraryWork, warpgroup))
     ]
     return Rows(names, dtypes, batches, *works, *map(np.array, times))
 
@@ -300,15 +286,11 @@ def fit(rows: Rows, library: LibraryRows | None = None) -> TimeModel:
     model = _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
     on = rows.select(np.isfinite(rows.warpgroup_us))
     works, times = [on.warpgroup], [on.warpgroup_us]
-    if library is not None:
-        works.append(library.few_images.work)
-        times.append(library.few_images.took_us)
-    work, took_us = WarpgroupWork(np.concatenate([w.kcycles for w in works])), np.concatenate(times)
-    model = _fit_some(model, WARPGROUP, lambda m: np.log(m.warpgroup_us(work) / took_us))
-    if library is None:
-        return model
-    pointwise = library.pointwise
-    return _fit_some(model, POINTWISE, lambda m: np.log(m.pointwise_us(pointwise.work) / pointwise.took_us))
+    for more in (library.few_images, library.pointwise) if library is not None else ():
+        works.append(more.work)
+        times.append(more.took_us)
+    work, took_us = LibraryWork(np.concatenate([w.kcycles for w in works])), np.concatenate(times)
+    return _fit_some(model, LIBRARY, lambda m: np.log(m.cycles_us(work) / took_us))
 
 
 def fastest_us(rows: Rows, sparse_us: np.ndarray, warpgroup_us: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -413,7 +395,7 @@ def choose_margin(rows: Rows, model: TimeModel) -> float:
 
 def foretell(rows: Rows, model: TimeModel) -> Times:
     """Times of each layer."""
-    return model.dense_us(rows.dense), model.sparse_us(rows.sparse), model.warpgroup_us(rows.warpgroup)
+    return model.dense_us(rows.dense), model.sparse_us(rows.sparse), model.cycles_us(rows.warpgroup)
 
 
 def foretell_unseen(rows: Rows) -> Times:
@@ -503,8 +485,8 @@ def with_tables(text: str, rows: Rows, library: LibraryRows, model: TimeModel, m
     """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
     tables = {
         "gpu-rule": quality_table(rows, model, margin),
-        "gpu-rule-few-images": library_table(library.few_images, model.warpgroup_us(library.few_images.work)),
-        "gpu-rule-pointwise": library_table(library.pointwise, model.pointwise_us(library.pointwise.work)),
+        "gpu-rule-few-images": library_table(library.few_images, model.cycles_us(library.few_images.work)),
+        "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
         "gpu-rule-constants": constants_table(model, margin),
     }
 
@@ -556,8 +538,8 @@ def main() -> int:
     write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, library, model, margin))
     print(constants_table(model, margin))
     print(quality_table(rows, model, margin))
-    print(library_table(library.few_images, model.warpgroup_us(library.few_images.work)))
-    print(library_table(library.pointwise, model.pointwise_us(library.pointwise.work)))
+    print(library_table(library.few_images, model.cycles_us(library.few_images.work)))
+    print(library_table(library.pointwise, model.cycles_us(library.pointwise.work)))
     return 0
 
 

@@ -1,9 +1,10 @@
 """Which layers pay on a GPU that is not at hand.
 
-Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's kernels on tensor cores
-and of ONNX Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain
-by a margin at all of them, and on all architectures asked for, stays dense. Where the library's kernel is foretold to
-be faster than the generated one, no code is generated. How often that is right: docs/gpu-rule.md.
+Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's kernels and of ONNX
+Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a margin
+at all of them, and on all architectures asked for, stays dense; with few images, where no layer gains much by itself,
+all that gain otherwise are decided together. Where the library's kernel is foretold to be faster than the generated
+one, no code is generated. How often that is right: docs/gpu-rule.md.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ MIN_SAVED_US = 10.0
 # With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
 # SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
 FEW_IMAGES = 4
+# With few images, layers that are decided together are rewritten where they are foretold to gain by this factor, as a
+# CUDA graph. Sums of many layers are foretold within some percent, and without a graph they gain far more, for the host
+# has less to launch.
+MIN_GAIN_TOGETHER = 1.02
+# What a dense layer, timed by itself, is charged for changes of its layout; among others it has about half of it left:
+# residuals and what else a SparseConv does in passing.
+LAYOUT_AMONG_OTHERS = 0.5
+# With few images, a layer's own code is read once a run, and has left the caches that are near when it runs again: in a
+# network it takes about so many times what it takes by itself, again and again, as it was measured.
+COLD_CODE = 1.7
 
 
 @dataclass(frozen=True)
@@ -72,6 +83,7 @@ class Prediction:
         dense_us: ONNX Runtime's Conv, with the best of its options.
         sparse_us: the sparse kernel.
         runs_on: what the library's kernel runs on; empty for the layer's own.
+        is_window: whether dense it is more than a matrix product.
     """
 
     architecture: int
@@ -80,6 +92,7 @@ class Prediction:
     dense_us: float
     sparse_us: float
     runs_on: str = ""
+    is_window: bool = False
 
     @property
     def gain(self) -> float:
@@ -108,10 +121,16 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
         verdicts: what was decided of each; layers that stay dense do.
         rule: what to decide for.
     """
-    return [
-        _verdict(site, verdict, rule) if verdict.rewrite and site.weight is not None else verdict
+    found = [
+        predict(site, rule) if verdict.rewrite and site.weight is not None else None
         for site, verdict in zip(sites, verdicts, strict=True)
     ]
+    layers = list(zip(sites, verdicts, found, strict=True))
+    alone = [verdict if one is None else _verdict(site, verdict, one, rule) for site, verdict, one in layers]
+    together = _decide_together(layers, rule)
+    if together is None or sum(verdict.rewrite for verdict in together) <= sum(verdict.rewrite for verdict in alone):
+        return alone
+    return together
 
 
 def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int, KernelChoice]:
@@ -224,10 +243,10 @@ def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
 
 
 def _faster(generated: list[Prediction] | Refusal, library: list[Prediction]) -> list[Prediction] | Refusal:
-    """Those by the kernel whose least gain is the greater one; ``library`` is empty where its kernel does not run."""
-    if isinstance(generated, Refusal):
+    """Those by the kernel whose gains are greater, in the mean; ``library`` is empty where its kernel does not run."""
+    if isinstance(generated, Refusal) or not library:
         return library or generated
-    return max((generated, library), key=lambda all_: min((one.gain for one in all_), default=0.0))
+    return max((generated, library), key=lambda found: math.prod(one.gain for one in found))
 
 
 def _predict_generated(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction] | Refusal:
@@ -245,7 +264,11 @@ def _predict_generated(layer: SparseLayer, asked: _Asked, architecture: int) -> 
 def _predict(
     layer: SparseLayer, plan: GeneratedPlan, architecture: int, batch: int, size: tuple[int, ...]
 ) -> Prediction:
-    return Prediction(architecture, batch, size, *MODEL.layer_us(layer, plan, batch))
+    dense_us, sparse_us = MODEL.layer_us(layer, plan, batch)
+    if batch < FEW_IMAGES:
+        sparse_us *= COLD_CODE
+    is_window = bool(dense_work(layer, batch).is_window)
+    return Prediction(architecture, batch, size, dense_us, sparse_us, is_window=is_window)
 
 
 def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction]:
@@ -256,13 +279,85 @@ def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> li
         library = MODEL.library_us(sized, architecture, batch)
         if library is None:
             return []
-        dense_us = float(MODEL.dense_us(dense_work(sized, batch)))
-        found.append(Prediction(architecture, batch, size, dense_us, *library))
+        work = dense_work(sized, batch)
+        dense_us, is_window = float(MODEL.dense_us(work)), bool(work.is_window)
+        found.append(Prediction(architecture, batch, size, dense_us, *library, is_window=is_window))
     return found
 
 
-def _verdict(site: ConvSite, verdict: Verdict, rule: GpuRule) -> Verdict:
-    found = predict(site, rule)
+# A convolution, what its sparsity says of it, and its times; None where that keeps it dense.
+_Layer = tuple[ConvSite, Verdict, list[Prediction] | Refusal | None]
+
+
+def _decide_together(layers: Sequence[_Layer], rule: GpuRule) -> list[Verdict] | None:
+    """Verdicts where, with few images, a network is sparse but for what slows it down; None where that does not pay.
+
+    With few images a layer takes some microseconds, and so does each change of layout. Where nearly all layers are
+    sparse, there is none, but around those that stay dense, while a dense network runs channels last throughout.
+    """
+    chosen: list[_Layer] = []
+    dense: list[_Layer] = []
+    for site, verdict, found in layers:
+        is_worth = isinstance(found, list) and all(
+            one.saved_us > -_changes_us(site, one, to_half=rule.to_half)
+            if one.batch < FEW_IMAGES
+            else one.gain >= rule.min_gain and one.saved_us >= MIN_SAVED_US
+            for one in found
+        )
+        (chosen if is_worth else dense).append((site, verdict, found))
+    times = [found for _, _, found in chosen if isinstance(found, list)]
+    totals = [total for total in map(_Total.of, zip(*times, strict=True)) if total.batch < FEW_IMAGES]
+    if not totals:
+        return None
+    for total in totals:
+        changes_us = sum(_changes_us(site, total, to_half=rule.to_half) for site, _, _ in dense if site.is_conv)
+        if total.dense_us <= MIN_GAIN_TOGETHER * (total.sparse_us + changes_us):
+            return None
+    worst = min(totals, key=lambda total: total.dense_us / total.sparse_us)
+    kept = {id(site) for site, _, _ in chosen}
+    return [
+        replace(verdict, text=f"{verdict.text}; {worst}")
+        if id(site) in kept
+        else verdict
+        if found is None
+        else _stays_dense(site, verdict, found, rule)
+        for site, verdict, found in layers
+    ]
+
+
+@dataclass(frozen=True)
+class _Total:
+    """What the layers of a network that become sparse take together; as of `Prediction`."""
+
+    architecture: int
+    batch: int
+    size: tuple[int, ...]
+    layers: int
+    dense_us: float
+    sparse_us: float
+
+    @staticmethod
+    def of(layers: Sequence[Prediction]) -> _Total:
+        saved_us = (1 - LAYOUT_AMONG_OTHERS) * MODEL.layout_us
+        dense_us = sum(one.dense_us - (saved_us if one.is_window else 0.0) for one in layers)
+        first = layers[0]
+        sparse_us = sum(one.sparse_us for one in layers)
+        return _Total(first.architecture, first.batch, first.size, len(layers), dense_us, sparse_us)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.layers} layers together predicted {self.dense_us / self.sparse_us:.2f}x on sm_{self.architecture} "
+            f"at batch {self.batch} ({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse)"
+        )
+
+
+def _stays_dense(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
+    """What the layer alone says against it."""
+    alone = _verdict(site, verdict, found, rule)
+    return alone if not alone.rewrite else replace(alone, rewrite=False, reason=Reason.NO_PREDICTED_GAIN)
+
+
+def _verdict(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
     if isinstance(found, Refusal):
         why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else _NO_IMAGE.reason
         text = f"{why}; the general one is seldom faster than dense"
@@ -285,16 +380,21 @@ def _least_saved_us(site: ConvSite, one: Prediction, *, to_half: bool) -> float:
     """What a layer has to save: with few images, all that changes of layout cost, too, as if nothing were pooled."""
     if one.batch >= FEW_IMAGES:
         return MIN_SAVED_US
-    assert site.weight is not None
-    assert site.geometry is not None
-    weight = site.weight.values
-    shape = (one.batch, weight.shape[1] * site.geometry.group, *one.size)
-    out_shape = (one.batch, weight.shape[0], output_positions(site.geometry, shape) or 0)
+    return max(MIN_SAVED_US, 2 * _changes_us(site, one, to_half=to_half))
+
+
+def _changes_us(site: ConvSite, at: Prediction | _Total, *, to_half: bool) -> float:
+    """What it takes to change the layout of a convolution's input and output."""
+    if site.weight is None or site.geometry is None:
+        return 2 * MODEL.dense_launch_us
+    weight, spatial = site.weight.values, (site.input_shape or ())[2:]
+    size = at.size if isinstance(at, Prediction) else [length or DEFAULT_SIZES[0] for length in spatial]
+    shape = (at.batch, weight.shape[1] * site.geometry.group, *size)
+    out_shape = (at.batch, weight.shape[0], output_positions(site.geometry, shape) or 0)
     # An input of the model has its layout changed for dense layers, too.
     changed = [out_shape] if not site.node.inputs[0].inputs else [shape, out_shape]
     itemsize = 2 if to_half else weight.dtype.itemsize
-    changes_us = sum(MODEL.dense_launch_us + MODEL.transpose_us(dims, itemsize) for dims in changed)
-    return max(MIN_SAVED_US, 2 * changes_us)
+    return sum(MODEL.dense_launch_us + MODEL.transpose_us(dims, itemsize) for dims in changed)
 
 
 def _difference(worst: Prediction, best: Prediction) -> str:

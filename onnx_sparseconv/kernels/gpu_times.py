@@ -2,7 +2,8 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`).
+generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`,
+`csr_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
@@ -18,7 +19,16 @@ from numpy.typing import NDArray
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
-from onnx_sparseconv.kernels.warpgroup_plan import CHANNELS, ROWS, WARPGROUPS, csr_cycles, plan_warpgroups
+from onnx_sparseconv.kernels.warpgroup_plan import (
+    CHANNELS,
+    EARLY_CYCLES,
+    ROWS,
+    WARPGROUPS,
+    WarpgroupPlan,
+    csr_cycles,
+    plan_pointwise,
+    plan_warpgroups,
+)
 
 # A figure of one layer, or of many at once.
 Figure = float | NDArray[np.float64]
@@ -59,33 +69,14 @@ class SparseWork:
 
 
 @dataclass(frozen=True)
-class WarpgroupWork:
-    """What the library's warpgroup kernel has to do, for a batch.
+class LibraryWork:
+    """What one of the library's own kernels has to do, for a batch.
 
     Attributes:
-        kcycles: of a multiprocessor, in thousands, by `plan_warpgroups`, or of the CSR kernel, where that runs.
+        kcycles: of a multiprocessor, in thousands, by `plan_warpgroups`, `plan_pointwise` or `csr_cycles`.
     """
 
     kcycles: Figure
-
-
-@dataclass(frozen=True)
-class PointwiseWork:
-    """What the library's warpgroup kernel for 1x1 has to do, for a batch.
-
-    Attributes:
-        tiles: of outputs that a multiprocessor computes, one after the other.
-        chunks: that it goes through for each, of 32 channels.
-        segments: of 8 positions, that it copies for each chunk.
-        launches: of kernels; more than one where planes are gathered before.
-        mbytes: that are read and written to gather them, in millions.
-    """
-
-    tiles: Figure
-    chunks: Figure
-    segments: Figure
-    launches: Figure
-    mbytes: Figure
 
 
 @dataclass(frozen=True)
@@ -103,10 +94,8 @@ class TimeModel:
         layout_us: to change the layout of what is no matrix product.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
         sparse_slowdown: of the generated kernel, against `estimate_cycles`.
-        warpgroup_mhz: clock at which the warpgroup kernel's cycles take the time that was measured.
-        pointwise_launch_us, pointwise_tile_us, pointwise_chunk_us, pointwise_segment_us: of the warpgroup kernel for
-            1x1: to begin, of a tile, of a chunk, and of a segment of a chunk.
-        gather_tb: of what gathers its planes, terabytes a second.
+        library_launch_us: of the library's own kernels, besides what their cycles take.
+        library_mhz: clock at which the cycles of the library's own kernels take the time that was measured.
     """
 
     clock_mhz: float
@@ -122,12 +111,8 @@ class TimeModel:
     dense_launch_us: float
     sparse_launch_us: float
     sparse_slowdown: float
-    warpgroup_mhz: float
-    pointwise_launch_us: float
-    pointwise_tile_us: float
-    pointwise_chunk_us: float
-    pointwise_segment_us: float
-    gather_tb: float
+    library_launch_us: float
+    library_mhz: float
 
     def dense_us(self, work: DenseWork) -> NDArray[np.float64]:
         """Microseconds of ONNX Runtime's Conv with the best of its options; arrays give arrays."""
@@ -142,16 +127,9 @@ class TimeModel:
         """Microseconds of the generated kernel; arrays give arrays."""
         return np.asarray(self.sparse_launch_us + self.sparse_slowdown * np.asarray(work.work_us), np.float64)
 
-    def warpgroup_us(self, work: WarpgroupWork) -> NDArray[np.float64]:
-        """Microseconds of the warpgroup kernel, of what interleaves its input, and of what adds up its sums."""
-        return np.asarray(1000 * np.asarray(work.kcycles) / self.warpgroup_mhz, np.float64)
-
-    def pointwise_us(self, work: PointwiseWork) -> NDArray[np.float64]:
-        """Microseconds of the warpgroup kernel for 1x1 and of what gathers its input; arrays give arrays."""
-        chunk = self.pointwise_chunk_us + self.pointwise_segment_us * np.asarray(work.segments)
-        tile = self.pointwise_tile_us + np.asarray(work.chunks) * chunk
-        before = self.pointwise_launch_us * np.asarray(work.launches) + np.asarray(work.mbytes) / self.gather_tb
-        return np.asarray(before + np.asarray(work.tiles) * tile, np.float64)
+    def cycles_us(self, work: LibraryWork) -> NDArray[np.float64]:
+        """Microseconds of one of the library's own kernels, with what is launched around it; arrays give arrays."""
+        return np.asarray(self.library_launch_us + 1000 * np.asarray(work.kcycles) / self.library_mhz, np.float64)
 
     def transpose_us(self, shape: Sequence[int], itemsize: int) -> float:
         """Microseconds of changing a tensor's layout: it is read and written once."""
@@ -163,11 +141,8 @@ class TimeModel:
         Raises:
             ValueError: the layer's input size is not known.
         """
-        if (runs := pointwise_work(layer, architecture, batch, self.multiprocessors)) is not None:
-            return float(self.pointwise_us(runs)), "warpgroups"
-        if (planned := warpgroup_work(layer, architecture, batch, self.multiprocessors)) is not None:
-            return float(self.warpgroup_us(planned)), "warpgroups"
-        return None
+        found = _library_work(layer, architecture, batch, self.multiprocessors)
+        return None if found is None else (float(self.cycles_us(found[0])), found[1])
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
@@ -230,9 +205,10 @@ _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
 _MOST_ZEROS = 0.985
 
 
-def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> WarpgroupWork | None:
-    """What a layer asks of the library's warpgroup kernel; None where it would not run by itself, or nothing like it
-    was measured: other than float16, other kernels than 3x3, strides, dilations, few channels or outputs.
+def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """What a layer asks of the library's warpgroup kernel, or of the CSR kernel where that runs by itself instead; None
+    where nothing like it was measured: other than float16, other kernels than 3x3, strides, dilations, few channels or
+    outputs.
 
     Args:
         layer: with a known input size.
@@ -248,76 +224,67 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
         return None
     chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
     plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
+    if plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
+        return None
+    return _planned_work(plan, layer, batch, multiprocessors)
+
+
+def _planned_work(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> LibraryWork:
+    """Of the plan, or where it has few tiles, of the CSR kernel if that takes less."""
     if plan.tiles >= multiprocessors:
-        return WarpgroupWork(plan.cycles / 1000) if plan.used_positions >= _USED_POSITIONS else None
-    outputs = batch * math.prod(_out_size(layer))
-    nonzeros = int(np.count_nonzero(layer.used_weights))
-    by_csr = csr_cycles(nonzeros, layer.out_channels, outputs, multiprocessors)
-    return WarpgroupWork(min(plan.cycles, by_csr) / 1000)
+        return LibraryWork(plan.cycles / 1000)
+    by_csr = csr_cycles(layer, batch, multiprocessors)
+    return LibraryWork((plan.cycles if plan.cycles - EARLY_CYCLES < by_csr else by_csr) / 1000)
 
 
-# The warpgroup kernel for 1x1 as the native library has it (pointwise_conv.cuh, pointwise_plan.cc).
-_SEGMENT_POSITIONS = 8
-_SEGMENTS = (24, 32)
-_LEAST_SEGMENTS = 4
-# What its plan takes for the microseconds of a tile, by segments of a warpgroup; of a chunk; and of a segment of it.
-_PLANNED_TILE, _PLANNED_CHUNK, _PLANNED_SEGMENT = {24: 1.9, 32: 3.1}, 0.18, 0.011
 # Products of tensor cores in the time that the CSR kernel takes for an entry; see tensor_launch.h.
 _PRODUCTS_AN_ENTRY = 100
-# With fewer images, the kernel runs where the sums are short.
-_MANY_IMAGES, _FEW_CHUNKS = 4, 8
 # As `_REPEATS`, of 1x1 weights of 64 to 1024 channels.
 _POINTWISE_REPEATS = ((0.5, 0.65, 0.7, 0.8, 0.9, 0.95), (1.5, 1.47, 1.38, 1.15, 1.0, 1.0))
 
 
-def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> PointwiseWork | None:
-    """What a layer asks of the library's warpgroup kernel for 1x1; None where it would not run by itself, or nothing
-    like it was measured.
-
-    Arguments and errors are those of `warpgroup_work`.
-    """
+def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's warpgroup kernel for 1x1."""
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
     chunks = math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
     row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
     row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
     products = row_blocks * row_tiles * ROWS * chunks * CHANNELS
-    is_worth = products <= _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights)
-    if not is_worth or (batch < _MANY_IMAGES and chunks > _FEW_CHUNKS):
+    if products > _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights):
         return None
-    out_h, out_w = _out_size(layer)
-    plane, in_plane = out_h * out_w, math.prod(layer.in_size or ())
-    blocks = max(multiprocessors // row_blocks, 1) * row_blocks
-
-    def time_of(run: tuple[int, int, int]) -> float:
-        tiles, segments, of_warpgroup = run
-        tile = _PLANNED_TILE[of_warpgroup] + chunks * (_PLANNED_CHUNK + segments * _PLANNED_SEGMENT)
-        return math.ceil(tiles * row_blocks / blocks) * tile
-
-    tiles, segments, _ = min(_pointwise_runs(plane, batch, WARPGROUPS // row_tiles), key=time_of)
-    is_plain = layer.strides == (1, 1) and not any(layer.pads)
-    is_gathered = not is_plain or plane % (_SEGMENT_POSITIONS // 2) != 0
-    # A row of X is read as a whole where only some of its columns are.
-    elements = layer.in_channels * (in_plane // layer.strides[0] + plane) if is_gathered else 0
-    return PointwiseWork(
-        tiles=float(math.ceil(tiles * row_blocks / blocks)),
-        chunks=float(chunks),
-        segments=float(segments),
-        launches=1.0 + is_gathered,
-        mbytes=1e-6 * batch * elements * layer.element_type.itemsize,
-    )
+    return _planned_work(plan_pointwise(layer, batch, chunks, multiprocessors), layer, batch, multiprocessors)
 
 
-def _pointwise_runs(plane: int, batch: int, runs: int) -> list[tuple[int, int, int]]:
-    """Ways to cut a batch of planes, for so many runs a tile: tiles, segments of each, and of what the kernel has."""
-    found, of_plane = [], math.ceil(plane / _SEGMENT_POSITIONS)
-    for of_warpgroup in _SEGMENTS:
-        for images in range(1, of_warpgroup // of_plane + 1):
-            found.append((math.ceil(batch / (images * runs)), images * runs * of_plane, of_warpgroup))
-        most = min(of_warpgroup, of_plane - 1)
-        for part in range(min(_LEAST_SEGMENTS, of_plane), most + 1):
-            found.append((batch * math.ceil(of_plane / (part * runs)), part * runs, of_warpgroup))
-    return found
+# Images up to which the CSR kernel's time is known.
+MOST_CSR_IMAGES = 3
+
+
+def csr_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's CSR kernel, which runs every layer on every GPU, with up to `MOST_CSR_IMAGES`."""
+    if batch > MOST_CSR_IMAGES:
+        return None
+    return LibraryWork(csr_cycles(layer, batch, multiprocessors) / 1000)
+
+
+ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
+# What there is, and what it runs on; the first that takes a layer counts.
+_LIBRARY_KERNELS = ((pointwise_work, ON_WARPGROUPS), (warpgroup_work, ON_WARPGROUPS), (csr_work, BY_CSR))
+
+
+def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the kernel of the library's own that takes the layer."""
+    found = _library_work(layer, architecture, batch, multiprocessors)
+    return None if found is None else found[0]
+
+
+def _library_work(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float
+) -> tuple[LibraryWork, str] | None:
+    for work_of, runs_on in _LIBRARY_KERNELS:
+        if (work := work_of(layer, architecture, batch, multiprocessors)) is not None:
+            return work, runs_on
+    return None
 
 
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:

@@ -1,12 +1,15 @@
-"""What the native library's plan for warpgroups takes, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc, without its
-limits of memory. The two have the same constants, which are explained there.
+"""What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc and
+`ChoosePointwiseLaunch` of pointwise_plan.cc, without their limits of memory. They have the same constants, which are
+explained there.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 
@@ -18,8 +21,15 @@ _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES = 2304
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
-# Of the CSR kernel: a call, an entry of a row, and entries that a multiprocessor computes; see csr_plan.cc.
-_CSR_CALL, _CSR_ENTRY, _CSR_ENTRIES_A_CYCLE = 8250.0, 69.0, 7.9
+# Of the kernel for 1x1.
+_SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
+_TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
+_POINTWISE_BEGIN_CYCLES = 2000.0
+# Of the CSR kernel; see csr_plan.cc.
+_CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
+_CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 9.3, 1.3
+# What a launch for warpgroups saves where another one is in front of it.
+EARLY_CYCLES = 1600.0
 
 
 @dataclass(frozen=True)
@@ -63,10 +73,57 @@ def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocesso
     return min(_plans(layer, batch, chunks, multiprocessors), key=lambda plan: plan.cycles)
 
 
-def csr_cycles(nonzeros: int, out_channels: int, outputs: int, multiprocessors: float) -> float:
-    """What the CSR kernel takes for a few images, in the same cycles; `outputs` are those of a channel."""
-    waits = _CSR_CALL + _CSR_ENTRY * nonzeros / out_channels
-    return waits + nonzeros * outputs / (_CSR_ENTRIES_A_CYCLE * multiprocessors) - _LAUNCH_CYCLES
+def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors: float) -> WarpgroupPlan:
+    """The plan of a 1x1 layer that takes the fewest cycles, with what gathers its planes; as of `plan_warpgroups`."""
+    size = layer.out_size()
+    if size is None or layer.in_size is None:
+        raise ValueError("the layer's input size is not known")
+    plane = max(1, size[0]) * max(1, size[1])
+    row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
+    row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
+    blocks = max(int(multiprocessors) // row_blocks, 1) * row_blocks
+    values = batch * layer.out_channels * plane
+
+    def plan(run: tuple[int, int, int]) -> WarpgroupPlan:
+        tiles, segments, of_warpgroup = run[0] * row_blocks, *run[1:]
+        of_tile = _TILE_CYCLES + (_WIDE_TILE_CYCLES if of_warpgroup == max(_SEGMENTS) else 0.0)
+        of_chunks = chunks * (_SEGMENT_CHUNK_CYCLES + segments * _SEGMENT_CYCLES)
+        cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
+        if tiles <= blocks:
+            cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), values, multiprocessors)
+        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts, 1.0)
+
+    best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
+    is_plain = layer.strides == (1, 1) and not any(layer.pads)
+    if is_plain and plane % (_SEGMENT_POSITIONS // 2) == 0:
+        return best
+    # A row of X is read as a whole where only some of its columns are.
+    elements = batch * layer.in_channels * (math.prod(layer.in_size) // layer.strides[0] + plane)
+    gathered = _LAUNCH_CYCLES + 2 * elements / (_MEMORY_BYTES_A_CYCLE * multiprocessors)
+    return replace(best, cycles=best.cycles + gathered)
+
+
+def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int, int]]:
+    """Ways to cut a batch of planes, for so many runs a tile: tiles, segments of each, and of what the kernel has."""
+    found, of_plane = [], math.ceil(plane / _SEGMENT_POSITIONS)
+    for of_warpgroup in _SEGMENTS:
+        for images in range(1, of_warpgroup // of_plane + 1):
+            found.append((math.ceil(batch / (images * runs)), images * runs * of_plane, of_warpgroup))
+        most = min(of_warpgroup, of_plane - 1)
+        for part in range(min(_LEAST_SEGMENTS, of_plane), most + 1):
+            found.append((batch * math.ceil(of_plane / (part * runs)), part * runs, of_warpgroup))
+    return found
+
+
+def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
+    """What the CSR kernel takes for a few images, in the same cycles; arguments and errors as of `plan_warpgroups`."""
+    size = layer.out_size()
+    if size is None:
+        raise ValueError("the layer's input size is not known")
+    nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(max(1, n) for n in size)
+    waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if math.prod(layer.kernel_shape) > 1 else _CSR_ENTRY)
+    work = outputs * (nonzeros / _CSR_ENTRIES_A_CYCLE + layer.out_channels / _CSR_OUTPUTS_A_CYCLE)
+    return _CSR_CALL + waits + work / multiprocessors
 
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
@@ -128,12 +185,19 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     x_bytes = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
     before = _BEGIN_CYCLES + (x_bytes + interleaved) / memory
-    cycles, parts = before + math.ceil(tiles / multiprocessors) * (sums + outputs), 1
     values = batch * layer.out_channels * out_h * out_w
-    most = int(min(multiprocessors // tiles, chunks, _MAX_PARTS))
-    for more in range(2, most + 1):
-        reduced = _LAUNCH_CYCLES + 2 * (2 * more + 1) * values / memory
-        shared = before + math.ceil(chunks / more) / chunks * sums + outputs + reduced
-        cycles, parts = min((cycles, parts), (shared, more))
+    cycles, parts = _share(tiles, chunks, (sums, outputs), values, multiprocessors)
     computed = tiles_x * tiles_y * WARPGROUPS * tiling.positions * (IMAGES if eights.is_strips else 1)
-    return WarpgroupPlan(cycles, tiles, parts, out_h * out_w / computed)
+    return WarpgroupPlan(before + cycles, tiles, parts, out_h * out_w / computed)
+
+
+def _share(
+    tiles: int, chunks: float, each: tuple[float, float], values: int, multiprocessors: float
+) -> tuple[float, int]:
+    """Cycles, and parts of a tile's chunks that multiprocessors share; ``each`` tile's are of all chunks, and more."""
+    of_chunks, of_tile = each
+    best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
+    for parts in range(2, int(min(multiprocessors // tiles, chunks, _MAX_PARTS)) + 1):
+        reduced = _LAUNCH_CYCLES + 2 * (2 * parts + 1) * values / (_MEMORY_BYTES_A_CYCLE * multiprocessors)
+        best = min(best, (math.ceil(chunks / parts) / chunks * of_chunks + of_tile + reduced, parts))
+    return best

@@ -33,6 +33,7 @@ def _small_layers(monkeypatch):
     """Those of these tests save microseconds, if anything."""
     monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
     monkeypatch.setattr(gpu_rule, "FEW_IMAGES", 0)
+    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: [])
 
 
 @pytest.fixture

@@ -14,12 +14,13 @@ from onnx_sparseconv.kernels.gpu_times import (
     SparseWork,
     as_arrays,
     dense_work,
+    library_work,
     pointwise_work,
     sparse_work,
     warpgroup_work,
 )
 from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
-from onnx_sparseconv.kernels.warpgroup_plan import plan_warpgroups
+from onnx_sparseconv.kernels.warpgroup_plan import csr_cycles, plan_pointwise, plan_warpgroups
 from tests.support.sparse_layers import sparse_layer
 
 make = functools.partial(sparse_layer, size=(28, 30))
@@ -76,8 +77,8 @@ def test_what_a_layer_has_to_do_on_warpgroups():
     assert work.kcycles == pytest.approx(plan.cycles / 1000, rel=0.03)
     assert plan.used_positions == 1
     denser = half_layer(512, 28, density=0.3)
-    assert MODEL.warpgroup_us(on_warpgroups(denser)) > 1.2 * MODEL.warpgroup_us(work)
-    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.warpgroup_us(work))), "warpgroups")
+    assert MODEL.cycles_us(on_warpgroups(denser)) > 1.2 * MODEL.cycles_us(work)
+    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.cycles_us(work))), "warpgroups")
 
 
 def test_few_images_are_cut_into_strips_and_shared():
@@ -121,23 +122,51 @@ def pointwise(layer, batch=64, architecture=90):
     return pointwise_work(layer, architecture, batch, MODEL.multiprocessors)
 
 
+def planned(layer, batch, chunks):
+    return plan_pointwise(layer, batch, chunks, MODEL.multiprocessors)
+
+
 def test_what_a_1x1_layer_has_to_do_on_warpgroups():
     layer = make((256, 1024, 1, 1), size=(14, 14), dtype=np.float16)
-    work = pointwise(layer)
+    work, plan = pointwise(layer), planned(layer, 64, 32)
     # Two blocks of 128 outputs, a tile for each image: 128 tiles, one on each multiprocessor.
-    assert (work.tiles, work.chunks, work.segments) == (1, 32, 25)
-    assert (work.launches, work.mbytes) == (1, 0)
-    # Planes of 49 halves are gathered before: read, and written as they are.
-    odd = pointwise(make((512, 2048, 1, 1), size=(7, 7), dtype=np.float16))
-    assert (odd.launches, odd.mbytes) == (2, pytest.approx(2e-6 * 2 * 64 * 2048 * 49))
-    # Of every second row, every second column.
-    strided = pointwise(make((256, 128, 1, 1), stride=2, size=(28, 28), dtype=np.float16))
-    assert strided.mbytes == pytest.approx(2e-6 * 64 * 128 * (14 * 28 + 14 * 14))
-    few = make((64, 64, 1, 1), size=(56, 56), dtype=np.float16)
-    assert pointwise(few).tiles > pointwise(few, 16).tiles >= pointwise(few, 1).tiles == 1
+    assert (plan.tiles, plan.parts) == (128, 1)
+    assert work.kcycles == plan.cycles / 1000
     denser = make((256, 1024, 1, 1), size=(14, 14), dtype=np.float16, density=0.3)
-    assert MODEL.pointwise_us(pointwise(denser)) > MODEL.pointwise_us(work)
-    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.pointwise_us(work))), "warpgroups")
+    assert MODEL.cycles_us(pointwise(denser)) > MODEL.cycles_us(work)
+    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.cycles_us(work))), "warpgroups")
+
+
+def test_planes_that_are_gathered_take_longer():
+    whole, odd = (make((512, 256, 1, 1), size=(n, n), dtype=np.float16) for n in (8, 7))
+    assert planned(odd, 64, 8).cycles > 1.2 * planned(whole, 64, 8).cycles
+    strided = make((512, 256, 1, 1), stride=2, size=(16, 16), dtype=np.float16)
+    assert planned(strided, 64, 8).cycles > planned(odd, 64, 8).cycles
+
+
+def test_few_images_of_1x1_layers_are_shared():
+    layer = make((512, 2048, 1, 1), size=(14, 14), dtype=np.float16)
+    one, many = planned(layer, 1, 64), planned(layer, 64, 64)
+    assert one.parts > 1 == many.parts
+    assert one.tiles * one.parts <= MODEL.multiprocessors
+    assert one.cycles < many.cycles / 2
+
+
+def test_with_few_images_the_csr_kernel_runs_what_nothing_else_does():
+    layer = make((64, 32, 5, 5), size=(28, 28))
+    assert MODEL.library_us(layer, 90, 4) is None
+    for architecture in (75, 90):
+        one, three = (MODEL.library_us(layer, architecture, batch) for batch in (1, 3))
+        assert one[1] == three[1] == "the CSR kernel"
+        assert one[0] < three[0]
+    assert library_work(layer, 90, 1, 132).kcycles == csr_cycles(layer, 1, 132) / 1000
+    with pytest.raises(ValueError, match="not known"):
+        csr_cycles(dataclasses.replace(layer, in_size=None), 1, 132)
+    with pytest.raises(ValueError, match="not known"):
+        planned(dataclasses.replace(layer, in_size=None), 1, 1)
+    # Its entries look at no border, which takes less.
+    window, point = make((64, 64, 3, 3), size=(28, 28)), make((64, 576, 1, 1), size=(28, 28))
+    assert csr_cycles(window, 1, 132) > csr_cycles(point, 1, 132)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +176,6 @@ def test_what_a_1x1_layer_has_to_do_on_warpgroups():
         ({"shape": (256, 256, 3, 3)}, {}),
         ({"shape": (256, 24, 1, 1)}, {}),
         ({"shape": (40, 256, 1, 1)}, {}),
-        ({"shape": (256, 512, 1, 1)}, {"batch": 3}),
         ({"density": 0.01}, {}),
         ({"shape": (72, 40, 1, 1), "density": 0.03}, {"batch": 8}),  # mostly rows and channels that are not there
         ({}, {"architecture": 100}),

@@ -208,7 +208,7 @@ def test_no_layer_is_hopeless_that_the_librarys_kernel_may_make_faster(monkeypat
     slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4)
     monkeypatch.setattr(gpu_candidates, "MODEL", slow)
     assert search().why_hopeless(pieces) == ""
-    monkeypatch.setattr(gpu_candidates, "MODEL", dataclasses.replace(slow, warpgroup_mhz=0.1))
+    monkeypatch.setattr(gpu_candidates, "MODEL", dataclasses.replace(slow, library_mhz=0.1))
     assert "x the speed of dense is predicted" in search().why_hopeless(pieces)
 
 
