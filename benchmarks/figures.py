@@ -336,6 +336,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models"),
     "gpu-models-batch-1": lambda: gpu_models_table("gpu-models-batch-1-half", "gpu-models-batch-1"),
+    "gpu-models-batch-1-all": lambda: gpu_models_table("gpu-models-batch-1-all-half"),
     "gpu-models-other-batch": lambda: gpu_models_table("gpu-models-half-earlier", "gpu-models-earlier", batch=1),
     "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
     "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),
