@@ -295,34 +295,42 @@ def _decide_together(layers: Sequence[_Layer], rule: GpuRule) -> list[Verdict] |
     With few images a layer takes some microseconds, and so does each change of layout. Where nearly all layers are
     sparse, there is none, but around those that stay dense, while a dense network runs channels last throughout.
     """
-    chosen: list[_Layer] = []
-    dense: list[_Layer] = []
-    for site, verdict, found in layers:
-        is_worth = isinstance(found, list) and all(
-            one.saved_us > -_changes_us(site, one, to_half=rule.to_half)
-            if one.batch < FEW_IMAGES
-            else one.gain >= rule.min_gain and one.saved_us >= MIN_SAVED_US
-            for one in found
-        )
-        (chosen if is_worth else dense).append((site, verdict, found))
-    times = [found for _, _, found in chosen if isinstance(found, list)]
-    totals = [total for total in map(_Total.of, zip(*times, strict=True)) if total.batch < FEW_IMAGES]
+    chosen = {id(site): found for site, _, found in layers if isinstance(found, list) and _may_join(site, found, rule)}
+    calls: dict[tuple[int, int], list[Prediction]] = {}
+    for predictions in chosen.values():
+        for call, one in _least_by_call(predictions).items():
+            calls.setdefault(call, []).append(one)
+    totals = [_Total.of(ones) for (_, batch), ones in calls.items() if batch < FEW_IMAGES]
     if not totals:
         return None
+    dense = [site for site, _, _ in layers if site.is_conv and id(site) not in chosen]
     for total in totals:
-        changes_us = sum(_changes_us(site, total, to_half=rule.to_half) for site, _, _ in dense if site.is_conv)
+        changes_us = sum(_changes_us(site, total, to_half=rule.to_half) for site in dense)
         if total.dense_us <= MIN_GAIN_TOGETHER * (total.sparse_us + changes_us):
             return None
     worst = min(totals, key=lambda total: total.dense_us / total.sparse_us)
-    kept = {id(site) for site, _, _ in chosen}
-    return [
-        replace(verdict, text=f"{verdict.text}; {worst}")
-        if id(site) in kept
-        else verdict
-        if found is None
-        else _stays_dense(site, verdict, found, rule)
-        for site, verdict, found in layers
-    ]
+    verdicts = []
+    for site, verdict, found in layers:
+        if id(site) in chosen:
+            verdicts.append(replace(verdict, text=f"{verdict.text}; {worst}"))
+        else:
+            verdicts.append(verdict if found is None else _stays_dense(site, verdict, found, rule))
+    return verdicts
+
+
+def _may_join(site: ConvSite, found: Sequence[Prediction], rule: GpuRule) -> bool:
+    """Whether a layer may be sparse among others: with many images it has to gain by itself."""
+    return all(
+        one.saved_us > -_changes_us(site, one, to_half=rule.to_half)
+        if one.batch < FEW_IMAGES
+        else one.gain >= rule.min_gain and one.saved_us >= MIN_SAVED_US
+        for one in found
+    )
+
+
+def _least_by_call(found: Sequence[Prediction]) -> dict[tuple[int, int], Prediction]:
+    """By architecture and batch size, of several sizes of maps the one at which a layer saves least."""
+    return {(one.architecture, one.batch): one for one in sorted(found, key=lambda one: -one.saved_us)}
 
 
 @dataclass(frozen=True)
@@ -331,7 +339,6 @@ class _Total:
 
     architecture: int
     batch: int
-    size: tuple[int, ...]
     layers: int
     dense_us: float
     sparse_us: float
@@ -342,7 +349,7 @@ class _Total:
         dense_us = sum(one.dense_us - (saved_us if one.is_window else 0.0) for one in layers)
         first = layers[0]
         sparse_us = sum(one.sparse_us for one in layers)
-        return _Total(first.architecture, first.batch, first.size, len(layers), dense_us, sparse_us)
+        return _Total(first.architecture, first.batch, len(layers), dense_us, sparse_us)
 
     def __str__(self) -> str:
         return (

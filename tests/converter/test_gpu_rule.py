@@ -368,9 +368,9 @@ def times(monkeypatch):
 
     def predict(layer, asked, architecture):
         zeros = round(1 - np.count_nonzero(layer.used_weights) / layer.weight.size, 1)
-        size = asked.sizes[0]
         return [
             gpu_rule.Prediction(architecture, batch, size, *found[zeros][batch], "the CSR kernel")
+            for size in asked.sizes
             for batch in asked.batches
         ]
 
@@ -409,6 +409,16 @@ def test_what_is_decided_together_has_to_gain_with_many_images_too(times):
     # Too few gain to pay for the changes of layout around the others.
     found = verdicts(chain(*layers, *[(*THIN, 0.8)] * 3, batch="n"), GpuRule((90,)))
     assert not any(verdict.rewrite for verdict in found)
+
+
+def test_layers_of_known_and_of_open_sizes_are_decided_together(times):
+    times[0.9] = {1: (12.0, 9.0)}
+    model = chain((*THIN, 0.9), (*THIN, 0.9))
+    model.graph.input[0].type.tensor_type.shape.dim[3].ClearField("dim_value")
+    shape = model.graph.node[1].input[0]
+    model.graph.value_info.append(helper.make_tensor_value_info(shape, 1, [1, 64, 14, 14]))
+    found = verdicts(model, GpuRule((90, 80)))
+    assert all("2 layers together predicted 1.33x on sm_" in verdict.text for verdict in found)
 
 
 def test_a_dense_layer_among_others_keeps_half_of_what_changes_of_layout_cost_it(times, monkeypatch):
