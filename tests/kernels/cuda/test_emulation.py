@@ -61,6 +61,12 @@ ASYNC_16 = (
 """
     + REVERSE
 )
+# May begin before the launch in front of it is complete.
+EARLY = """
+    LetNextLaunchBegin();
+    WaitForLaunchBefore();
+    StoreOnce(y + t, LoadOnce(x + 63 - t));
+"""
 ASYNC_BARRIER = (
     BEGIN_BARRIER.replace("(barrier, 1)", "(barrier, 64)")
     + """
@@ -230,6 +236,15 @@ WRONG = {
     "two barriers": ("if (t < 32) __syncthreads();\nelse\n__syncthreads();", "threads wait at different barriers"),
     "a vote that some threads do not join": ("if (t != 5) __all_sync(0xFFFFFFFFu, true);", "deadlock"),
     "a barrier in half a warp": ("if (t % 2) __syncthreads(); else __syncwarp();", "threads wait at the barrier"),
+    "a load before the launch in front is complete": (
+        EARLY.replace("WaitForLaunchBefore();", "if (t != 9) WaitForLaunchBefore();"),
+        "thread 9: touches memory before it has waited",
+    ),
+    "an early copy": ("LetNextLaunchBegin();" + ASYNC, "touches memory before it has waited"),
+    "what may change by way of the read-only cache": (
+        EARLY.replace("LoadOnce", "LoadReadOnly"),
+        "may still be written",
+    ),
     "a load behind the input": ("y[t] = x[t + 1];", "reads from"),
     "a store behind the output": ("y[t + 1] = x[t];", "writes to"),
     "a store to the input": ("const_cast<float*>(x)[t] = 1;", "writes to"),
@@ -238,6 +253,7 @@ WRONG = {
 BACKWARDS = np.arange(THREADS, dtype=np.float32)[::-1]
 BODIES = [
     STORE,
+    EARLY,
     ASYNC,
     ASYNC_16,
     ASYNC_BARRIER,
@@ -282,7 +298,9 @@ def run(body, *, x=None, size=THREADS, shared_bytes=None, grid=(1,)):
 
 
 @pytest.mark.parametrize(
-    "body", [STORE, ASYNC, ASYNC_16, ASYNC_BARRIER, BULK], ids=["store", "async", "async16", "async barrier", "bulk"]
+    "body",
+    [STORE, EARLY, ASYNC, ASYNC_16, ASYNC_BARRIER, BULK],
+    ids=["store", "early", "async", "async16", "async barrier", "bulk"],
 )
 def test_correct_kernels_run(body):
     np.testing.assert_array_equal(run(body), BACKWARDS)

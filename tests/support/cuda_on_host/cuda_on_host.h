@@ -23,8 +23,9 @@
 // a missing wait nor a copy over data that others still read goes unseen. Errors are: barriers that not all threads
 // reach, numbered ones whose threads disagree on how many they are or that nobody waits at, instructions of a warp that
 // not all its threads come to, metadata of sparse operands out of order, misaligned copies and vectors, shared memory
-// behind its end, waits that never end, and global addresses that the process may not read or write. Races are only
-// found where the order of the threads shows them.
+// behind its end, waits that never end, memory that is touched before the launch in front has been waited for, and
+// global addresses that the process may not read or write. Races are only found where the order of the threads shows
+// them.
 #pragma once
 
 #include <cstddef>
