@@ -9,8 +9,10 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.warpgroup_plan import plan_pointwise
 from tests.native.cuda.test_csr import run_and_check
 from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_layers import sparse_layer
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -116,6 +118,31 @@ def test_few_images(make_session, driver, layer, batch, parts):
         (_, product), *reduce = launches
         assert product[1] == parts
         assert [name for name, _ in reduce] == ["sparseconv_reduce_vectors"] * (parts > 1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        (((256, 1024), 14), 1),
+        (((512, 160), 28), 2),
+        (((64, 640), 7), 3),
+        (((64, 64), 56), 1),
+        (((200, 96), 12), 20),
+        (((64, 512), 3), 64),
+    ],
+    ids=str,
+)
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, batch):
+    driver.set_device(num_multiprocessors=132)
+    shape, size = layer
+    weight = random_weight((*shape, 1, 1), 0.1, dtype=HALF)  # each channel comes once
+    case = SparseConvCase(weight, POINTWISE, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    session.run(None, random_inputs(case, (batch, shape[1], size, size)))
+    ((blocks, parts, _),) = (grid for name, grid, _, _ in driver.take_launches() if "pointwise" in name)
+    sized = sparse_layer(weight.shape, size=(size, size), dtype=HALF)
+    plan = plan_pointwise(sized, batch, -(-shape[1] // 32), 132)
+    assert (blocks, parts) == (plan.tiles, plan.parts)
 
 
 @pytest.mark.parametrize(
