@@ -18,6 +18,7 @@ import numpy as np
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
 from onnx_sparseconv.converter.report import Reason, Verdict
+from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
 from onnx_sparseconv.kernels.gpu_times import dense_work
@@ -127,7 +128,7 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
     ]
     layers = list(zip(sites, verdicts, found, strict=True))
     alone = [verdict if one is None else _verdict(site, verdict, one, rule) for site, verdict, one in layers]
-    together = _decide_together(layers, rule)
+    together = _decide_together(layers, alone, rule)
     if together is None or sum(verdict.rewrite for verdict in together) <= sum(verdict.rewrite for verdict in alone):
         return alone
     return together
@@ -147,7 +148,7 @@ def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int,
     for architecture in rule.architectures:
         library = _predict_library(layer, asked, architecture)
         # A plan of generated code takes longer.
-        if library and _faster(_predict_generated(layer, asked, architecture), library) is library:
+        if library and _faster(_predict_generated(layer, asked, architecture), library, rule.min_gain) is library:
             chosen[architecture] = CSR
     return chosen
 
@@ -200,16 +201,20 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
     )
     if isinstance(layer, Refusal):
         return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
-    shape = site.input_shape if site.input_shape is not None else (None,) * (len(geometry.kernel_shape) + 2)
+    shape = site.input_shape if site.input_shape is not None else _unknown(geometry)
     asked = _Asked.of(shape, rule)
     found: list[Prediction] = []
     for architecture in rule.architectures:
         generated = _predict_generated(layer, asked, architecture) if rule.with_images else _NO_IMAGE
-        faster = _faster(generated, _predict_library(layer, asked, architecture))
+        faster = _faster(generated, _predict_library(layer, asked, architecture), rule.min_gain)
         if isinstance(faster, Refusal):
             return Refusal(f"sm_{architecture}: {faster.reason}")
         found += faster
     return found
+
+
+def _unknown(geometry: ConvGeometry) -> Shape:
+    return (None,) * (len(geometry.kernel_shape) + 2)
 
 
 # Where no code is generated.
@@ -242,11 +247,17 @@ def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
     return replace(layer, in_size=size if len(size) == 2 else (1, math.prod(size)))
 
 
-def _faster(generated: list[Prediction] | Refusal, library: list[Prediction]) -> list[Prediction] | Refusal:
-    """Those by the kernel whose gains are greater, in the mean; ``library`` is empty where its kernel does not run."""
+def _faster(
+    generated: list[Prediction] | Refusal, library: list[Prediction], min_gain: float
+) -> list[Prediction] | Refusal:
+    """Those by the kernel that gains enough everywhere, or more in the mean; ``library`` may be empty."""
     if isinstance(generated, Refusal) or not library:
         return library or generated
-    return max((generated, library), key=lambda found: math.prod(one.gain for one in found))
+
+    def gains(found: list[Prediction]) -> tuple[bool, float]:
+        return min(one.gain for one in found) >= min_gain, math.prod(one.gain for one in found)
+
+    return max((generated, library), key=gains)
 
 
 def _predict_generated(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction] | Refusal:
@@ -289,7 +300,7 @@ def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> li
 _Layer = tuple[ConvSite, Verdict, list[Prediction] | Refusal | None]
 
 
-def _decide_together(layers: Sequence[_Layer], rule: GpuRule) -> list[Verdict] | None:
+def _decide_together(layers: Sequence[_Layer], alone: Sequence[Verdict], rule: GpuRule) -> list[Verdict] | None:
     """Verdicts where, with few images, a network is sparse but for what slows it down; None where that does not pay.
 
     With few images a layer takes some microseconds, and so does each change of layout. Where nearly all layers are
@@ -309,13 +320,10 @@ def _decide_together(layers: Sequence[_Layer], rule: GpuRule) -> list[Verdict] |
         if total.dense_us <= MIN_GAIN_TOGETHER * (total.sparse_us + changes_us):
             return None
     worst = min(totals, key=lambda total: total.dense_us / total.sparse_us)
-    verdicts = []
-    for site, verdict, found in layers:
-        if id(site) in chosen:
-            verdicts.append(replace(verdict, text=f"{verdict.text}; {worst}"))
-        else:
-            verdicts.append(verdict if found is None else _stays_dense(site, verdict, found, rule))
-    return verdicts
+    return [
+        replace(verdict, text=f"{verdict.text}; {worst}") if id(site) in chosen else by_itself
+        for (site, verdict, _), by_itself in zip(layers, alone, strict=True)
+    ]
 
 
 def _may_join(site: ConvSite, found: Sequence[Prediction], rule: GpuRule) -> bool:
@@ -358,12 +366,6 @@ class _Total:
         )
 
 
-def _stays_dense(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
-    """What the layer alone says against it."""
-    alone = _verdict(site, verdict, found, rule)
-    return alone if not alone.rewrite else replace(alone, rewrite=False, reason=Reason.NO_PREDICTED_GAIN)
-
-
 def _verdict(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
     if isinstance(found, Refusal):
         why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else _NO_IMAGE.reason
@@ -394,7 +396,7 @@ def _changes_us(site: ConvSite, at: Prediction | _Total, *, to_half: bool) -> fl
     """What it takes to change the layout of a convolution's input and output."""
     if site.weight is None or site.geometry is None:
         return 2 * MODEL.dense_launch_us
-    weight, spatial = site.weight.values, (site.input_shape or ())[2:]
+    weight, spatial = site.weight.values, (site.input_shape or _unknown(site.geometry))[2:]
     size = at.size if isinstance(at, Prediction) else [length or DEFAULT_SIZES[0] for length in spatial]
     shape = (at.batch, weight.shape[1] * site.geometry.group, *size)
     out_shape = (at.batch, weight.shape[0], output_positions(site.geometry, shape) or 0)

@@ -219,6 +219,16 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     Raises:
         ValueError: the input size is not known.
     """
+    found = _on_windows(layer, architecture, batch, multiprocessors)
+    return None if found is None else found[0]
+
+
+# What a kernel has to do, and what that runs on.
+_Choice = tuple[LibraryWork, str]
+ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
+
+
+def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     is_like_measured = (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
     if not is_like_measured or not _may_run_on_warpgroups(layer, architecture):
         return None
@@ -226,15 +236,15 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
     if plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
         return None
-    return _planned_work(plan, layer, batch, multiprocessors)
+    return _choose(plan, layer, batch, multiprocessors)
 
 
-def _planned_work(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> LibraryWork:
-    """Of the plan, or where it has few tiles, of the CSR kernel if that takes less."""
-    if plan.tiles >= multiprocessors:
-        return LibraryWork(plan.cycles / 1000)
+def _choose(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> _Choice:
+    """The plan, or where it has few tiles, the CSR kernel if that takes less."""
     by_csr = csr_cycles(layer, batch, multiprocessors)
-    return LibraryWork((plan.cycles if plan.cycles - EARLY_CYCLES < by_csr else by_csr) / 1000)
+    if plan.tiles >= multiprocessors or plan.cycles - EARLY_CYCLES < by_csr:
+        return LibraryWork(plan.cycles / 1000), ON_WARPGROUPS
+    return LibraryWork(by_csr / 1000), BY_CSR
 
 
 # Products of tensor cores in the time that the CSR kernel takes for an entry; see tensor_launch.h.
@@ -245,6 +255,11 @@ _POINTWISE_REPEATS = ((0.5, 0.65, 0.7, 0.8, 0.9, 0.95), (1.5, 1.47, 1.38, 1.15, 
 
 def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's warpgroup kernel for 1x1."""
+    found = _on_points(layer, architecture, batch, multiprocessors)
+    return None if found is None else found[0]
+
+
+def _on_points(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
     chunks = math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
@@ -253,7 +268,10 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
     products = row_blocks * row_tiles * ROWS * chunks * CHANNELS
     if products > _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights):
         return None
-    return _planned_work(plan_pointwise(layer, batch, chunks, multiprocessors), layer, batch, multiprocessors)
+    plan = plan_pointwise(layer, batch, chunks, multiprocessors)
+    if batch > MOST_CSR_IMAGES:
+        return LibraryWork(plan.cycles / 1000), ON_WARPGROUPS
+    return _choose(plan, layer, batch, multiprocessors)
 
 
 # Images up to which the CSR kernel's time is known.
@@ -267,11 +285,6 @@ def csr_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors
     return LibraryWork(csr_cycles(layer, batch, multiprocessors) / 1000)
 
 
-ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
-# What there is, and what it runs on; the first that takes a layer counts.
-_LIBRARY_KERNELS = ((pointwise_work, ON_WARPGROUPS), (warpgroup_work, ON_WARPGROUPS), (csr_work, BY_CSR))
-
-
 def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the kernel of the library's own that takes the layer."""
     found = _library_work(layer, architecture, batch, multiprocessors)
@@ -281,10 +294,12 @@ def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
 def _library_work(
     layer: SparseLayer, architecture: int, batch: int, multiprocessors: float
 ) -> tuple[LibraryWork, str] | None:
-    for work_of, runs_on in _LIBRARY_KERNELS:
-        if (work := work_of(layer, architecture, batch, multiprocessors)) is not None:
-            return work, runs_on
-    return None
+    """The first kernel that takes the layer."""
+    call = (layer, architecture, batch, multiprocessors)
+    if (found := _on_points(*call) or _on_windows(*call)) is not None:
+        return found
+    by_csr = csr_work(*call)
+    return None if by_csr is None else (by_csr, BY_CSR)
 
 
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:

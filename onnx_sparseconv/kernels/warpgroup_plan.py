@@ -89,7 +89,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
         of_tile = _TILE_CYCLES + (_WIDE_TILE_CYCLES if of_warpgroup == max(_SEGMENTS) else 0.0)
         of_chunks = chunks * (_SEGMENT_CHUNK_CYCLES + segments * _SEGMENT_CYCLES)
         cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
-        if tiles <= blocks:
+        if tiles <= min(blocks, multiprocessors):
             cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), values, multiprocessors)
         return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts, 1.0)
 
@@ -197,7 +197,7 @@ def _share(
     """Cycles, and parts of a tile's chunks that multiprocessors share; ``each`` tile's are of all chunks, and more."""
     of_chunks, of_tile = each
     best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
-    for parts in range(2, int(min(multiprocessors // tiles, chunks, _MAX_PARTS)) + 1):
+    for parts in range(2, int(min(multiprocessors // max(tiles, 1), chunks, _MAX_PARTS)) + 1):
         reduced = _LAUNCH_CYCLES + 2 * (2 * parts + 1) * values / (_MEMORY_BYTES_A_CYCLE * multiprocessors)
         best = min(best, (math.ceil(chunks / parts) / chunks * of_chunks + of_tile + reduced, parts))
     return best

@@ -170,6 +170,21 @@ def test_small_maps_and_few_images_run_on_warpgroups_too(batches):
     assert choose_kernels(layer, shape, GpuRule((90,), batches)) == {90: CSR}
 
 
+def test_a_kernel_that_gains_enough_everywhere_goes_before_one_that_gains_more(monkeypatch):
+    def of(gains, runs_on):
+        return [
+            gpu_rule.Prediction(90, n, (28, 28), 100 * gain, 100, runs_on)
+            for n, gain in zip((8, 64), gains, strict=True)
+        ]
+
+    monkeypatch.setattr(gpu_rule, "_predict_generated", lambda *_: of((1.3, 1.3), ""))
+    rule = GpuRule((90,), (8, 64))
+    for gains, runs_on in (((1.1, 4.0), ""), ((1.2, 1.5), "warpgroups")):
+        monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_, gains=gains: of(gains, "warpgroups"))
+        found = predictions(network(NARROW), rule)
+        assert [one.runs_on for one in found] == [runs_on] * 2
+
+
 def test_kernels_are_chosen_for_each_architecture():
     wide, shape = sparse_layer((512, 512, 3, 3), dtype=np.float16), (None, 512, 28, 28)
     assert choose_kernels(wide, shape, GpuRule((80, 90), (64,))) == {90: CSR}

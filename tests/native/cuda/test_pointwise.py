@@ -151,6 +151,8 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, b
         (((256, 512, 1, 1), (28, 28)), 1, "pointwise"),
         (((512, 2048, 1, 1), (7, 7)), 1, "csr"),
         (((512, 2048, 1, 1), (7, 7)), 8, "pointwise"),
+        (((512, 512, 1, 1), (7, 7)), 3, "csr"),
+        (((512, 512, 1, 1), (7, 7)), 4, "pointwise"),
     ],
 )
 def test_a_few_images_run_on_what_takes_fewer_cycles(make_session, driver, layer, batch, kernel):

@@ -385,7 +385,7 @@ std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry&
   }
   if (must_run || !launch) return launch;
   const double csr_cycles = CsrCycles(geometry_, sizes, batch, csr_weight_->num_entries(), device_);
-  return IsWorthLaunching(*launch, device_, csr_cycles) ? launch : std::nullopt;
+  return IsWorthLaunching(*launch, batch, device_, csr_cycles) ? launch : std::nullopt;
 }
 
 Plan CudaKernel::MakePlan(const PlanKey& key) const {

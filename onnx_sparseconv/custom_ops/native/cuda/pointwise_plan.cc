@@ -92,7 +92,8 @@ class Planner {
     const double of_tile = kTileCycles + (tiling.segments == kMaxSegments ? kWideTileCycles : 0.0);
     const double of_chunks = chunks * (kChunkCycles + segments * kSegmentCycles);
     Sharing sharing{1, static_cast<double>(CeilDivide(tiles, blocks)) * (of_tile + of_chunks)};
-    if (blocks == tiles) sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, NumValues(), device_);
+    if (blocks == tiles && tiles <= device_.num_multiprocessors)
+      sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, NumValues(), device_);
     const double cycles = kLaunchCycles + kBeginCycles + sharing.cycles;
     if (best_.segments != 0 && cycles >= best_.cycles) return;
 
@@ -150,8 +151,11 @@ GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFac
 
 }  // namespace
 
-bool IsWorthLaunching(const PointwiseLaunch& launch, const DeviceFacts& device, double csr_cycles) {
-  return launch.params.common.num_tiles >= device.num_multiprocessors || launch.cycles - kEarlyCycles < csr_cycles;
+bool IsWorthLaunching(const PointwiseLaunch& launch, int64_t batch, const DeviceFacts& device, double csr_cycles) {
+  // With more of them, measured on an H200, it was always faster than the tensor-core kernel, which would run instead.
+  constexpr int64_t kFewImages = 3;
+  return batch > kFewImages || launch.params.common.num_tiles >= device.num_multiprocessors ||
+         launch.cycles - kEarlyCycles < csr_cycles;
 }
 
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
