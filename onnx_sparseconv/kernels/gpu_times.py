@@ -23,11 +23,12 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     CHANNELS,
     EARLY_CYCLES,
     ROWS,
-    WARPGROUPS,
     WarpgroupPlan,
     csr_cycles,
+    out_size,
     plan_pointwise,
     plan_warpgroups,
+    pointwise_rows,
 )
 
 # A figure of one layer, or of many at once.
@@ -164,7 +165,7 @@ def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
     Raises:
         ValueError: the input size is not known.
     """
-    positions, in_positions = math.prod(_out_size(layer)), math.prod(layer.in_size or ())
+    positions, in_positions = math.prod(out_size(layer)), math.prod(layer.in_size or ())
     depth = layer.weight[0].size
     elements = batch * (layer.in_channels * in_positions + layer.out_channels * positions) + layer.weight.size
     is_window = layer.kernel_shape != (1, 1) or layer.strides != (1, 1)
@@ -190,7 +191,7 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
     Raises:
         ValueError: the input size is not known.
     """
-    _out_size(layer)  # it must be known
+    out_size(layer)  # it must be known
     return SparseWork(estimate_cycles(layer, plan, batch) / clock_mhz)
 
 
@@ -263,8 +264,7 @@ def _on_points(layer: SparseLayer, architecture: int, batch: int, multiprocessor
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
     chunks = math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
-    row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
+    row_tiles, row_blocks = pointwise_rows(layer)
     products = row_blocks * row_tiles * ROWS * chunks * CHANNELS
     if products > _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights):
         return None
@@ -291,9 +291,7 @@ def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
     return None if found is None else found[0]
 
 
-def _library_work(
-    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float
-) -> tuple[LibraryWork, str] | None:
+def _library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     """The first kernel that takes the layer."""
     call = (layer, architecture, batch, multiprocessors)
     if (found := _on_points(*call) or _on_windows(*call)) is not None:
@@ -322,13 +320,6 @@ def _num_chunks(layer: SparseLayer) -> int:
 
 def _repeats(layer: SparseLayer, of_zeros: tuple[Sequence[float], Sequence[float]]) -> float:
     return float(np.interp(_zeros(layer), *of_zeros))
-
-
-def _out_size(layer: SparseLayer) -> tuple[int, int]:
-    size = layer.out_size()
-    if size is None:
-        raise ValueError("the layer's input size is not known")
-    return max(1, size[0]), max(1, size[1])
 
 
 def as_arrays(works: list[Any]) -> dict[str, NDArray[np.float64]]:

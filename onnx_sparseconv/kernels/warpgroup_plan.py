@@ -75,12 +75,8 @@ def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocesso
 
 def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors: float) -> WarpgroupPlan:
     """The plan of a 1x1 layer that takes the fewest cycles, with what gathers its planes; as of `plan_warpgroups`."""
-    size = layer.out_size()
-    if size is None or layer.in_size is None:
-        raise ValueError("the layer's input size is not known")
-    plane = max(1, size[0]) * max(1, size[1])
-    row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
+    plane = math.prod(out_size(layer))
+    row_tiles, row_blocks = pointwise_rows(layer)
     blocks = max(int(multiprocessors) // row_blocks, 1) * row_blocks
     values = batch * layer.out_channels * plane
 
@@ -98,9 +94,26 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
     if is_plain and plane % (_SEGMENT_POSITIONS // 2) == 0:
         return best
     # A row of X is read as a whole where only some of its columns are.
-    elements = batch * layer.in_channels * (math.prod(layer.in_size) // layer.strides[0] + plane)
-    gathered = _LAUNCH_CYCLES + 2 * elements / (_MEMORY_BYTES_A_CYCLE * multiprocessors)
-    return replace(best, cycles=best.cycles + gathered)
+    elements = batch * layer.in_channels * (math.prod(layer.in_size or ()) // layer.strides[0] + plane)
+    return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + _memory_cycles(2 * elements, multiprocessors))
+
+
+def pointwise_rows(layer: SparseLayer) -> tuple[int, int]:
+    """Of a 1x1 layer, tiles of `ROWS` outputs in a block of rows, and how many such blocks there are."""
+    row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
+    return row_tiles, layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
+
+
+def out_size(layer: SparseLayer) -> tuple[int, int]:
+    """Rows and columns of a layer's output, 1 at least.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    size = layer.out_size()
+    if size is None:
+        raise ValueError("the layer's input size is not known")
+    return max(1, size[0]), max(1, size[1])
 
 
 def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int, int]]:
@@ -117,20 +130,14 @@ def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int,
 
 def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
     """What the CSR kernel takes for a few images, in the same cycles; arguments and errors as of `plan_warpgroups`."""
-    size = layer.out_size()
-    if size is None:
-        raise ValueError("the layer's input size is not known")
-    nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(max(1, n) for n in size)
+    nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(out_size(layer))
     waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if math.prod(layer.kernel_shape) > 1 else _CSR_ENTRY)
     work = outputs * (nonzeros / _CSR_ENTRIES_A_CYCLE + layer.out_channels / _CSR_OUTPUTS_A_CYCLE)
     return _CSR_CALL + waits + work / multiprocessors
 
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
-    size = layer.out_size()
-    if size is None or layer.in_size is None:
-        raise ValueError("the layer's input size is not known")
-    out_h, out_w = (max(1, length) for length in size)
+    out_h, out_w = out_size(layer)
     eights = [_Eights(math.ceil(batch / IMAGES), out_h, False)]
     if batch % IMAGES:
         eights.append(_Eights(batch, math.ceil(out_h / IMAGES), True))
@@ -165,12 +172,11 @@ def _window(layer: SparseLayer, tiling: _Tiling) -> tuple[int, int]:
 
 def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int, float, float]) -> WarpgroupPlan:
     batch, chunks, multiprocessors = work
-    out_h, out_w = (max(1, length) for length in layer.out_size() or ())
+    out_h, out_w = out_size(layer)
     rows, columns = _window(layer, tiling)
     tiles_x, tiles_y = math.ceil(out_w / tiling.width), math.ceil(eights.rows / tiling.height)
     row_blocks = layer.group * math.ceil(layer.group_out_channels / ROWS)
     tiles = row_blocks * tiles_x * tiles_y * eights.count
-    memory = _MEMORY_BYTES_A_CYCLE * multiprocessors
 
     steps, pixels = chunks * math.prod(layer.kernel_shape), chunks * rows * columns * CHANNELS
     products = steps * WARPGROUPS * tiling.positions * _POSITION_CYCLES
@@ -184,7 +190,7 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     all_rows = (tiles_y - 1) * tiling.height * layer.strides[0] + rows
     x_bytes = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
-    before = _BEGIN_CYCLES + (x_bytes + interleaved) / memory
+    before = _BEGIN_CYCLES + _memory_cycles(x_bytes + interleaved, multiprocessors)
     values = batch * layer.out_channels * out_h * out_w
     cycles, parts = _share(tiles, chunks, (sums, outputs), values, multiprocessors)
     computed = tiles_x * tiles_y * WARPGROUPS * tiling.positions * (IMAGES if eights.is_strips else 1)
@@ -198,6 +204,10 @@ def _share(
     of_chunks, of_tile = each
     best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
     for parts in range(2, int(min(multiprocessors // max(tiles, 1), chunks, _MAX_PARTS)) + 1):
-        reduced = _LAUNCH_CYCLES + 2 * (2 * parts + 1) * values / (_MEMORY_BYTES_A_CYCLE * multiprocessors)
+        reduced = _LAUNCH_CYCLES + _memory_cycles(2 * (2 * parts + 1) * values, multiprocessors)
         best = min(best, (math.ceil(chunks / parts) / chunks * of_chunks + of_tile + reduced, parts))
     return best
+
+
+def _memory_cycles(num_bytes: float, multiprocessors: float) -> float:
+    return num_bytes / (_MEMORY_BYTES_A_CYCLE * multiprocessors)
