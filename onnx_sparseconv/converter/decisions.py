@@ -24,6 +24,7 @@ from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import DecisionsError
 from onnx_sparseconv.files import write_text
+from onnx_sparseconv.kernels.image_container import MAX_BATCH
 from onnx_sparseconv.kernels.kernel_choice import KERNEL_NAMES, KernelChoice
 
 SCHEMA_VERSION = 1
@@ -394,10 +395,12 @@ def _parse_kernel(content: Any, where: str) -> KernelChoice:  # noqa: ANN401
     kernel = reader.take("kernel", str)
     if kernel not in KERNEL_NAMES:
         raise DecisionsError(f"{where}: 'kernel' is {kernel!r}; it must be one of {', '.join(KERNEL_NAMES)}")
-    names = ("tile_channels", "chunk_channels", "threads")
+    names = ("tile_channels", "chunk_channels", "threads", "min_batch")
     numbers = {name: reader.take(name, int, 0) for name in names}
     if min(numbers.values()) < 0 or (kernel == "generated" and not numbers["tile_channels"]):
         raise DecisionsError(f"{where}: a generated kernel needs 'tile_channels', and no number may be negative")
+    if numbers["min_batch"] > MAX_BATCH:
+        raise DecisionsError(f"{where}: 'min_batch' is {numbers['min_batch']}; it must be at most {MAX_BATCH}")
     size = content.get("in_size")
     if size is None:
         return KernelChoice(kernel, **numbers)

@@ -230,5 +230,6 @@ def make_image(task: Task) -> Outcome:
         except CompileError as error:
             raise CompileError(f"{task}: {error}", error.log) from error
         problem = cache.put(key, code)
-    image = Image(target.architecture, target.min_driver, target.nvrtc.name, plan, code)
+    min_batch = 0 if choice is None else choice.min_batch
+    image = Image(target.architecture, target.min_driver, target.nvrtc.name, plan, code, min_batch)
     return Outcome(image, "", time.perf_counter() - started, cached, problem)

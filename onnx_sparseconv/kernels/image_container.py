@@ -23,6 +23,8 @@ VERSION = 2
 ALIGNMENT = 16
 # More than there are architectures; a hostile count is refused before anything is allocated.
 MAX_IMAGES = 64
+# Of the images of a call: kernels count them as int.
+MAX_BATCH = 2**31 - 1
 _COMPILER_BYTES = 32
 _LONG_LONG = 8
 
@@ -35,7 +37,7 @@ IMAGE_FIELDS = (
     ("offset", "Q"),
     ("size", "Q"),
     ("checksum", "I"),
-    ("reserved", "I"),
+    ("min_batch", "I"),
     ("compiler", f"{_COMPILER_BYTES}s"),
 )
 PLAN_FIELDS = tuple((f.name, "i" * str(f.type).count("int")) for f in dataclasses.fields(GeneratedPlan))
@@ -58,6 +60,8 @@ class Image:
         compiler: what made it, ``NVRTC 12.9``; at most 31 printable ASCII characters.
         plan: what its code was made for, and how to launch it.
         code: the cubin, or a fat binary that holds it compressed; the driver takes either.
+        min_batch: images in a call from which on it is the fastest kernel of its node; with fewer, one of the library's
+            own runs.
     """
 
     architecture: int
@@ -65,6 +69,7 @@ class Image:
     compiler: str
     plan: GeneratedPlan
     code: bytes
+    min_batch: int = 0
 
 
 def pack(images: Sequence[Image]) -> bytes:
@@ -125,14 +130,15 @@ def _pack_header(image: Image, offset: int) -> bytes:
         raise FormatError(f"the GPU image for architecture {image.architecture} is empty")
     if len(name) >= _COMPILER_BYTES or not _is_printable(name):
         raise FormatError(f"the name of a compiler must be at most {_COMPILER_BYTES - 1} characters, got {name!r}")
+    if not 0 <= image.min_batch <= MAX_BATCH:
+        raise FormatError(f"a GPU image cannot be for calls of at least {image.min_batch} images")
     values: list[int] = []
     for field, code in PLAN_FIELDS:
         value: Any = getattr(image.plan, field)
         values.extend((value,) if len(code) == 1 else value)
     try:
-        header = _IMAGE.pack(
-            image.architecture, image.min_driver, offset, len(image.code), zlib.crc32(image.code), 0, name
-        )
+        place = (offset, len(image.code), zlib.crc32(image.code))
+        header = _IMAGE.pack(image.architecture, image.min_driver, *place, image.min_batch, name)
         return (header + _PLAN.pack(*values)).ljust(IMAGE_HEADER_BYTES, b"\0")
     except struct.error as error:
         raise FormatError(f"the GPU image for architecture {image.architecture}: {error}") from error
@@ -141,17 +147,17 @@ def _pack_header(image: Image, offset: int) -> bytes:
 def _parse_image(data: bytes, index: int, begin: int) -> tuple[Image, int]:
     """Image number ``index``, whose code comes after ``begin``, and where its code ends."""
     at = CONTAINER_HEADER_BYTES + index * IMAGE_HEADER_BYTES
-    architecture, min_driver, offset, size, checksum, reserved, name = _IMAGE.unpack_from(data, at)
+    architecture, min_driver, offset, size, checksum, min_batch, name = _IMAGE.unpack_from(data, at)
     where = f"GPU image {index} (architecture {architecture})"
     if offset % ALIGNMENT or not begin <= offset < begin + ALIGNMENT or not 1 <= size <= len(data) - offset:
         raise FormatError(f"{where} lies at {offset}, {size} bytes long, in a container of {len(data)} bytes")
-    if reserved or not name.endswith(b"\0") or not _is_printable(name.rstrip(b"\0")):
+    if min_batch > MAX_BATCH or not name.endswith(b"\0") or not _is_printable(name.rstrip(b"\0")):
         raise FormatError(f"{where} has a bad header")
     code = bytes(data[offset : offset + size])
     if zlib.crc32(code) != checksum:
         raise FormatError(f"{where} is damaged: its checksum does not fit")
     plan = _parse_plan(data, at + _IMAGE.size, where)
-    return Image(architecture, min_driver, name.rstrip(b"\0").decode(), plan, code), offset + size
+    return Image(architecture, min_driver, name.rstrip(b"\0").decode(), plan, code, min_batch), offset + size
 
 
 def _parse_plan(data: bytes, at: int, where: str) -> GeneratedPlan:

@@ -27,6 +27,7 @@ class KernelChoice:
         tile_channels, chunk_channels, threads: of the plan, as in `GeneratedPlan`; 0 for ``csr``.
         in_size: ``(height, width)`` of X that the plan was made for, for models that leave theirs open; None where it
             was made for none. A packed plan, of a small map, runs this size alone.
+        min_batch: images in a call from which on the generated kernel runs; fewer run on the library's own. 0: always.
     """
 
     kernel: KernelName
@@ -34,14 +35,20 @@ class KernelChoice:
     chunk_channels: int = 0
     threads: int = 0
     in_size: tuple[int, int] | None = None
+    min_batch: int = 0
 
     def __str__(self) -> str:
         if self.kernel == "csr":
             return "csr"
-        return f"generated {self.tile_channels}x{self.chunk_channels}x{self.threads}"
+        return f"generated {self.tile_channels}x{self.chunk_channels}x{self.threads}{from_batch(self.min_batch)}"
 
 
 CSR = KernelChoice("csr")
+
+
+def from_batch(min_batch: int) -> str:
+    """What is said of a kernel that runs from so many images on; empty where it always does."""
+    return f", from {min_batch} images on" if min_batch > 1 else ""
 
 
 def choice_of(plan: GeneratedPlan, layer: SparseLayer) -> KernelChoice:

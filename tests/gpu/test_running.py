@@ -10,7 +10,16 @@ import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from tests.gpu.layers import KERNELS, POOLS, TYPES, WARPGROUPS, case_of
-from tests.support.gpu_checks import Place, check, check_graph, check_threads, static_model, with_images
+from tests.support.gpu_checks import (
+    Place,
+    assert_right,
+    check,
+    check_graph,
+    check_threads,
+    kernel_of_newest_session,
+    static_model,
+    with_images,
+)
 from tests.support.sparse_models import make_model, random_inputs
 
 
@@ -38,6 +47,19 @@ def test_a_cuda_graph_of_warpgroups(gpu, name):
 def test_a_cuda_graph_with_a_pool(gpu, pool):
     case, x_shape = case_of("3x3, 14 wide", np.float16, has_residual=False, layers=WARPGROUPS)
     assert check_graph(gpu, dataclasses.replace(case, pool=pool), x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_kernel_changes_with_the_number_of_images(gpu, target, dtype):
+    """Of one session: a node's own code runs from so many images on."""
+    case, x_shape = case_of("3x3", dtype)
+    session = gpu.session(with_images(static_model(case, x_shape), target, min_batch=3))
+    for batch in (1, 2, 3, 5, 1):
+        inputs = random_inputs(case, (batch, *x_shape[1:]))
+        (actual,) = session.run(None, inputs)
+        kernel = kernel_of_newest_session()
+        assert kernel.startswith("cuda.generated") == (batch >= 3)
+        assert_right(actual, case, inputs, kernel)
 
 
 @pytest.mark.parametrize("splits", [2, 4])

@@ -18,6 +18,7 @@ from onnx_sparseconv.kernels.image_container import (
     CONTAINER_HEADER_BYTES,
     IMAGE_FIELDS,
     IMAGE_HEADER_BYTES,
+    MAX_BATCH,
     PLAN_FIELDS,
     Image,
     pack,
@@ -33,7 +34,14 @@ def images(draw):
     architectures = draw(st.lists(st.integers(10, 999), unique=True, max_size=5))
     text = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=31)
     return [
-        Image(a, draw(st.integers(0, 2**32 - 1)), draw(text), make_plan(draw(st.integers(0, 99))), draw(code()))
+        Image(
+            a,
+            draw(st.integers(0, 2**32 - 1)),
+            draw(text),
+            make_plan(draw(st.integers(0, 99))),
+            draw(code()),
+            draw(st.integers(0, MAX_BATCH)),
+        )
         for a in architectures
     ]
 
@@ -99,7 +107,7 @@ def _with(data, at, layout, value):
         (ARCHITECTURE_AT + 16, "<Q", 0, "0 bytes long"),
         (ARCHITECTURE_AT + 16, "<Q", 2**64 - 1, "lies at"),
         (ARCHITECTURE_AT + 24, "<I", 1, "damaged"),
-        (ARCHITECTURE_AT + 28, "<I", 1, "bad header"),
+        (ARCHITECTURE_AT + 28, "<I", 2**31, "bad header"),
         (ARCHITECTURE_AT + 32, "<32s", b"x" * 32, "bad header"),
         (ARCHITECTURE_AT + 32, "<32s", b"a\0b", "bad header"),
     ],

@@ -12,6 +12,8 @@ from onnx import AttributeProto
 
 from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images
 from onnx_sparseconv.custom_ops.library import describe_kernels
+from onnx_sparseconv.custom_ops.node import attributes_from_proto
+from onnx_sparseconv.kernels.image_container import parse
 from onnx_sparseconv.kernels.plan import HALF_TERMS
 from onnx_sparseconv.runtime.binding import BoundRuns, TensorSpec
 from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
@@ -52,12 +54,17 @@ class Place:
         )
 
 
-def with_images(model, *targets, nvrtc="auto"):
+def with_images(model, *targets, nvrtc="auto", min_batch=0):
     """A converted model with generated kernels for some architectures, also where others are foretold to be faster; as
-    it was where there are none for it."""
+    it was where there are none for it. For calls of at least so many images."""
     with patch.object(gpu_images, "choose_kernels", lambda *_: {}):
         converted, _ = convert(model, options=ConvertOptions(targets=targets, nvrtc=nvrtc))
-    return model if converted is None else converted
+    if converted is None:
+        return model
+    for node in gpu_images.sparse_nodes(converted).values() if min_batch else ():
+        (image,) = parse(attributes_from_proto(node.proto).cuda_images.tobytes())
+        gpu_images.put_image(node, dataclasses.replace(image, min_batch=min_batch))
+    return converted
 
 
 def image_bytes(model):

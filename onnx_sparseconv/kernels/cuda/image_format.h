@@ -25,7 +25,7 @@ struct ImageHeader {
   unsigned long long offset;  // of the image from the container's begin
   unsigned long long size;    // a cubin, or a fat binary with one
   unsigned checksum;          // CRC-32 (zlib's) of the image
-  unsigned reserved;          // 0
+  unsigned min_batch;         // images in a call from which on it is the fastest kernel of its node
   char compiler[32];          // "NVRTC 12.9", NUL-terminated
   GeneratedPlan plan;
 };

@@ -80,6 +80,20 @@ def test_every_truncation_is_refused(make_session):
         check_refused(make_session, data[:size])
 
 
+@pytest.mark.parametrize(("min_batch", "runs"), [(0, True), (2, True), (3, False), (2**31 - 1, False)])
+def test_an_image_runs_from_so_many_images_on(make_session, capfd, min_batch, runs):
+    """With fewer, the library's own kernel is the faster one; that is no reason to warn of."""
+    data = pack([dataclasses.replace(make_image(CASE), min_batch=min_batch)])
+    session = make_session(model_with(CASE, data), severity=2)
+    assert kernel_of(session) == ("cuda.generated(sm_90)" if runs else "cuda.csr")
+    assert "conv1" not in "".join(capfd.readouterr())
+
+
+def test_an_image_that_is_asked_for_runs_with_any_number_of_images(make_session):
+    data = pack([dataclasses.replace(make_image(CASE), min_batch=3)])
+    assert kernel_of(make_session(model_with(CASE, data), cuda_kernel="generated")) == "cuda.generated(sm_90)"
+
+
 def test_the_table_starts_from_a_good_container(make_session):
     assert kernel_of(make_session(model_with(CASE, container()))) == "cuda.generated(sm_90)"
 
@@ -97,7 +111,7 @@ HOSTILE = [
     *(("size", "Q", value, "beyond its place") for value in (0, 2**63, 2**64 - 1)),
     ("size", "Q", 100, "checksum is wrong"),
     ("checksum", "I", 0, "checksum is wrong"),
-    ("reserved", "I", 1, "damaged header"),
+    *(("min_batch", "I", value, "damaged header") for value in (2**31, 2**32 - 1)),
     ("compiler", "32s", b"x" * 32, "damaged header"),
     ("compiler", "32s", b"NVRTC\n12", "damaged header"),
     ("compiler", "32s", b"\xff", "damaged header"),

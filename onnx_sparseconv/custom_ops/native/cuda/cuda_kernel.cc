@@ -76,7 +76,7 @@ struct Plan {
   std::optional<WgmmaLaunch> wgmma;
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
-  std::string reason;  // why the node's image does not run
+  std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
 
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
@@ -155,7 +155,7 @@ struct WgmmaProduct {
 // The node's own kernel, loaded.
 struct GeneratedImage {
   GeneratedImage(const Image& image, const DeviceFacts& device)
-      : plan(image.plan), architecture(image.architecture), library(image.code) {
+      : plan(image.plan), architecture(image.architecture), min_batch(image.min_batch), library(image.code) {
     const Driver& driver = GetDriver();
     function = library.Function("sparseconv_generated");
     driver.function_attribute(&facts.static_shared_bytes, kStaticSharedBytes, function);
@@ -175,6 +175,7 @@ struct GeneratedImage {
 
   const GeneratedPlan plan;
   const unsigned architecture;
+  const int64_t min_batch;
   const Library library;
   FunctionHandle function = nullptr;
   GeneratedFacts facts;
@@ -394,14 +395,15 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   CheckCsrSizes(geometry_, plan.sizes, key.batch);
   if (key.batch == 0) return plan;
   plan.csr = ChooseCsrLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_, op_.cuda.sub_batch);
-  if (image_) {
+  const bool must_run_image = op_.cuda.kernel == KernelChoice::kGenerated;
+  if (image_ && (must_run_image || key.batch >= image_->min_batch)) {
     if (const auto sizes = FindPlaneSizes(image_->plan, plan.sizes, key.batch, &plan.reason)) {
       GeneratedFacts facts = image_->facts;
       facts.is_x_aligned = key.is_x_aligned;
       plan.generated = ChooseLaunch(image_->plan, *sizes, device_, facts, op_.cuda, &plan.reason);
     }
     if (plan.generated) return plan;
-    if (op_.cuda.kernel == KernelChoice::kGenerated) {
+    if (must_run_image) {
       Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
     }
   }
@@ -452,7 +454,7 @@ void CudaKernel::Compute(const ort::Context& context) const {
   const Axes y_dims = pool_ ? PooledDims(*pool_, plan->sizes.out_dims, geometry_.spatial_rank) : plan->sizes.out_dims;
   void* y = context.GetOutput(0, pool_ ? PooledShape(shape, geometry_, y_dims) : shape);
   if (inputs.batch == 0) return;
-  if (image_ && !plan->generated) WarnOnce(context, *plan);
+  if (!plan->reason.empty()) WarnOnce(context, *plan);
 
   const StreamHandle stream = StreamOf(context);
   ContextHandle stream_context = context_.handle();

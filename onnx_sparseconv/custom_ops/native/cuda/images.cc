@@ -10,6 +10,7 @@ namespace sparseconv::cuda {
 namespace {
 
 constexpr unsigned kMaxImages = 64;
+constexpr unsigned kMaxBatch = 0x7FFFFFFF;
 constexpr size_t kImageAlignment = 16;
 constexpr unsigned kMinArchitecture = 10, kMaxArchitecture = 999;
 constexpr int kMaxThreads = 1024, kWarp = 32, kMaxStages = 64;
@@ -197,15 +198,20 @@ Image ParseImage(const uint8_t* container, size_t size, unsigned index, size_t b
     FailContainer("names a GPU architecture ", header.architecture, " that there is not");
   }
   const std::string which = Concat("holds an image for sm_", header.architecture);
-  if (header.reserved != 0 || !IsPrintable(header.compiler, sizeof(header.compiler))) {
+  if (header.min_batch > kMaxBatch || !IsPrintable(header.compiler, sizeof(header.compiler))) {
     FailContainer(which, " with a damaged header");
   }
   if (header.offset % kImageAlignment != 0 || header.offset < begin || header.offset > size || header.size == 0 ||
       header.size > size - header.offset) {
     FailContainer(which, " at byte ", header.offset, ", ", header.size, " bytes long, beyond its place in ", size);
   }
-  Image image{header.architecture, header.min_driver, header.plan, container + header.offset,
-              static_cast<size_t>(header.size)};
+  Image image;
+  image.architecture = header.architecture;
+  image.min_driver = header.min_driver;
+  image.min_batch = header.min_batch;
+  image.plan = header.plan;
+  image.code = container + header.offset;
+  image.size = static_cast<size_t>(header.size);
   if (Crc32(image.code, image.size) != header.checksum) FailContainer(which, " whose checksum is wrong");
   if (!IsWholeBinary(image.code, image.size)) FailContainer(which, " that is no whole GPU binary");
   PlanCheck(image.plan, image.architecture).Run(attributes);

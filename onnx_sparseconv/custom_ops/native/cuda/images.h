@@ -14,6 +14,7 @@ namespace sparseconv::cuda {
 struct Image {
   unsigned architecture = 0;
   unsigned min_driver = 0;
+  unsigned min_batch = 0;  // calls with fewer images had better run the library's own kernels
   GeneratedPlan plan{};
   const uint8_t* code = nullptr;  // points into the container
   size_t size = 0;
