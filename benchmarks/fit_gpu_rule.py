@@ -4,11 +4,13 @@
     python benchmarks/fit_gpu_rule.py --check    # fail if they are not what the results say
 
 The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
-gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json).
+gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json), and inside networks
+(gpu-network-kernels.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
-begins, so that a figure that no row tells stays plausible. Needs numpy and the package, and no GPU.
+begins, so that a figure that no row tells stays plausible; those of a `NetworkModel` likewise. Needs numpy and the
+package, and no GPU.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from network_rows import NetworkRows, fit_network, network_errors, read_network_rows
 
 from onnx_sparseconv.converter.gpu_rule import MIN_SAVED_US
 from onnx_sparseconv.files import write_text
 from onnx_sparseconv.kernels import gpu_time_constants
+from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
 from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
     LibraryWork,
@@ -48,6 +52,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
 LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
 FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
+NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
 ARCHITECTURE = 90
@@ -99,6 +104,10 @@ MAX_LOSS = 0.9
 MARGINS = tuple(round(1.2 + 0.05 * step, 2) for step in range(6))
 # Constants as written may differ so much from those of another fit: they are rounded, and machines differ.
 CHECK_TOLERANCE = 0.02
+
+
+# Either kind of constants.
+_Model = TypeVar("_Model", TimeModel, NetworkModel)
 
 
 @dataclass(frozen=True)
@@ -299,10 +308,10 @@ def fastest_us(rows: Rows, sparse_us: np.ndarray, warpgroup_us: np.ndarray) -> t
     return np.minimum(sparse_us, warpgroup_us), np.where(on_warpgroups, rows.warpgroup_us, rows.sparse_us)
 
 
-def _fit_some(start: TimeModel, names: Sequence[str], errors: Callable[[TimeModel], np.ndarray]) -> TimeModel:
+def _fit_some(start: _Model, names: Sequence[str], errors: Callable[[_Model], np.ndarray]) -> _Model:
     """Levenberg and Marquardt's method on the logarithms of some constants."""
 
-    def model_at(steps: np.ndarray) -> TimeModel:
+    def model_at(steps: np.ndarray) -> _Model:
         return replace(start, **{n: getattr(start, n) * math.exp(s) for n, s in zip(names, steps, strict=True)})
 
     def residuals(steps: np.ndarray) -> np.ndarray:
@@ -409,24 +418,47 @@ def foretell_unseen(rows: Rows) -> Times:
     return times[0], times[1], times[2]
 
 
-def rounded(model: TimeModel) -> TimeModel:
+def rounded(model: _Model) -> _Model:
     """With as many digits as are written."""
-    names = [field.name for field in fields(TimeModel)]
+    names = [field.name for field in fields(model)]
     return replace(model, **{name: float(f"{getattr(model, name):.4g}") for name in names})
 
 
-def constants_text(model: TimeModel, margin: float, device: str) -> str:
+@dataclass(frozen=True)
+class Measured:
+    """All that was measured: layers by themselves, on the library's kernels, and inside networks."""
+
+    rows: Rows
+    library: LibraryRows
+    network: NetworkRows
+
+
+@dataclass(frozen=True)
+class Constants:
+    """All that is fitted to it."""
+
+    model: TimeModel
+    network: NetworkModel
+    margin: float
+
+
+def constants_text(constants: Constants, device: str) -> str:
     """The module that holds the constants."""
-    lines = "\n".join(f"    {field.name}={getattr(model, field.name)!r}," for field in fields(TimeModel))
+    lines, network_lines = (
+        "\n".join(f"    {field.name}={getattr(one, field.name)!r}," for field in fields(one))
+        for one in (constants.model, constants.network)
+    )
     return (
-        '"""Figures of `gpu_times.TimeModel`. Made by ``benchmarks/fit_gpu_rule.py``; do not edit."""\n\n'
+        '"""Figures of the models of times. Made by ``benchmarks/fit_gpu_rule.py``; do not edit."""\n\n'
+        "from onnx_sparseconv.kernels.gpu_network_times import NetworkModel\n"
         "from onnx_sparseconv.kernels.gpu_times import TimeModel\n\n"
         "# What the layers were measured on, and its architecture.\n"
         f'MEASURED_ON = "{device}"\nMEASURED_ARCHITECTURE = {ARCHITECTURE}\n'
         f"MODEL = TimeModel(\n{lines}\n)\n"
+        f"NETWORK = NetworkModel(\n{network_lines}\n)\n"
         "# A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with\n"
         "# which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.\n"
-        f"MIN_GAIN = {margin!r}\n"
+        f"MIN_GAIN = {constants.margin!r}\n"
     )
 
 
@@ -470,10 +502,24 @@ def library_table(rows: KernelRows, foretold_us: np.ndarray) -> str:
     return _table(["layer", "measured", "error"], lines)
 
 
-def constants_table(model: TimeModel, margin: float) -> str:
+def network_table(rows: NetworkRows, model: NetworkModel) -> str:
+    """Markdown: how well times inside networks are foretold."""
+    dense, code = network_errors(rows, model)
+    lines = [
+        [kind, str(len(ratios)), f"{100 * (_typical(ratios) - 1):.0f}%"]
+        for kind, ratios in (
+            ("dense, with bias and activation", dense[~rows.is_depthwise]),
+            ("the same, depthwise", dense[rows.is_depthwise]),
+            ("generated code", code),
+        )
+    ]
+    return _table(["kind of layer", "measured", "error"], lines)
+
+
+def constants_table(model: TimeModel | NetworkModel, margin: float | None = None) -> str:
     """Markdown: the constants."""
-    rows = [[field.name, f"{getattr(model, field.name):.4g}"] for field in fields(TimeModel) if field.name != "gpu"]
-    return _table(["constant", "value"], [*rows, ["MIN_GAIN", f"{margin:.4g}"]])
+    rows = [[field.name, f"{getattr(model, field.name):.4g}"] for field in fields(model)]
+    return _table(["constant", "value"], [*rows, *([["MIN_GAIN", f"{margin:.4g}"]] if margin is not None else [])])
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -481,13 +527,27 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def with_tables(text: str, rows: Rows, library: LibraryRows, model: TimeModel, margin: float) -> str:
+def read_measured() -> Measured:
+    """What the results say."""
+    network = read_network_rows(NETWORK_RESULTS, ARCHITECTURE, CLOCK_MHZ)
+    return Measured(read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows(), network)
+
+
+def constants_in_use() -> Constants:
+    """Those of the package."""
+    return Constants(gpu_time_constants.MODEL, gpu_time_constants.NETWORK, gpu_time_constants.MIN_GAIN)
+
+
+def with_tables(text: str, measured: Measured, constants: Constants) -> str:
     """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
+    library, model = measured.library, constants.model
     tables = {
-        "gpu-rule": quality_table(rows, model, margin),
+        "gpu-rule": quality_table(measured.rows, model, constants.margin),
         "gpu-rule-few-images": library_table(library.few_images, model.cycles_us(library.few_images.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
-        "gpu-rule-constants": constants_table(model, margin),
+        "gpu-rule-network": network_table(measured.network, constants.network),
+        "gpu-rule-constants": constants_table(model, constants.margin),
+        "gpu-rule-network-constants": constants_table(constants.network),
     }
 
     def fill(match: re.Match[str]) -> str:
@@ -496,20 +556,22 @@ def with_tables(text: str, rows: Rows, library: LibraryRows, model: TimeModel, m
     return re.sub(r"<!-- table: (\S+) -->\n.*?<!-- end -->", fill, text, flags=re.DOTALL)
 
 
-def check(rows: Rows, library: LibraryRows) -> list[str]:
+def check(measured: Measured) -> list[str]:
     """What is not as the results have it; empty where all is."""
+    have = constants_in_use()
+    pairs: tuple[tuple[TimeModel | NetworkModel, TimeModel | NetworkModel], ...] = (
+        (have.model, fit(measured.rows, measured.library)),
+        (have.network, fit_network(measured.network, _fit_some)),
+    )
     problems = []
-    wanted, have = fit(rows, library), gpu_time_constants.MODEL
-    for field in fields(TimeModel):
-        if field.name == "gpu":
-            continue
-        now, then = getattr(have, field.name), getattr(wanted, field.name)
-        if abs(now - then) > CHECK_TOLERANCE * then:
-            problems.append(f"{CONSTANTS.name}: {field.name} is {now:.4g}, and fitted {then:.4g}")
-    if not problems and choose_margin(rows, have) != gpu_time_constants.MIN_GAIN:
-        problems.append(f"{CONSTANTS.name}: MIN_GAIN is {gpu_time_constants.MIN_GAIN}, not {choose_margin(rows, have)}")
+    for now, wanted in pairs:
+        for name, then in vars(wanted).items():
+            if abs(getattr(now, name) - then) > CHECK_TOLERANCE * abs(then):
+                problems.append(f"{CONSTANTS.name}: {name} is {getattr(now, name):.4g}, and fitted {then:.4g}")
+    if not problems and choose_margin(measured.rows, have.model) != have.margin:
+        problems.append(f"{CONSTANTS.name}: MIN_GAIN is {have.margin}, not {choose_margin(measured.rows, have.model)}")
     text = DOCUMENT.read_text()
-    if with_tables(text, rows, library, have, gpu_time_constants.MIN_GAIN) != text:
+    if with_tables(text, measured, have) != text:
         problems.append(f"{DOCUMENT.name}: a table is not what the results and the constants say")
     return problems
 
@@ -523,23 +585,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="change nothing; fail where something is out of date")
     options = parser.parse_args()
-    rows, library = read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows()
+    measured = read_measured()
     if options.check:
-        problems = check(rows, library)
+        problems = check(measured)
         for problem in problems:
             print(problem, file=sys.stderr)
         if problems:
             print("run: python benchmarks/fit_gpu_rule.py", file=sys.stderr)
         return int(bool(problems))
-    model = rounded(fit(rows, library))
-    margin = choose_margin(rows, model)
+    model = rounded(fit(measured.rows, measured.library))
+    network = rounded(fit_network(measured.network, _fit_some))
+    constants = Constants(model, network, choose_margin(measured.rows, model))
     device = json.loads(RESULTS.read_text())["environment"]["cuda"]["gpus"][0]["name"]
-    write_text(CONSTANTS, constants_text(model, margin, device))
-    write_text(DOCUMENT, with_tables(DOCUMENT.read_text(), rows, library, model, margin))
-    print(constants_table(model, margin))
-    print(quality_table(rows, model, margin))
-    print(library_table(library.few_images, model.cycles_us(library.few_images.work)))
-    print(library_table(library.pointwise, model.cycles_us(library.pointwise.work)))
+    write_text(CONSTANTS, constants_text(constants, device))
+    document = with_tables(DOCUMENT.read_text(), measured, constants)
+    write_text(DOCUMENT, document)
+    print("\n\n".join(re.findall(r"<!-- table: \S+ -->\n(.*?)\n<!-- end -->", document, flags=re.DOTALL)))
     return 0
 
 

@@ -16,7 +16,8 @@ from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, outp
 from onnx_sparseconv.converter.decide import DecisionOptions, decide, type_name, unsupported_opset
 from onnx_sparseconv.converter.functions import inline_functions_that_take_weights
 from onnx_sparseconv.converter.gpu_images import images_of
-from onnx_sparseconv.converter.gpu_rule import GpuRule, decide_for_gpu, rule_notes
+from onnx_sparseconv.converter.gpu_predictions import GpuRule
+from onnx_sparseconv.converter.gpu_rule import decide_for_gpu
 from onnx_sparseconv.converter.model_io import LoadedModel, load
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.network import decide_in_network
@@ -82,10 +83,10 @@ def make_plan(loaded: LoadedModel, options: DecisionOptions, gpu_rule: GpuRule |
     gpu_rule = gpu_rule if options.leaves_it_to_rules else None
     opset = default_opset(loaded.proto)
     proto, notes = inline_functions_that_take_weights(loaded.proto)
-    shapes, view, sites, verdicts = _decide_all(proto, options, gpu_rule)
+    shapes, view, sites, verdicts, rule_notes = _decide_all(proto, options, gpu_rule)
     if any(v.rewrite for v in verdicts) and opset < MIN_OPSET:
         try:
-            shapes, view, sites, verdicts = _decide_all(raise_opset(proto), options, gpu_rule)
+            shapes, view, sites, verdicts, rule_notes = _decide_all(raise_opset(proto), options, gpu_rule)
         except ModelError as error:
             verdicts = [unsupported_opset(str(error)) if v.rewrite else v for v in verdicts]
         else:
@@ -94,25 +95,28 @@ def make_plan(loaded: LoadedModel, options: DecisionOptions, gpu_rule: GpuRule |
         notes = (*notes, "shape inference failed, so some FLOPs are unknown")
     if options.decisions is not None:
         notes = (*notes, f"decided by measurement on {options.decisions.measured_on}")
-    elif gpu_rule is not None:
-        notes = (*notes, *rule_notes(gpu_rule, sites, verdicts))
+    else:
+        notes = (*notes, *rule_notes)
     return Plan(view, shapes, sites, _report_model(loaded, sites, verdicts, notes))
 
 
 def _decide_all(
     proto: ModelProto, options: DecisionOptions, gpu_rule: GpuRule | None
-) -> tuple[ShapeMap, ModelView, list[ConvSite], list[Verdict]]:
+) -> tuple[ShapeMap, ModelView, list[ConvSite], list[Verdict], tuple[str, ...]]:
     view, shapes = ModelView(proto), ShapeMap(proto)
     sites = find_conv_sites(view, shapes)
     opset = default_opset(proto)
     verdicts = [decide(site, options) for site in sites]
+    notes: tuple[str, ...] = ()
     if gpu_rule is not None:
-        verdicts = decide_for_gpu(sites, verdicts, gpu_rule)
+        decided = decide_for_gpu(sites, verdicts, gpu_rule)
+        verdicts, notes = decided.verdicts, decided.notes
     elif options.asks_cpu:
         verdicts = decide_in_network(sites, verdicts)
     if options.decisions is not None:
         verdicts = decisions.apply(options.decisions, sites, verdicts)
-    return shapes, view, sites, [_same_opset(site, opset, v) for site, v in zip(sites, verdicts, strict=True)]
+    verdicts = [_same_opset(site, opset, v) for site, v in zip(sites, verdicts, strict=True)]
+    return shapes, view, sites, verdicts, notes
 
 
 def _same_opset(site: ConvSite, opset: int, verdict: Verdict) -> Verdict:

@@ -18,7 +18,7 @@ from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.dense_folding import fold_dense
 from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
-from onnx_sparseconv.converter.gpu_rule import GpuRule
+from onnx_sparseconv.converter.gpu_predictions import GpuRule
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
 from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset

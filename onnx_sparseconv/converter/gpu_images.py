@@ -16,7 +16,7 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
-from onnx_sparseconv.converter.gpu_rule import GpuRule, choose_kernels
+from onnx_sparseconv.converter.gpu_predictions import GpuRule, choose_kernels
 from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES
 from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
 from onnx_sparseconv.converter.report import ConversionReport, ImageReport
@@ -27,7 +27,7 @@ from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels import fatbin, nvjitlink
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers, is_linked
 from onnx_sparseconv.kernels.image_container import Image, pack, parse
-from onnx_sparseconv.kernels.kernel_choice import KernelChoice
+from onnx_sparseconv.kernels.kernel_choice import KernelChoice, from_batch
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.unified_csr import Array, decode
@@ -325,7 +325,7 @@ def _report_image(image: Image, time_s: float | None = None, cached: bool = Fals
         size_bytes=len(image.code),
         compiler=image.compiler,
         min_driver=f"CUDA {image.min_driver // 1000}.{image.min_driver % 1000 // 10}",
-        plan=str(image.plan),
+        plan=f"{image.plan}{from_batch(image.min_batch)}",
         refusal="",
         time_us=None if time_s is None else 1e6 * time_s,
         cached=cached,

@@ -1,120 +1,56 @@
 """Which layers pay on a GPU that is not at hand.
 
 Of every layer that its sparsity speaks for, the times of the generated kernel, of the library's kernels and of ONNX
-Runtime's dense Conv are foretold (`kernels.gpu_times`), at each batch size that matters. What does not gain by a margin
-at all of them, and on all architectures asked for, stays dense; with few images, where no layer gains much by itself,
-all that gain otherwise are decided together. Where the library's kernel is foretold to be faster than the generated
-one, no code is generated. How often that is right: docs/gpu-rule.md.
+Runtime's dense Conv are foretold (`gpu_predictions`), at each batch size that matters. Layers are then decided together
+(`gpu_network`): those become sparse with which the network gains most. Where that is not enough at all batch sizes, and
+on all architectures asked for, each layer has to gain by itself. How often that is right: docs/gpu-rule.md.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
+from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.gpu_network import Together, changes_us, choose_together
+from onnx_sparseconv.converter.gpu_predictions import (
+    DEFAULT_BATCHES,
+    FEW_IMAGES,
+    NO_IMAGE,
+    GpuRule,
+    Prediction,
+    predict,
+)
+from onnx_sparseconv.converter.network_place import find_place
 from onnx_sparseconv.converter.report import Reason, Verdict
-from onnx_sparseconv.custom_ops.schema import ConvGeometry
-from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON, MIN_GAIN, MODEL
-from onnx_sparseconv.kernels.gpu_times import dense_work
-from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
-from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
-from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
+from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON
+from onnx_sparseconv.kernels.layer import Refusal
 
-# What has to gain where the model leaves the batch size open and nobody named one: a layer alone, and a full GPU.
-DEFAULT_BATCHES = (1, 64)
-# The same for sizes of maps, for each axis that is open: a large map, and a small one.
-DEFAULT_SIZES = (56, 14)
-
-# Microseconds that a layer has to save.
+# Microseconds that a layer has to save by itself.
 MIN_SAVED_US = 10.0
-# With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
-# SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
-FEW_IMAGES = 4
-# With few images, layers that are decided together are rewritten where they are foretold to gain by this factor, as a
-# CUDA graph. Sums of many layers are foretold within some percent, and without a graph they gain far more, for the host
-# has less to launch.
-MIN_GAIN_TOGETHER = 1.02
-# What a dense layer, timed by itself, is charged for changes of its layout; among others it has about half of it left:
-# residuals and what else a SparseConv does in passing.
-LAYOUT_AMONG_OTHERS = 0.5
-# With few images, a layer's own code is read once a run, and has left the caches that are near when it runs again: in a
-# network it takes about so many times what it takes by itself, again and again, as it was measured.
-COLD_CODE = 1.7
+# Layers that are not sparse enough by themselves, or too small, may become sparse with others: sparse kernels do bias
+# and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights.
+MOST_WEIGHTS_TAKEN_ALONG = 1 << 16
+_TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL, Reason.TOO_DENSE)
 
 
 @dataclass(frozen=True)
-class GpuRule:
-    """What to decide for.
+class GpuVerdicts:
+    """What the rule decided.
 
     Attributes:
-        architectures: 90 for sm_90; at least one.
-        batches: batch sizes, for models that leave theirs open; empty: `DEFAULT_BATCHES`.
-        to_half: whether layers will compute in float16, whatever they do now.
-        with_images: whether code is generated for layers; else only the library's own kernels run them.
-        min_gain: how many times faster than dense a layer has to be.
+        verdicts: of each convolution.
+        notes: what has to be known of them; none where it decided nothing.
     """
 
-    architectures: tuple[int, ...]
-    batches: tuple[int, ...] = ()
-    to_half: bool = False
-    with_images: bool = True
-    min_gain: float = MIN_GAIN
-
-    def __post_init__(self) -> None:
-        if not self.architectures:
-            raise UsageError("the rule for GPUs needs an architecture")
-        if any(batch < 1 for batch in self.batches):
-            raise UsageError(f"batch sizes must be at least 1, got {min(self.batches)}")
+    verdicts: list[Verdict]
+    notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A layer on one architecture, at one batch size and map size; times in microseconds, without what a call costs.
-
-    Attributes:
-        architecture: 90 for sm_90.
-        batch: images.
-        size: spatial sizes of its input.
-        dense_us: ONNX Runtime's Conv, with the best of its options.
-        sparse_us: the sparse kernel.
-        runs_on: what the library's kernel runs on; empty for the layer's own.
-        is_window: whether dense it is more than a matrix product.
-    """
-
-    architecture: int
-    batch: int
-    size: tuple[int, ...]
-    dense_us: float
-    sparse_us: float
-    runs_on: str = ""
-    is_window: bool = False
-
-    @property
-    def gain(self) -> float:
-        """How many times faster than dense."""
-        return self.dense_us / self.sparse_us
-
-    @property
-    def saved_us(self) -> float:
-        """Microseconds less than dense."""
-        return self.dense_us - self.sparse_us
-
-    def __str__(self) -> str:
-        size = "x".join(map(str, self.size))
-        return (
-            f"{self.gain:.2f}x on sm_{self.architecture} at batch {self.batch} and {size} "
-            f"({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse"
-            f"{', on ' if self.runs_on else ''}{self.runs_on})"
-        )
-
-
-def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule) -> list[Verdict]:
+def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule: GpuRule) -> GpuVerdicts:
     """Reconsider what sparsity decided.
 
     Args:
@@ -122,47 +58,70 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
         verdicts: what was decided of each; layers that stay dense do.
         rule: what to decide for.
     """
-    found = [
-        predict(site, rule) if verdict.rewrite and site.weight is not None else None
-        for site, verdict in zip(sites, verdicts, strict=True)
+    layers = list(zip(sites, verdicts, strict=True))
+    found = {
+        index: predict(site, rule)
+        for index, (site, verdict) in enumerate(layers)
+        if verdict.rewrite and site.weight is not None
+    }
+    decided = [
+        _by_itself(site, verdict, found[index], rule) if index in found else verdict
+        for index, (site, verdict) in enumerate(layers)
     ]
-    layers = list(zip(sites, verdicts, found, strict=True))
-    alone = [verdict if one is None else _verdict(site, verdict, one, rule) for site, verdict, one in layers]
-    together = _decide_together(layers, alone, rule)
-    if together is None or sum(verdict.rewrite for verdict in together) <= sum(verdict.rewrite for verdict in alone):
-        return alone
-    return together
+    known = {index: ones for index, ones in found.items() if not isinstance(ones, Refusal)}
+    if known:
+        known |= _taken_along(layers, rule)
+    together = choose_together(sites, known, rule)
+    notes = _notes(rule, [sites[index] for index in found])
+    if together.is_enough(rule):
+        notes += (str(together),)
+        for index in together.sparse:
+            if not decided[index].rewrite:
+                worst = min(known[index], key=lambda one: one.gain)
+                text = f"{verdicts[index].text}; predicted {worst}, and to gain with the others"
+                decided[index] = Verdict(True, Reason.REWRITE, text)
+    else:
+        notes += _what_one_batch_gives(sites, known, rule, together)
+    return GpuVerdicts(decided, notes)
 
 
-def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int, KernelChoice]:
-    """By architecture, 90 for sm_90, the kernel of a layer that is sparse anyway; nothing where it is the generated
-    one.
+def _taken_along(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> dict[int, list[Prediction]]:
+    """What is foretold of layers with few zeros, by their number.
 
-    Args:
-        layer: as it will run.
-        shape: of its input; None where a size is open.
-        rule: what to decide for.
+    With many images, it is known of float layers amid others alone what they take in a network.
     """
-    asked = _Asked.of(shape, rule)
-    chosen = {}
-    for architecture in rule.architectures:
-        library = _predict_library(layer, asked, architecture)
-        # A plan of generated code takes longer.
-        if library and _faster(_predict_generated(layer, asked, architecture), library, rule.min_gain) is library:
-            chosen[architecture] = CSR
-    return chosen
+    found = {}
+    for index, (site, verdict) in enumerate(layers):
+        if verdict.reason not in _TAKEN_ALONG or site.weight is None:
+            continue
+        values = site.weight.values
+        ones = predict(site, rule) if values.size <= MOST_WEIGHTS_TAKEN_ALONG else []
+        is_float_amid_others = not rule.to_half and values.dtype == np.float32 and find_place(site) is not None
+        if not isinstance(ones, Refusal) and all(one.batch < FEW_IMAGES or is_float_amid_others for one in ones):
+            found[index] = ones
+    return {index: ones for index, ones in found.items() if ones}
 
 
-def rule_notes(rule: GpuRule, sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """What has to be known of decisions by the rule; nothing where it decided none."""
-    judged = [
-        site
-        for site, verdict in zip(sites, verdicts, strict=True)
-        if verdict.reason in (Reason.REWRITE, Reason.NO_PREDICTED_GAIN)
-    ]
-    if not judged:
+def _what_one_batch_gives(
+    sites: Sequence[ConvSite], found: Mapping[int, Sequence[Prediction]], rule: GpuRule, together: Together
+) -> tuple[str, ...]:
+    """Which batch sizes had better be named alone, where the network does not gain at all that are asked for."""
+    batches = sorted({one.batch for ones in found.values() for one in ones})
+    if len(batches) < 2 or rule.batches:
         return ()
-    is_open = any(site.input_shape is None or site.input_shape[0] is None for site in judged)
+    alone = {batch: choose_together(sites, found, rule, batch) for batch in batches}
+    return tuple(
+        f"for batch {batch} alone, --batch {batch}: {one}; for all, {together}"
+        for batch, one in alone.items()
+        if one.is_enough(rule)
+    )
+
+
+def _notes(rule: GpuRule, sites: Sequence[ConvSite]) -> tuple[str, ...]:
+    """What the layers were decided by; nothing where there are none."""
+    if not sites:
+        return ()
+    is_open = any(site.input_shape is None or site.input_shape[0] is None for site in sites)
     batches = rule.batches or DEFAULT_BATCHES
     at = f" at batch {' and '.join(map(str, batches))}" if is_open else ""
     how = "; --batch names other sizes" if is_open and not rule.batches else ""
@@ -179,199 +138,12 @@ def rule_notes(rule: GpuRule, sites: Sequence[ConvSite], verdicts: Sequence[Verd
     return tuple(notes)
 
 
-def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
-    """Times of a layer at everything that the rule asks for, of the kernel that is foretold to be the faster one on
-    each architecture; or why there is none.
-
-    Args:
-        site: a convolution with a known weight and geometry.
-        rule: what to decide for.
-    """
-    assert site.weight is not None
-    assert site.geometry is not None
-    weight, geometry = site.weight.values, site.geometry
-    layer = make_layer(
-        weight,
-        strides=geometry.strides,
-        dilations=geometry.dilations,
-        pads=geometry.pads,
-        group=geometry.group,
-        element_type=np.dtype(np.float16) if rule.to_half else weight.dtype,
-        activation=0,
-    )
-    if isinstance(layer, Refusal):
-        return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
-    shape = site.input_shape if site.input_shape is not None else _unknown(geometry)
-    asked = _Asked.of(shape, rule)
-    found: list[Prediction] = []
-    for architecture in rule.architectures:
-        generated = _predict_generated(layer, asked, architecture) if rule.with_images else _NO_IMAGE
-        faster = _faster(generated, _predict_library(layer, asked, architecture), rule.min_gain)
-        if isinstance(faster, Refusal):
-            return Refusal(f"sm_{architecture}: {faster.reason}")
-        found += faster
-    return found
-
-
-def _unknown(geometry: ConvGeometry) -> Shape:
-    return (None,) * (len(geometry.kernel_shape) + 2)
-
-
-# Where no code is generated.
-_NO_IMAGE = Refusal("no code is generated, and no kernel of the library's own is known to be fast")
-# Of an input, N, C and the spatial sizes; None where one is open.
-Shape = Sequence[int | None]
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """The calls of a layer that matter: all these batch sizes, with all these spatial sizes."""
-
-    batches: tuple[int, ...]
-    sizes: tuple[tuple[int, ...], ...]
-    is_open: bool  # whether the model leaves a spatial size open
-
-    @staticmethod
-    def of(shape: Shape, rule: GpuRule) -> _Asked:
-        is_open = any(size is None for size in shape[2:])
-        sizes = tuple(
-            tuple(size if size is not None else default for size in shape[2:])
-            for default in (DEFAULT_SIZES if is_open else DEFAULT_SIZES[:1])
-        )
-        batches = (rule.batches or DEFAULT_BATCHES) if shape[0] is None else (shape[0],)
-        return _Asked(batches, sizes, is_open)
-
-
-def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
-    """A layer with that input; as `make_layer` sees sizes of one and of three axes."""
-    return replace(layer, in_size=size if len(size) == 2 else (1, math.prod(size)))
-
-
-def _faster(
-    generated: list[Prediction] | Refusal, library: list[Prediction], min_gain: float
-) -> list[Prediction] | Refusal:
-    """Those by the kernel that gains enough everywhere, or more in the mean; ``library`` may be empty."""
-    if isinstance(generated, Refusal) or not library:
-        return library or generated
-
-    def gains(found: list[Prediction]) -> tuple[bool, float]:
-        return min(one.gain for one in found) >= min_gain, math.prod(one.gain for one in found)
-
-    return max((generated, library), key=gains)
-
-
-def _predict_generated(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction] | Refusal:
-    found = []
-    for size in asked.sizes:
-        sized = _sized(layer, size)
-        # Of an open size the plan knows nothing, as when it is made for good.
-        plan = choose_plan(replace(layer, in_size=None) if asked.is_open else sized, architecture)
-        if isinstance(plan, Refusal):
-            return plan
-        found += [_predict(sized, plan, architecture, batch, size) for batch in asked.batches]
-    return found
-
-
-def _predict(
-    layer: SparseLayer, plan: GeneratedPlan, architecture: int, batch: int, size: tuple[int, ...]
-) -> Prediction:
-    dense_us, sparse_us = MODEL.layer_us(layer, plan, batch)
-    if batch < FEW_IMAGES:
-        sparse_us *= COLD_CODE
-    is_window = bool(dense_work(layer, batch).is_window)
-    return Prediction(architecture, batch, size, dense_us, sparse_us, is_window=is_window)
-
-
-def _predict_library(layer: SparseLayer, asked: _Asked, architecture: int) -> list[Prediction]:
-    """By the library's kernel that takes the layer; nothing unless one does at everything that is asked for."""
-    found = []
-    for size, batch in itertools.product(asked.sizes, asked.batches):
-        sized = _sized(layer, size)
-        library = MODEL.library_us(sized, architecture, batch)
-        if library is None:
-            return []
-        work = dense_work(sized, batch)
-        dense_us, is_window = float(MODEL.dense_us(work)), bool(work.is_window)
-        found.append(Prediction(architecture, batch, size, dense_us, *library, is_window=is_window))
-    return found
-
-
-# A convolution, what its sparsity says of it, and its times; None where that keeps it dense.
-_Layer = tuple[ConvSite, Verdict, list[Prediction] | Refusal | None]
-
-
-def _decide_together(layers: Sequence[_Layer], alone: Sequence[Verdict], rule: GpuRule) -> list[Verdict] | None:
-    """Verdicts where, with few images, a network is sparse but for what slows it down; None where that does not pay.
-
-    With few images a layer takes some microseconds, and so does each change of layout. Where nearly all layers are
-    sparse, there is none, but around those that stay dense, while a dense network runs channels last throughout.
-    """
-    chosen = {id(site): found for site, _, found in layers if isinstance(found, list) and _may_join(site, found, rule)}
-    calls: dict[tuple[int, int], list[Prediction]] = {}
-    for predictions in chosen.values():
-        for call, one in _least_by_call(predictions).items():
-            calls.setdefault(call, []).append(one)
-    totals = [_Total.of(ones) for (_, batch), ones in calls.items() if batch < FEW_IMAGES]
-    if not totals:
-        return None
-    dense = [site for site, _, _ in layers if site.is_conv and id(site) not in chosen]
-    for total in totals:
-        changes_us = sum(_changes_us(site, total, to_half=rule.to_half) for site in dense)
-        if total.dense_us <= MIN_GAIN_TOGETHER * (total.sparse_us + changes_us):
-            return None
-    worst = min(totals, key=lambda total: total.dense_us / total.sparse_us)
-    return [
-        replace(verdict, text=f"{verdict.text}; {worst}") if id(site) in chosen else by_itself
-        for (site, verdict, _), by_itself in zip(layers, alone, strict=True)
-    ]
-
-
-def _may_join(site: ConvSite, found: Sequence[Prediction], rule: GpuRule) -> bool:
-    """Whether a layer may be sparse among others: with many images it has to gain by itself."""
-    return all(
-        one.saved_us > -_changes_us(site, one, to_half=rule.to_half)
-        if one.batch < FEW_IMAGES
-        else one.gain >= rule.min_gain and one.saved_us >= MIN_SAVED_US
-        for one in found
-    )
-
-
-def _least_by_call(found: Sequence[Prediction]) -> dict[tuple[int, int], Prediction]:
-    """By architecture and batch size, of several sizes of maps the one at which a layer saves least."""
-    return {(one.architecture, one.batch): one for one in sorted(found, key=lambda one: -one.saved_us)}
-
-
-@dataclass(frozen=True)
-class _Total:
-    """What the layers of a network that become sparse take together; as of `Prediction`."""
-
-    architecture: int
-    batch: int
-    layers: int
-    dense_us: float
-    sparse_us: float
-
-    @staticmethod
-    def of(layers: Sequence[Prediction]) -> _Total:
-        saved_us = (1 - LAYOUT_AMONG_OTHERS) * MODEL.layout_us
-        dense_us = sum(one.dense_us - (saved_us if one.is_window else 0.0) for one in layers)
-        first = layers[0]
-        sparse_us = sum(one.sparse_us for one in layers)
-        return _Total(first.architecture, first.batch, len(layers), dense_us, sparse_us)
-
-    def __str__(self) -> str:
-        return (
-            f"{self.layers} layers together predicted {self.dense_us / self.sparse_us:.2f}x on sm_{self.architecture} "
-            f"at batch {self.batch} ({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse)"
-        )
-
-
-def _verdict(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
+def _by_itself(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
     if isinstance(found, Refusal):
-        why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else _NO_IMAGE.reason
+        why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else NO_IMAGE.reason
         text = f"{why}; the general one is seldom faster than dense"
         return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
-    wanted = {one: _least_saved_us(site, one, to_half=rule.to_half) for one in found}
+    wanted = {one: _least_saved_us(site, one, rule) for one in found}
     worst = min(found, key=lambda one: one.gain)
     least = min(found, key=lambda one: one.saved_us - wanted[one])
     if worst.gain >= rule.min_gain and least.saved_us >= wanted[least]:
@@ -385,25 +157,14 @@ def _verdict(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal
     return Verdict(False, Reason.NO_PREDICTED_GAIN, f"predicted {shown}, {short}{contrast}")
 
 
-def _least_saved_us(site: ConvSite, one: Prediction, *, to_half: bool) -> float:
-    """What a layer has to save: with few images, all that changes of layout cost, too, as if nothing were pooled."""
-    if one.batch >= FEW_IMAGES:
-        return MIN_SAVED_US
-    return max(MIN_SAVED_US, 2 * _changes_us(site, one, to_half=to_half))
+def _least_saved_us(site: ConvSite, one: Prediction, rule: GpuRule) -> float:
+    """What a layer has to save: also changes of layout that a dense network does not make, as if nothing were pooled.
 
-
-def _changes_us(site: ConvSite, at: Prediction | _Total, *, to_half: bool) -> float:
-    """What it takes to change the layout of a convolution's input and output."""
-    if site.weight is None or site.geometry is None:
-        return 2 * MODEL.dense_launch_us
-    weight, spatial = site.weight.values, (site.input_shape or _unknown(site.geometry))[2:]
-    size = at.size if isinstance(at, Prediction) else [length or DEFAULT_SIZES[0] for length in spatial]
-    shape = (at.batch, weight.shape[1] * site.geometry.group, *size)
-    out_shape = (at.batch, weight.shape[0], output_positions(site.geometry, shape) or 0)
-    # An input of the model has its layout changed for dense layers, too.
-    changed = [out_shape] if not site.node.inputs[0].inputs else [shape, out_shape]
-    itemsize = 2 if to_half else weight.dtype.itemsize
-    return sum(MODEL.dense_launch_us + MODEL.transpose_us(dims, itemsize) for dims in changed)
+    A layer that was timed by itself was charged with these, so that they count twice with few images; with many, they
+    are little against the layer.
+    """
+    times = 1 if one.is_in_network else 2 if one.batch < FEW_IMAGES else 0
+    return max(MIN_SAVED_US, times * changes_us(site, one.batch, one.size, to_half=rule.to_half))
 
 
 def _difference(worst: Prediction, best: Prediction) -> str:

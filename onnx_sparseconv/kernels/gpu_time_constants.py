@@ -1,5 +1,6 @@
-"""Figures of `gpu_times.TimeModel`. Made by ``benchmarks/fit_gpu_rule.py``; do not edit."""
+"""Figures of the models of times. Made by ``benchmarks/fit_gpu_rule.py``; do not edit."""
 
+from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
 from onnx_sparseconv.kernels.gpu_times import TimeModel
 
 # What the layers were measured on, and its architecture.
@@ -21,6 +22,22 @@ MODEL = TimeModel(
     sparse_slowdown=0.9868,
     library_launch_us=1.572,
     library_mhz=1690.0,
+)
+NETWORK = NetworkModel(
+    tflops=529.7,
+    half_depth=321.7,
+    half_moutputs=0.9416,
+    bandwidth_tb=4.555,
+    depthwise_tb=3.347,
+    product_launch_us=2.428,
+    pass_launch_us=0.9018,
+    bias_us=3.573,
+    activation_us=1.755,
+    code_launch_us=1.565,
+    code_slowdown=0.941,
+    code_size_us=15.26,
+    code_in_us=0.1444,
+    code_out_us=-0.0925,
 )
 # A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with
 # which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.

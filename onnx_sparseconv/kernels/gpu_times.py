@@ -34,7 +34,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
 # A figure of one layer, or of many at once.
 Figure = float | NDArray[np.float64]
 # What the lesser of arithmetic and memory adds to the greater: they overlap, but for the most part only.
-_OVERLAP = 0.3
+OVERLAP = 0.3
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TimeModel:
         depth, outputs = np.maximum(work.depth, self.least_depth), np.maximum(work.moutputs, self.least_moutputs)
         share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
         compute, memory = work.mflop / (peak * share), np.asarray(work.mbytes) / self.bandwidth_tb
-        both = np.maximum(compute, memory) + _OVERLAP * np.minimum(compute, memory)
+        both = np.maximum(compute, memory) + OVERLAP * np.minimum(compute, memory)
         return np.asarray(self.dense_launch_us + both + self.layout_us * work.is_window, np.float64)
 
     def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, output_sizes
-from onnx_sparseconv.converter.gpu_rule import GpuRule, predict
+from onnx_sparseconv.converter.gpu_predictions import GpuRule, predict
 from onnx_sparseconv.kernels.gpu_time_constants import MODEL
 from onnx_sparseconv.kernels.layer import Refusal
 from onnx_sparseconv.tuner.layouts import Layout

@@ -19,7 +19,7 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import node_keys
-from onnx_sparseconv.converter.gpu_rule import GpuRule
+from onnx_sparseconv.converter.gpu_predictions import GpuRule
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError

@@ -146,22 +146,29 @@ def files(program, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def measured(rows, library):
-    return rows, library
+def network(program):
+    return program.read_network_rows(program.NETWORK_RESULTS, program.ARCHITECTURE, program.CLOCK_MHZ)
+
+
+@pytest.fixture
+def measured(program, rows, library, network):
+    return program.Measured(rows, library, network)
 
 
 def test_constants_and_tables_are_written_and_checked(program, measured, files, monkeypatch, capsys):
-    rows, library = measured
+    rows, library, network = measured.rows, measured.library, measured.network
     constants, document = files
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py"])
     assert program.main() == 0
     namespace = {}
     exec(constants.read_text(), namespace)
     assert namespace["MODEL"] == program.rounded(program.fit(rows, library))
+    assert namespace["NETWORK"] == program.rounded(program.fit_network(network, program._fit_some))
     assert f"| all | {len(rows.layers)} |" in document.read_text()
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", namespace["MODEL"])
+    monkeypatch.setattr(program.gpu_time_constants, "NETWORK", namespace["NETWORK"])
     monkeypatch.setattr(program.gpu_time_constants, "MIN_GAIN", namespace["MIN_GAIN"])
-    assert program.check(rows, library) == []
+    assert program.check(measured) == []
     other = dataclasses.replace(namespace["MODEL"], layout_us=1.0)
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", other)
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py", "--check"])
@@ -170,3 +177,36 @@ def test_constants_and_tables_are_written_and_checked(program, measured, files, 
     told = capsys.readouterr().err
     assert "layout_us is 1, and fitted" in told
     assert "run: python benchmarks/fit_gpu_rule.py" in told
+
+
+def test_a_fit_finds_the_network_model_that_made_the_times(program, network):
+    truth = dataclasses.replace(
+        program.gpu_time_constants.NETWORK,
+        tflops=300.0,
+        depthwise_tb=2.0,
+        bias_us=5.0,
+        activation_us=1.0,
+        code_slowdown=1.5,
+        code_size_us=40.0,
+    )
+    is_depthwise, moutputs = network.is_depthwise, network.dense.moutputs
+    made = dataclasses.replace(
+        network,
+        product_us=np.where(is_depthwise, truth.depthwise_us(network.dense), truth.product_us(network.dense)),
+        bias_us=np.where(network.bias_us > 0, truth.pass_us(moutputs, truth.bias_us), 0.0),
+        activation_us=np.where(network.activation_us > 0, truth.pass_us(moutputs, truth.activation_us), 0.0),
+        code_us=truth.code_us(network.code),
+    )
+    found = program.fit_network(made, program._fit_some)
+    for name in ("tflops", "depthwise_tb"):  # pulled to where the search begins
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.05)
+    for name in ("bias_us", "activation_us", "code_slowdown", "code_size_us", "code_in_us", "code_out_us"):
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-3)
+
+
+def test_times_in_networks_are_foretold_within_a_quarter(program, network):
+    dense, code = program.network_errors(network, program.gpu_time_constants.NETWORK)
+    assert len(dense) >= 70
+    assert len(code) >= 50
+    for ratios in (dense, code):
+        assert np.exp(np.sqrt(np.mean(np.log(ratios) ** 2))) < 1.25

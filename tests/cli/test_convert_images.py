@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import onnx
 import pytest
 
-from onnx_sparseconv.converter import gpu_rule
 from onnx_sparseconv.kernels import targets
 from onnx_sparseconv.kernels.cuda_driver import CudaDriver
 from tests.kernels.compile_tasks import TinyGenerator
 from tests.runtime import networks
 from tests.support.gpu_images import needs_nvjitlink, needs_nvrtc
+from tests.support.gpu_rule import let_code_lose, let_code_pay
 
 pytestmark = needs_nvrtc
 
@@ -25,9 +24,7 @@ def _cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _small_layers(monkeypatch):
-    """Those of these tests save microseconds, if anything."""
-    monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
-    monkeypatch.setattr(gpu_rule, "FEW_IMAGES", 0)
+    let_code_pay(monkeypatch)
 
 
 @pytest.fixture
@@ -157,8 +154,7 @@ def test_doctor_without_a_compiler_says_what_it_is_for(sparseconv, monkeypatch):
 
 
 def test_a_layer_that_is_foretold_to_lose_stays_dense_unless_told_otherwise(sparseconv, model, tmp_path, monkeypatch):
-    slow = dataclasses.replace(gpu_rule.MODEL, sparse_launch_us=1e6)
-    monkeypatch.setattr(gpu_rule, "MODEL", slow)
+    let_code_lose(monkeypatch)
     asked = ["convert", model, "-o", tmp_path / "out.onnx", "--target", "sm_90", "--dry-run"]
     result = sparseconv(*asked)
     assert result.exit_code == 4

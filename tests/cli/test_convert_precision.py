@@ -6,11 +6,11 @@ import numpy as np
 import onnx
 import pytest
 
-from onnx_sparseconv.converter import gpu_rule
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.kernels.image_container import parse
 from tests.runtime import networks
 from tests.support.gpu_images import needs_nvrtc
+from tests.support.gpu_rule import let_code_pay
 
 
 def test_the_report_in_words_and_as_json(sparseconv, model, tmp_path):
@@ -89,8 +89,7 @@ def test_an_unknown_precision_is_refused(sparseconv, model, tmp_path):
 @needs_nvrtc
 def test_gpu_images_are_those_of_float16_layers(sparseconv, model, tmp_path, monkeypatch):
     monkeypatch.setenv("ONNX_SPARSECONV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
-    monkeypatch.setattr(gpu_rule, "FEW_IMAGES", 0)
+    let_code_pay(monkeypatch)
     out = tmp_path / "h.onnx"
     for source in (model, out):  # the second time it is float16 already, and its images are replaced
         result = sparseconv("convert", source, "-o", tmp_path / "new.onnx", "--precision", "fp16", "--target", "sm_80")

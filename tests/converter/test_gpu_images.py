@@ -22,6 +22,7 @@ from onnx_sparseconv.kernels.image_container import pack, parse
 from tests.kernels.compile_tasks import TinyGenerator
 from tests.support import plain_ort
 from tests.support.gpu_images import cubin_bytes, make_image, needs_nvfatbin, needs_nvrtc
+from tests.support.gpu_rule import let_code_pay
 from tests.support.odd_models import FEEDS, branch, conv, dense_branch, if_node, model, pruned, tensor, x_and_condition
 
 pytestmark = needs_nvrtc
@@ -30,10 +31,7 @@ FASHION_MNIST = Path(onnx_sparseconv.__file__).parents[1] / "examples" / "fashio
 
 @pytest.fixture(autouse=True)
 def _small_layers(monkeypatch):
-    """Those of these tests save microseconds, if anything."""
-    monkeypatch.setattr(gpu_rule, "MIN_SAVED_US", 0.0)
-    monkeypatch.setattr(gpu_rule, "FEW_IMAGES", 0)
-    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: [])
+    let_code_pay(monkeypatch)
 
 
 @pytest.fixture
@@ -71,8 +69,8 @@ def test_a_real_model_carries_images_and_still_runs_everywhere(options, tmp_path
     options = dataclasses.replace(options, jobs=2)
     proto, report = convert(source, path, options, compile_progress=lambda *step: steps.append(step))
     onnx.checker.check_model(str(path), full_check=True)
-    assert architectures(onnx.load(path)) == [[90]] * 4
-    assert [done for done, _, _ in steps] == [0, 1, 2, 3, 4]
+    assert architectures(onnx.load(path)) == [[90]] * 5
+    assert [done for done, _, _ in steps] == [0, 1, 2, 3, 4, 5]
     inputs = plain_ort.inputs_for(proto)
     (wanted,) = plain_ort.run(source, inputs)
     np.testing.assert_allclose(plain_ort.run(path, inputs)[0], wanted, rtol=1e-4, atol=1e-4)
@@ -98,7 +96,7 @@ def test_a_real_model_carries_images_and_still_runs_everywhere(options, tmp_path
 
     for before, after in zip(report.model.layers, inspect(path).layers, strict=True):
         assert [dataclasses.replace(i, time_us=None) for i in before.images] == list(after.images)
-    without, _ = convert(source, options=ConvertOptions(fuse_pools=True))
+    without, _ = convert(source, options=ConvertOptions(fuse_pools=True, force=True))
     restore(proto)
     restore(without)
     assert proto == without
@@ -128,7 +126,8 @@ def test_a_converted_model_can_be_given_images_later(options):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_a_second_conversion_makes_images_of_all_layers(options):
+def test_a_second_conversion_makes_images_of_all_layers(options, monkeypatch):
+    monkeypatch.setattr(gpu_rule, "MOST_WEIGHTS_TAKEN_ALONG", 0)
     weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.6), "V")]
     nodes = [conv(out="h", name="first"), conv("V", "Y", "h", name="second")]
     once, _ = convert(model(nodes, weights), options=options)

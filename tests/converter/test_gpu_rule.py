@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from onnx_sparseconv.converter import ConvertOptions, convert, gpu_rule
+from onnx_sparseconv.converter import ConvertOptions, convert, gpu_network, gpu_predictions, gpu_rule
 from onnx_sparseconv.converter.analyse import make_plan
 from onnx_sparseconv.converter.decide import DecisionOptions
 from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
-from onnx_sparseconv.converter.gpu_rule import DEFAULT_BATCHES, GpuRule, choose_kernels, predict
+from onnx_sparseconv.converter.gpu_predictions import (
+    DEFAULT_BATCHES,
+    GpuRule,
+    Prediction,
+    choose_kernels,
+    predict,
+)
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.errors import UsageError
@@ -32,13 +38,13 @@ def foretold(monkeypatch):
     """Times that stay the same whatever kernels become, by the number of channels; float16 halves the gain."""
     gains = {64: lambda _: 3.0, 512: lambda _: 0.5, 256: lambda batch: 2.0 if batch < 16 else 0.6}
 
-    def predict_one(layer, plan, architecture, batch, size):
-        assert plan.in_channels == layer.in_channels
-        gain = gains[layer.in_channels](batch) / (2 if layer.element_type == np.float16 else 1)
-        return gpu_rule.Prediction(architecture, batch, size, 100.0 * gain, 100.0)
+    def predict_one(call, plan):
+        assert plan.in_channels == call.layer.in_channels
+        gain = gains[call.layer.in_channels](call.batch) / (2 if call.layer.element_type == np.float16 else 1)
+        return Prediction(call.architecture, call.batch, call.size, 100.0 * gain, 100.0)
 
-    monkeypatch.setattr(gpu_rule, "_predict", predict_one)
-    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: [])
+    monkeypatch.setattr(gpu_predictions, "_predict_generated", predict_one)
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda _: None)
 
 
 def network(*layers, batch="n", sizes=None, dtype=np.float32, **attributes):
@@ -62,6 +68,10 @@ def verdicts(model, rule, **options):
     return [layer.verdict for layer in make_plan(load(model), DecisionOptions(**options), rule).report.layers]
 
 
+def notes_of(model, rule):
+    return make_plan(load(model), DecisionOptions(), rule).report.notes
+
+
 def reasons(model, *, rule=None, **options):
     return [verdict.reason for verdict in verdicts(model, rule or GpuRule((90,)), **options)]
 
@@ -82,13 +92,13 @@ def test_layers_that_are_foretold_to_lose_stay_dense():
 
 def test_a_layer_has_to_save_what_a_network_pays_for_it(monkeypatch):
     """However many times faster it is: a change of layout takes microseconds, not a share."""
+    monkeypatch.setattr(gpu_rule, "MOST_WEIGHTS_TAKEN_ALONG", 0)
 
-    def predict_one(*given):
-        *_, architecture, batch, size = given
-        return gpu_rule.Prediction(architecture, batch, size, 12.0 * batch, 4.0 * batch)
+    def predict_one(call, _):
+        return Prediction(call.architecture, call.batch, call.size, 12.0 * call.batch, 4.0 * call.batch)
 
-    monkeypatch.setattr(gpu_rule, "_predict", predict_one)
-    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: [])
+    monkeypatch.setattr(gpu_predictions, "_predict_generated", predict_one)
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda _: None)
     dense = (*NARROW[:4], 0.2)
     found, *_ = verdicts(network(NARROW, dense, dense), GpuRule((90,), batches=(1, 2)))
     assert found.reason == Reason.NO_PREDICTED_GAIN
@@ -128,7 +138,7 @@ def test_what_would_gain_elsewhere_is_said():
     (verdict,) = verdicts(network(SMALL_MAP), GpuRule((90,)))
     assert verdict.text == (
         "predicted 0.60x on sm_90 at batch 64 and 14x14 (60 us dense, 100 us sparse), less than the "
-        f"{gpu_rule.MIN_GAIN:.2f}x asked for; 2.00x at batch 1"
+        f"{GpuRule((90,)).min_gain:.2f}x asked for; 2.00x at batch 1"
     )
     (verdict,) = verdicts(network(WIDE), GpuRule((90,)))
     assert verdict.text.endswith("asked for")
@@ -171,35 +181,37 @@ def test_small_maps_and_few_images_run_on_warpgroups_too(batches):
 
 
 def test_a_kernel_that_gains_enough_everywhere_goes_before_one_that_gains_more(monkeypatch):
-    def of(gains, runs_on):
-        return [
-            gpu_rule.Prediction(90, n, (28, 28), 100 * gain, 100, runs_on)
-            for n, gain in zip((8, 64), gains, strict=True)
-        ]
+    def of(call, gains, runs_on):
+        return Prediction(90, call.batch, call.size, 130, 130 / gains[call.batch], runs_on)
 
-    monkeypatch.setattr(gpu_rule, "_predict_generated", lambda *_: of((1.3, 1.3), ""))
+    monkeypatch.setattr(gpu_predictions, "_predict_generated", lambda call, _: of(call, {8: 1.3, 64: 1.3}, ""))
     rule = GpuRule((90,), (8, 64))
-    for gains, runs_on in (((1.1, 4.0), ""), ((1.2, 1.5), "warpgroups")):
-        monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_, gains=gains: of(gains, "warpgroups"))
+    monkeypatch.setattr(gpu_predictions, "_FIRST_BATCHES", ())
+    for gains, runs_on in (({8: 1.1, 64: 4.0}, ""), ({8: 1.2, 64: 1.5}, "warpgroups")):
+        monkeypatch.setattr(gpu_predictions, "_predict_library", lambda call, g=gains: of(call, g, "warpgroups"))
         found = predictions(network(NARROW), rule)
         assert [one.runs_on for one in found] == [runs_on] * 2
 
 
 def test_kernels_are_chosen_for_each_architecture():
     wide, shape = sparse_layer((512, 512, 3, 3), dtype=np.float16), (None, 512, 28, 28)
-    assert choose_kernels(wide, shape, GpuRule((80, 90), (64,))) == {90: CSR}
+    by_architecture = choose_kernels(wide, shape, GpuRule((80, 90), (64,)))
+    assert (by_architecture[80].kernel, by_architecture[90]) == ("generated", CSR)
     assert choose_kernels(wide, (64, *shape[1:]), GpuRule((90,), (1,))) == {90: CSR}  # the model's own batch size
     assert choose_kernels(wide, (None, 512, None, 28), GpuRule((90,), (64,))) == {90: CSR}
     assert choose_kernels(wide, shape, GpuRule((90,), (64, 4))) == {90: CSR}
-    assert choose_kernels(wide, shape, GpuRule((80,), (64,))) == {}
+    assert choose_kernels(wide, shape, GpuRule((80,), (64,)))[80].kernel == "generated"
     narrow = sparse_layer((64, 64, 3, 3), size=(56, 56), density=0.05, dtype=np.float16)
-    assert choose_kernels(narrow, (64, 64, 56, 56), GpuRule((90,))) == {}
+    chosen = choose_kernels(narrow, (64, 64, 56, 56), GpuRule((90,)))[90]
+    assert (chosen.kernel, chosen.min_batch) == ("generated", 0)
     single = dataclasses.replace(wide, element_type=np.dtype(np.float32))
-    assert choose_kernels(single, shape, GpuRule((90,), (64,))) == {}
+    assert choose_kernels(single, shape, GpuRule((90,), (64,)))[90].kernel == "generated"
+    no_code = sparse_layer((512, 512, 3, 3), density=0.9)
+    assert choose_kernels(no_code, shape, GpuRule((90,), (64,), with_images=False)) == {}
 
 
 def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):
-    monkeypatch.setattr(gpu_rule, "choose_plan", lambda *_: Refusal("too long"))
+    monkeypatch.setattr(gpu_predictions, "choose_plan", lambda *_: Refusal("too long"))
     found = predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,), to_half=True))
     assert [one.runs_on for one in found] == ["warpgroups"]
     assert isinstance(predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,))), Refusal)
@@ -245,8 +257,8 @@ def test_a_layer_that_stays_float_gets_its_image():
 def test_every_architecture_has_to_gain(monkeypatch):
     model = network(NARROW)
     assert reasons(model, rule=GpuRule((90, 80))) == [Reason.REWRITE]
-    real = gpu_rule.choose_plan
-    monkeypatch.setattr(gpu_rule, "choose_plan", lambda la, a: Refusal("too old") if a == 80 else real(la, a))
+    real = gpu_predictions.choose_plan
+    monkeypatch.setattr(gpu_predictions, "choose_plan", lambda la, a: Refusal("too old") if a == 80 else real(la, a))
     (verdict,) = verdicts(model, GpuRule((90, 80)))
     assert verdict.reason is Reason.NO_PREDICTED_GAIN
     assert "no GPU kernel can be made for sm_80: too old" in verdict.text
@@ -349,11 +361,11 @@ def test_convert_asks_it_for_the_precision_that_it_makes():
     ],
 )
 def test_few_images_have_to_pay_for_changes_of_layout(monkeypatch, batch, saved_us, rewritten):
-    def predict_one(layer, plan, architecture, batch, size):  # noqa: ARG001
-        return gpu_rule.Prediction(architecture, batch, size, 10 * saved_us / 9, saved_us / 9)
+    def predict_one(call, _):
+        return Prediction(call.architecture, call.batch, call.size, 10 * saved_us / 9, saved_us / 9)
 
-    monkeypatch.setattr(gpu_rule, "_predict", predict_one)
-    monkeypatch.setattr(gpu_rule, "MIN_GAIN_TOGETHER", np.inf)
+    monkeypatch.setattr(gpu_predictions, "_predict_generated", predict_one)
+    monkeypatch.setattr(gpu_network.Together, "is_enough", lambda *_: False)
     proto = network(NARROW, batch=batch)
     second = helper.make_node("Conv", ["y0", "w0"], ["z"], "second", pads=[1] * 4)
     proto.graph.node.append(second)
@@ -381,16 +393,12 @@ def times(monkeypatch):
     """Sets what layers take dense and sparse, by their zeros and the batch size, by the library's kernel alone."""
     found = {}
 
-    def predict(layer, asked, architecture):
-        zeros = round(1 - np.count_nonzero(layer.used_weights) / layer.weight.size, 1)
-        return [
-            gpu_rule.Prediction(architecture, batch, size, *found[zeros][batch], "the CSR kernel")
-            for size in asked.sizes
-            for batch in asked.batches
-        ]
+    def predict(call):
+        zeros = round(1 - np.count_nonzero(call.layer.used_weights) / call.layer.weight.size, 1)
+        return Prediction(call.architecture, call.batch, call.size, *found[zeros][call.batch], "the CSR kernel")
 
-    monkeypatch.setattr(gpu_rule, "_predict_generated", lambda *_: Refusal("too long"))
-    monkeypatch.setattr(gpu_rule, "_predict_library", predict)
+    monkeypatch.setattr(gpu_predictions, "choose_plan", lambda *_: Refusal("too long"))
+    monkeypatch.setattr(gpu_predictions, "_predict_library", predict)
     return found
 
 
@@ -403,7 +411,11 @@ def test_with_few_images_layers_are_decided_together(times):
     found = verdicts(chain((*THIN, 0.9), (*THIN, 0.9), (*THIN, 0.8)), GpuRule((90,)))
     # The last one would have to have layouts changed if it stayed dense.
     assert [verdict.rewrite for verdict in found] == [True, True, True]
-    assert found[2].text.endswith("; 3 layers together predicted 1.16x on sm_90 at batch 1 (36 us dense, 31 us sparse)")
+    assert "; predicted 0.92x on sm_90 at batch 1 and 14x14 (12 us dense, 13 us sparse, on the" in found[2].text
+    assert found[2].text.endswith(", and to gain with the others")
+    assert "3 layers together predicted 1.16x on sm_90 at batch 1 (36 us dense, 31 us sparse)" in notes_of(
+        chain((*THIN, 0.9), (*THIN, 0.9), (*THIN, 0.8)), GpuRule((90,))
+    )
     times[0.8] = {1: (12.0, 40.0)}
     found = verdicts(chain((*THIN, 0.9), (*THIN, 0.9), (*THIN, 0.8)), GpuRule((90,)))
     assert [verdict.rewrite for verdict in found] == [False, False, False]
@@ -416,14 +428,28 @@ def test_with_few_images_layers_are_decided_together(times):
 
 def test_what_is_decided_together_has_to_gain_with_many_images_too(times):
     times[0.9] = {1: (12.0, 9.0), 64: (100.0, 50.0)}
-    times[0.8] = {1: (12.0, 9.0), 64: (100.0, 95.0)}
+    times[0.8] = {1: (12.0, 9.0), 64: (100.0, 300.0)}
     layers = [(*THIN, 0.9)] * 6
     assert all(verdict.rewrite for verdict in verdicts(chain(*layers, batch="n"), GpuRule((90,))))
+    # One that loses much more with many images than a change of layout costs with one.
     found = verdicts(chain(*layers, (*THIN, 0.8), batch="n"), GpuRule((90,)))
     assert [verdict.rewrite for verdict in found] == [True] * 6 + [False]
-    # Too few gain to pay for the changes of layout around the others.
-    found = verdicts(chain(*layers, *[(*THIN, 0.8)] * 3, batch="n"), GpuRule((90,)))
-    assert not any(verdict.rewrite for verdict in found)
+    times[0.8][64] = (100.0, 105.0)
+    found = verdicts(chain(*layers, (*THIN, 0.8), batch="n"), GpuRule((90,)))
+    assert all(verdict.rewrite for verdict in found)
+
+
+def test_a_network_that_gains_with_many_images_alone_stays_dense_and_says_so(times):
+    times[0.9] = {1: (12.0, 9.0), 64: (100.0, 50.0)}
+    times[0.8] = {1: (12.0, 9.0), 64: (100.0, 300.0)}
+    model = chain(*[(*THIN, 0.9)] * 6, *[(*THIN, 0.8)] * 3, batch="n")
+    assert not any(verdict.rewrite for verdict in verdicts(model, GpuRule((90,))))
+    with_one, with_many = (note for note in notes_of(model, GpuRule((90,))) if "alone" in note)
+    assert with_one.startswith("for batch 1 alone, --batch 1: 9 layers together predicted 1.33x")
+    assert with_many.startswith("for batch 64 alone, --batch 64: 6 layers together predicted 1.4")
+    assert "; for all, 6 layers together predicted 0.9" in with_many
+    found = verdicts(model, GpuRule((90,), (64,)))
+    assert [verdict.rewrite for verdict in found] == [True] * 6 + [False] * 3
 
 
 def test_layers_of_known_and_of_open_sizes_are_decided_together(times):
@@ -433,15 +459,82 @@ def test_layers_of_known_and_of_open_sizes_are_decided_together(times):
     shape = model.graph.node[1].input[0]
     model.graph.value_info.append(helper.make_tensor_value_info(shape, 1, [1, 64, 14, 14]))
     found = verdicts(model, GpuRule((90, 80)))
-    assert all("2 layers together predicted 1.33x on sm_" in verdict.text for verdict in found)
+    assert all("gain with the others" in verdict.text for verdict in found)
+    assert any("2 layers together predicted 1.33x on sm_" in note for note in notes_of(model, GpuRule((90, 80))))
 
 
 def test_a_dense_layer_among_others_keeps_half_of_what_changes_of_layout_cost_it(times, monkeypatch):
     times[0.9] = {1: (12.0, 9.9)}
     model, rule = chain((*THIN, 0.9), (*THIN, 0.9)), GpuRule((90,))
     assert all(verdict.rewrite for verdict in verdicts(model, rule))
-    windows = gpu_rule._predict_library
+    other = gpu_predictions._predict_library
+    layout_us = gpu_predictions.MODEL.layout_us
     monkeypatch.setattr(
-        gpu_rule, "_predict_library", lambda *a: [dataclasses.replace(one, is_window=True) for one in windows(*a)]
+        gpu_predictions, "_predict_library", lambda call: dataclasses.replace(other(call), layout_us=layout_us)
     )
     assert not any(verdict.rewrite for verdict in verdicts(model, rule))
+
+
+def test_generated_code_runs_from_so_many_images_on(monkeypatch):
+    """Where the library's kernel is foretold to be faster with few."""
+    layer, shape = sparse_layer((64, 64, 3, 3), size=(56, 56), density=0.1), (None, 64, 56, 56)
+    library_us = {1: 5.0, 2: 8.0, 3: 50.0, 4: 80.0}
+
+    def by_library(call):
+        us = library_us.get(call.batch)
+        return None if us is None else Prediction(90, call.batch, call.size, 100.0, us, "the CSR kernel")
+
+    monkeypatch.setattr(gpu_predictions, "_predict_library", by_library)
+    monkeypatch.setattr(
+        gpu_predictions, "_predict_generated", lambda c, _: Prediction(90, c.batch, c.size, 100.0, 20.0)
+    )
+    chosen = choose_kernels(layer, shape, GpuRule((90,)))[90]
+    assert (chosen.kernel, chosen.min_batch) == ("generated", 3)
+    # Nothing is asked with fewer images.
+    assert choose_kernels(layer, (8, *shape[1:]), GpuRule((90,)))[90].min_batch == 0
+    # The library's is always the faster one, or never.
+    assert choose_kernels(layer, shape, GpuRule((90,), (1,))) == {90: CSR}
+    library_us.update(dict.fromkeys(library_us, 90.0))
+    assert choose_kernels(layer, shape, GpuRule((90,)))[90].min_batch == 0
+
+
+def with_depthwise_amid(*, behind="Flatten"):
+    """A depthwise convolution without zeros between two sparse ones."""
+    proto = chain((*THIN, 0.9), (*THIN, 0.0), (*THIN, 0.9), batch=64)
+    proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones((64, 1, 3, 3), np.float32), "w1"))
+    proto.graph.node[1].attribute.append(helper.make_attribute("group", 64))
+    proto.graph.node.append(helper.make_node(behind, [proto.graph.output[0].name], ["last"]))
+    proto.graph.output[0].name = "last"
+    return proto
+
+
+def test_what_has_few_zeros_becomes_sparse_with_others(times):
+    times[0.9] = times[0.0] = {64: (100.0, 50.0)}
+    found = verdicts(with_depthwise_amid(), GpuRule((90,)))
+    assert [verdict.rewrite for verdict in found] == [True, True, True]
+    assert found[1].text.startswith("it is depthwise: ")
+    # What it takes inside a network is known of float alone.
+    found = verdicts(with_depthwise_amid(), GpuRule((90,), to_half=True))
+    assert [verdict.reason for verdict in found] == [Reason.REWRITE, Reason.DEPTHWISE, Reason.REWRITE]
+    # The layers around it alone decide whether anything becomes sparse.
+    times[0.9] = {64: (100.0, 400.0)}
+    times[0.0] = {64: (1000.0, 1.0)}
+    model = with_depthwise_amid()
+    for index in (0, 2):
+        dense = np.ones((64, 64, 3, 3), np.float32)
+        model.graph.initializer[index].CopyFrom(numpy_helper.from_array(dense, f"w{index}"))
+    found = verdicts(model, GpuRule((90,)))
+    assert [verdict.reason for verdict in found] == [Reason.TOO_DENSE, Reason.DEPTHWISE, Reason.TOO_DENSE]
+
+
+def test_what_is_not_amid_convolutions_is_not_taken_along(times):
+    times[0.9] = times[0.0] = {64: (100.0, 50.0)}
+    proto = with_depthwise_amid()
+    proto.graph.node.insert(1, helper.make_node("Concat", ["y0"], ["joined"], axis=1))
+    proto.graph.node[2].input[0] = "joined"
+    found = verdicts(proto, GpuRule((90,)))
+    assert found[1].reason is Reason.DEPTHWISE
+
+
+def test_a_network_without_a_sparse_layer_stays_as_it_is():
+    assert reasons(chain(*[(64, 64, 3, 56, 0.1)] * 3)) == [Reason.TOO_DENSE] * 3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from onnx_sparseconv.converter import ConvertOptions, convert, gpu_rule
+from onnx_sparseconv.converter import ConvertOptions, convert, gpu_predictions
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.runtime.layer_error import error_ratio, exact_values, layer_error, sample_places
 from onnx_sparseconv.runtime.session import make_session
@@ -43,7 +43,7 @@ def dense_model(weight, geometry):
 @pytest.fixture(autouse=True)
 def _code_for_all(monkeypatch):
     """Also for layers that the library's own kernels would run faster."""
-    monkeypatch.setattr(gpu_rule, "_predict_library", lambda *_: [])
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda *_: None)
 
 
 @pytest.mark.parametrize("density", [0.05, 0.2])

@@ -1,0 +1,197 @@
+r"""Times what layers take inside whole networks on a GPU, dense and sparse, and writes it as JSON.
+
+    python benchmarks/network_kernels.py resnet18.onnx:resnet18.sparse.onnx ... --batch 64 -o build/network-kernels.json
+
+A layer alone, run again and again, finds its code and often its input in caches, and a dense one has its layout
+changed for it; inside a network that is not so. The profiler of PyTorch says what each kernel of a run took, in their
+order, and ONNX Runtime runs layers in the order of the model's nodes. To a dense layer belong its convolution, the
+addition of its bias and its activation, with the channels last; to a sparse one all that it launches. Pools and the
+additions of residuals stay out, except those that sparse layers do in passing, which are marked.
+
+Kernels that begin before the ones in front of them are done (programmatic dependent launch: those on tensor cores, on
+sm_90) have the time that they wait counted in; others do not. Needs PyTorch with CUDA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from onnx import ModelProto
+from results_head import results_head
+from torch.profiler import ProfilerActivity, profile
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.model_io import load
+from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.files import write_text
+from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
+from onnx_sparseconv.runtime.cuda_mode import CudaMode
+from onnx_sparseconv.runtime.environment import read_environment
+from onnx_sparseconv.runtime.inputs import make_random_inputs, model_inputs, resolve_shapes
+from onnx_sparseconv.runtime.plain import to_json_text, to_plain
+from onnx_sparseconv.runtime.run import run_session
+from onnx_sparseconv.runtime.session import make_session, measuring_options
+
+SCHEMA_VERSION = 1
+WARM_UP, RUNS = 20, 20
+# Kernels that multiply, and those that belong to the layer before or behind.
+DENSE_PRODUCT = re.compile(r"implicit_gemm|fprop|nvjet|cutlass|conv2d|first_layer|gemm|splitK")
+DENSE_BIAS = re.compile(r"op_generic_tensor")
+DENSE_ACTIVATION = re.compile(r"_UnaryElementWise|_Clip")
+SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|gather)")
+SPARSE_BEHIND = re.compile(r"sparseconv_reduce")
+SPARSE_POOL = re.compile(r"sparseconv_max_pool")
+SPARSE_PRODUCT = re.compile(r"sparseconv_")
+
+# Name and microseconds.
+Kernel = tuple[str, float]
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="+", metavar="ORIGINAL:CONVERTED", help="pairs of models")
+    parser.add_argument("--batch", type=int, default=64, help="images")
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> list[Kernel]:
+    """The kernels of one run in their order, each with its mean time.
+
+    Raises:
+        ValueError: runs differ in their kernels.
+    """
+    provider_options = CudaMode(prefer_nhwc=prefer_nhwc).provider_options()
+    session = make_session(
+        path, provider="cuda", session_options=measuring_options(), provider_options=provider_options
+    )
+    wanted = model_inputs(session)
+    inputs = make_random_inputs(wanted, resolve_shapes(wanted, {}, batch))
+    run = BoundRuns(session, path.name, inputs, specs_of(run_session(session, inputs, path.name)), "cuda")
+    for _ in range(WARM_UP):
+        run()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(RUNS):
+            run()
+        torch.cuda.synchronize()
+    events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
+    events.sort(key=lambda event: event.time_range.start)
+    names = np.array([event.name for event in events])
+    if len(events) % RUNS or np.any(names.reshape(RUNS, -1) != names[: len(events) // RUNS]):
+        raise ValueError(f"{path.name}: runs differ in their kernels")
+    times = np.array([event.time_range.elapsed_us() for event in events]).reshape(RUNS, -1).mean(axis=0)
+    return list(zip(names.tolist(), times.tolist(), strict=False))
+
+
+def dense_groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    """The kernels of each dense layer, which all have a bias, added by a kernel behind their products."""
+    groups: list[list[Kernel]] = [[]]
+    products: list[Kernel] = []
+    for kernel in kernels:
+        if DENSE_PRODUCT.search(kernel[0]):
+            products.append(kernel)
+        elif DENSE_BIAS.search(kernel[0]):
+            groups.append([*products, kernel])
+            products = []
+        elif not products and DENSE_ACTIVATION.search(kernel[0]):
+            groups[-1].append(kernel)
+    return groups[1:]
+
+
+def sparse_groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
+    """The kernels of each sparse layer, without its pool."""
+    groups: list[list[Kernel]] = []
+    before: list[Kernel] = []
+    for kernel in kernels:
+        if SPARSE_BEFORE.match(kernel[0]):
+            before.append(kernel)
+        elif SPARSE_BEHIND.match(kernel[0]):
+            groups[-1].append(kernel)
+        elif SPARSE_PRODUCT.match(kernel[0]) and not SPARSE_POOL.match(kernel[0]):
+            groups.append([*before, kernel])
+            before = []
+    return groups
+
+
+def sites_of(path: Path) -> list[ConvSite]:
+    """The convolutions of a model, in the order in which they run."""
+    proto: ModelProto = load(path).proto
+    return find_conv_sites(ModelView(proto), ShapeMap(proto))
+
+
+def describe(site: ConvSite, kernels: Sequence[Kernel]) -> dict[str, Any]:
+    """A layer, as `fit_gpu_rule.make_measured_layer` wants it, and what it took."""
+    assert site.weight is not None
+    assert site.geometry is not None
+    assert site.input_shape is not None
+    weight, geometry = site.weight.values, site.geometry
+    return {
+        "name": site.name,
+        "out_channels": weight.shape[0],
+        "in_channels": weight.shape[1] * geometry.group,
+        "kernel": list(weight.shape[2:]),
+        "stride": geometry.strides[0],
+        "pad": geometry.pads[0],
+        "group": geometry.group,
+        "height": site.input_shape[2],
+        "width": site.input_shape[3],
+        "dtype": str(weight.dtype),
+        "sparsity": round(1 - np.count_nonzero(weight) / weight.size, 4),
+        "us": math.fsum(time_us for _, time_us in kernels),
+        "kernels": [{"name": name, "us": time_us} for name, time_us in kernels],
+    }
+
+
+def measure(original: Path, converted: Path, batch: int) -> dict[str, Any]:
+    """Both sides of a pair.
+
+    Raises:
+        ValueError: a layer stays dense, or others ran than the model has.
+    """
+    sites = sites_of(original)
+    dense = dense_groups(profile_model(original, batch, prefer_nhwc=True))
+    sparse = sparse_groups(profile_model(converted, batch, prefer_nhwc=False))
+    is_sparse = [site.is_sparse for site in sites_of(converted)]
+    if not all(is_sparse) or not len(dense) == len(sparse) == len(sites):
+        raise ValueError(f"{converted.name}: {len(sites)} layers, {len(dense)} dense ones ran, {len(sparse)} sparse")
+    adds = [site.node.op == "SparseConvAdd" for site in sites_of(converted)]
+    layers = [
+        {"dense": describe(site, dense[i]), "sparse_us": math.fsum(t for _, t in sparse[i])}
+        | {"sparse_kernels": [{"name": n, "us": t} for n, t in sparse[i]], "adds_residual": adds[i]}
+        for i, site in enumerate(sites)
+    ]
+    return {"original": original.name, "converted": converted.name, "batch": batch, "layers": layers}
+
+
+def main() -> int:
+    """Measure what was asked for and write one file, anew after every pair."""
+    asked = parse_arguments()
+    results: dict[str, Any] = {
+        **results_head(SCHEMA_VERSION),
+        "environment": {**to_plain(read_environment()), "torch": torch.__version__},
+        "networks": [],
+    }
+    for pair in asked.models:
+        original, converted = map(Path, pair.split(":"))
+        results["networks"].append(measure(original, converted, asked.batch))
+        write_text(asked.output, to_json_text(results))
+        totals = [sum(layer["dense"]["us"] for layer in results["networks"][-1]["layers"])]
+        totals.append(sum(layer["sparse_us"] for layer in results["networks"][-1]["layers"]))
+        print(f"{converted.name}: layers take {totals[0]:.0f} us dense, {totals[1]:.0f} us sparse", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

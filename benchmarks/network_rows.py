@@ -1,0 +1,186 @@
+"""Layers that were timed inside networks (``network_kernels.py``), and the `NetworkModel` that foretells them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
+from onnx_sparseconv.kernels.gpu_times import DenseWork, as_arrays, dense_work
+from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
+from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
+
+# Where the search begins: what is plausible for an H200.
+START = NetworkModel(
+    tflops=450.0,
+    half_depth=300.0,
+    half_moutputs=0.5,
+    bandwidth_tb=3.0,
+    depthwise_tb=3.0,
+    product_launch_us=2.0,
+    pass_launch_us=1.0,
+    bias_us=3.0,
+    activation_us=2.0,
+    code_launch_us=2.0,
+    code_slowdown=1.0,
+    code_size_us=0.0,
+    code_in_us=0.0,
+    code_out_us=0.0,
+)
+PRODUCT = ("tflops", "half_depth", "half_moutputs", "bandwidth_tb", "product_launch_us")
+BIAS, ACTIVATION = re.compile(r"op_generic_tensor"), re.compile(r"_UnaryElementWise|_Clip")
+
+# Searches a model for what makes errors, as logarithms, least: where it begins, the constants that change, the errors.
+Fit = Callable[[Any, Sequence[str], Callable[[Any], np.ndarray]], Any]
+
+
+@dataclass(frozen=True)
+class NetworkRows:
+    """Distinct layers of the networks, one an element; those that are alike count once, with the median of their times.
+
+    Attributes:
+        names: of the layers' forms.
+        dense, code: what they have to do.
+        is_depthwise, adds_residual: of each.
+        product_us, bias_us, activation_us: what dense ones took; 0 for a pass that there is not.
+        code_us: what the generated kernel took.
+    """
+
+    names: tuple[str, ...]
+    dense: DenseWork
+    code: CodeWork
+    is_depthwise: np.ndarray
+    adds_residual: np.ndarray
+    product_us: np.ndarray
+    bias_us: np.ndarray
+    activation_us: np.ndarray
+    code_us: np.ndarray
+
+
+def read_network_rows(path: Path, architecture: int, clock_mhz: float) -> NetworkRows:
+    """The rows of a results file that a plan of today would run.
+
+    Raises:
+        ValueError: there is none.
+    """
+    alike: dict[tuple[str, bool], list[tuple[dict[str, Any], int]]] = {}
+    for network in json.loads(path.read_text())["networks"]:
+        for layer in network["layers"]:
+            alike.setdefault((_name(layer["dense"]), layer["adds_residual"]), []).append((layer, network["batch"]))
+    found = []
+    for (name, adds_residual), layers in alike.items():
+        first, batch = layers[0]
+        made = _make_layer(first["dense"])
+        plan = choose_plan(made, architecture)
+        if not isinstance(plan, GeneratedPlan):
+            continue
+        is_depthwise = made.group_in_channels == 1 < made.group
+        times = [float(np.median([_parts(layer)[part] for layer, _ in layers])) for part in range(4)]
+        works = dense_work(made, batch), code_work(made, plan, batch, clock_mhz)
+        found.append((name, *works, is_depthwise, adds_residual, *times))
+    if not found:
+        raise ValueError(f"{path.name}: no layer that generated code would run")
+    names, dense, code, *others = zip(*found, strict=True)
+    works = DenseWork(**as_arrays(list(dense))), CodeWork(**as_arrays(list(code)))
+    return NetworkRows(names, *works, *map(np.array, others))
+
+
+def fit_network(rows: NetworkRows, fit: Fit) -> NetworkModel:
+    """The model that foretells the rows best."""
+    is_product = ~rows.is_depthwise
+    dense, dense_us = _select(rows.dense, is_product), rows.product_us[is_product]
+    model = fit(START, PRODUCT, lambda m: np.log(m.product_us(dense) / dense_us))
+    depthwise, depthwise_us = _select(rows.dense, rows.is_depthwise), rows.product_us[rows.is_depthwise]
+    model = fit(model, ("depthwise_tb",), lambda m: np.log(m.depthwise_us(depthwise) / depthwise_us))
+    return _fit_code(rows, _fit_passes(rows, model))
+
+
+def network_errors(rows: NetworkRows, model: NetworkModel) -> tuple[np.ndarray, np.ndarray]:
+    """Foretold over measured times of each layer, dense with its passes and by generated code without residuals."""
+    product_us = np.where(rows.is_depthwise, model.depthwise_us(rows.dense), model.product_us(rows.dense))
+    moutputs = rows.dense.moutputs
+    passes_us = np.where(rows.bias_us > 0, model.pass_us(moutputs, model.bias_us), 0.0)
+    passes_us += np.where(rows.activation_us > 0, model.pass_us(moutputs, model.activation_us), 0.0)
+    took_us = rows.product_us + rows.bias_us + rows.activation_us
+    alone = ~rows.adds_residual
+    return (product_us + passes_us) / took_us, (model.code_us(rows.code) / rows.code_us)[alone]
+
+
+def _fit_passes(rows: NetworkRows, model: NetworkModel) -> NetworkModel:
+    """Both kinds of passes take as long to launch."""
+    columns, times = [], []
+    for took_us, column in ((rows.bias_us, 0), (rows.activation_us, 1)):
+        for moutputs, one in zip(np.asarray(rows.dense.moutputs), took_us, strict=True):
+            if one > 0:
+                columns.append([1.0, *(moutputs if column == kind else 0.0 for kind in range(2))])
+                times.append(one)
+    launch_us, bias_us, activation_us = _least_squares(np.array(columns), np.array(times))
+    return replace(model, pass_launch_us=launch_us, bias_us=bias_us, activation_us=activation_us)
+
+
+def _fit_code(rows: NetworkRows, model: NetworkModel) -> NetworkModel:
+    """Of layers that add a residual, reading it counts apart, and is no constant of the model."""
+    code, out_mb = rows.code, np.asarray(rows.code.out_mb)
+    ones = np.ones(len(rows.names))
+    columns = [ones, code.work_us, np.sqrt(code.code_mb), code.in_mb, out_mb, out_mb * rows.adds_residual]
+    launch_us, slowdown, size_us, in_us, out_us, _ = _least_squares(np.stack(columns, axis=1), rows.code_us)
+    return replace(
+        model,
+        code_launch_us=launch_us,
+        code_slowdown=slowdown,
+        code_size_us=size_us,
+        code_in_us=in_us,
+        code_out_us=out_us,
+    )
+
+
+def _least_squares(columns: np.ndarray, times: np.ndarray) -> list[float]:
+    """Factors of the columns that make the mean square of relative errors least."""
+    factors, *_ = np.linalg.lstsq(columns / times[:, None], np.ones(len(times)), rcond=None)
+    return [float(factor) for factor in factors]
+
+
+def _select(work: DenseWork, wanted: np.ndarray) -> DenseWork:
+    return DenseWork(**{name: values[wanted] for name, values in vars(work).items()})
+
+
+def _name(layer: dict[str, Any]) -> str:
+    kernel, grouped = "x".join(map(str, layer["kernel"])), f"/{layer['group']}" if layer["group"] > 1 else ""
+    channels = f"{layer['in_channels']}-{layer['out_channels']}"
+    return f"{kernel}_{channels}{grouped}@{layer['height']}/{layer['stride']}"
+
+
+def _parts(layer: dict[str, Any]) -> tuple[float, float, float, float]:
+    """Microseconds of the product, the bias and the activation, dense, and of the sparse layer."""
+    kernels = layer["dense"]["kernels"]
+    bias_us, activation_us = (
+        math.fsum(kernel["us"] for kernel in kernels if kind.search(kernel["name"])) for kind in (BIAS, ACTIVATION)
+    )
+    return layer["dense"]["us"] - bias_us - activation_us, bias_us, activation_us, layer["sparse_us"]
+
+
+def _make_layer(layer: dict[str, Any]) -> SparseLayer:
+    """One that is like it: with as many zeros, in other places."""
+    shape = (layer["out_channels"], layer["in_channels"] // layer["group"], *layer["kernel"])
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal(shape).astype(layer["dtype"])
+    weight[rng.random(shape) < layer["sparsity"]] = 0
+    made = make_layer(
+        weight,
+        strides=(layer["stride"],) * 2,
+        dilations=(1, 1),
+        pads=(layer["pad"],) * 4,
+        group=layer["group"],
+        element_type=weight.dtype,
+        activation=0,
+        in_size=(layer["height"], layer["width"]),
+    )
+    assert isinstance(made, SparseLayer)
+    return made

@@ -1,0 +1,305 @@
+"""What a layer takes on a GPU that is not at hand, and which kernel had best run it with how many images.
+
+Float layers with four images and more, amid other convolutions, are foretold as they run inside networks
+(`gpu_network_times`), all others by themselves (`gpu_times`).
+
+A node with code of its own runs it from so many images on as it is foretold to be the fastest then; with fewer, one of
+the library's kernels runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.converter.network_place import Place, find_place
+from onnx_sparseconv.custom_ops.schema import ConvGeometry
+from onnx_sparseconv.errors import UsageError
+from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL, NETWORK
+from onnx_sparseconv.kernels.gpu_times import dense_work
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of
+from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
+from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
+
+# What has to gain where the model leaves the batch size open and nobody named one: a layer alone, and a full GPU.
+DEFAULT_BATCHES = (1, 64)
+# The same for sizes of maps, for each axis that is open: a large map, and a small one.
+DEFAULT_SIZES = (56, 14)
+
+# With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
+# SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
+FEW_IMAGES = 4
+# With few images, a layer's own code is read once a run, and has left the caches that are near when it runs again: in a
+# network it takes about so many times what it takes by itself, again and again, as it was measured.
+COLD_CODE = 1.7
+# Numbers of images that generated code may begin to run at.
+_FIRST_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+
+# Of an input, N, C and the spatial sizes; None where one is open.
+Shape = Sequence[int | None]
+
+
+@dataclass(frozen=True)
+class GpuRule:
+    """What to decide for.
+
+    Attributes:
+        architectures: 90 for sm_90; at least one.
+        batches: batch sizes, for models that leave theirs open; empty: `DEFAULT_BATCHES`.
+        to_half: whether layers will compute in float16, whatever they do now.
+        with_images: whether code is generated for layers; else only the library's own kernels run them.
+        min_gain: how many times faster than dense a layer has to be.
+    """
+
+    architectures: tuple[int, ...]
+    batches: tuple[int, ...] = ()
+    to_half: bool = False
+    with_images: bool = True
+    min_gain: float = MIN_GAIN
+
+    def __post_init__(self) -> None:
+        if not self.architectures:
+            raise UsageError("the rule for GPUs needs an architecture")
+        if any(batch < 1 for batch in self.batches):
+            raise UsageError(f"batch sizes must be at least 1, got {min(self.batches)}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A layer on one architecture, at one batch size and map size; times in microseconds, without what a call costs.
+
+    Attributes:
+        architecture: 90 for sm_90.
+        batch: images.
+        size: spatial sizes of its input.
+        dense_us: ONNX Runtime's Conv, with the best of its options.
+        sparse_us: the sparse kernel.
+        runs_on: what the library's kernel runs on; empty for the layer's own.
+        layout_us: what of dense_us a layer by itself is charged for changes of layout.
+        is_in_network: whether both times are those inside a network.
+    """
+
+    architecture: int
+    batch: int
+    size: tuple[int, ...]
+    dense_us: float
+    sparse_us: float
+    runs_on: str = ""
+    layout_us: float = 0.0
+    is_in_network: bool = False
+
+    @property
+    def gain(self) -> float:
+        """How many times faster than dense."""
+        return self.dense_us / self.sparse_us
+
+    @property
+    def saved_us(self) -> float:
+        """Microseconds less than dense."""
+        return self.dense_us - self.sparse_us
+
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.size))
+        return (
+            f"{self.gain:.2f}x on sm_{self.architecture} at batch {self.batch} and {size} "
+            f"({self.dense_us:.0f} us dense, {self.sparse_us:.0f} us sparse"
+            f"{', on ' if self.runs_on else ''}{self.runs_on})"
+        )
+
+
+def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
+    """Times of a layer at everything that the rule asks for, of the kernels that are foretold to be the fastest on each
+    architecture; or why there is none.
+
+    Args:
+        site: a convolution with a known weight and geometry.
+        rule: what to decide for.
+    """
+    assert site.weight is not None
+    assert site.geometry is not None
+    weight, geometry = site.weight.values, site.geometry
+    layer = make_layer(
+        weight,
+        strides=geometry.strides,
+        dilations=geometry.dilations,
+        pads=geometry.pads,
+        group=geometry.group,
+        element_type=np.dtype(np.float16) if rule.to_half else weight.dtype,
+        activation=0,
+    )
+    if isinstance(layer, Refusal):
+        return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
+    asked = _Asked.of(site.input_shape if site.input_shape is not None else unknown_shape(geometry), rule)
+    asked = replace(asked, place=find_place(site))
+    found: list[Prediction] = []
+    for architecture in rule.architectures:
+        way = _best_way(layer, asked, architecture, rule)
+        if isinstance(way, Refusal):
+            return Refusal(f"sm_{architecture}: {way.reason}")
+        found += way.predictions
+    return found
+
+
+def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int, KernelChoice]:
+    """By architecture, 90 for sm_90, how a layer that is sparse anyway had best run; nothing where no way is known.
+
+    Args:
+        layer: as it will run.
+        shape: of its input; None where a size is open.
+        rule: what to decide for.
+    """
+    asked = _Asked.of(shape, rule)
+    ways = {architecture: _best_way(layer, asked, architecture, rule) for architecture in rule.architectures}
+    return {architecture: way.choice for architecture, way in ways.items() if not isinstance(way, Refusal)}
+
+
+def unknown_shape(geometry: ConvGeometry) -> Shape:
+    """Of an input of which nothing is known but its rank."""
+    return (None,) * (len(geometry.kernel_shape) + 2)
+
+
+# Where no code is generated.
+NO_IMAGE = Refusal("no code is generated, and no kernel of the library's own is known to be fast")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The calls of a layer that matter: all these batch sizes, with all these spatial sizes."""
+
+    batches: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
+    is_batch_open: bool  # whether the model leaves its batch size open
+    is_size_open: bool  # and a spatial size
+    place: Place | None = None  # of the layer in its network, where that is known
+
+    @staticmethod
+    def of(shape: Shape, rule: GpuRule) -> _Asked:
+        is_size_open = any(size is None for size in shape[2:])
+        sizes = tuple(
+            tuple(size if size is not None else default for size in shape[2:])
+            for default in (DEFAULT_SIZES if is_size_open else DEFAULT_SIZES[:1])
+        )
+        batches = (rule.batches or DEFAULT_BATCHES) if shape[0] is None else (shape[0],)
+        return _Asked(batches, sizes, shape[0] is None, is_size_open)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """One way to run a layer on one architecture: what is to run it, and times of all calls that were asked for."""
+
+    choice: KernelChoice
+    predictions: list[Prediction]
+
+    def rank(self, min_gain: float) -> tuple[bool, float]:
+        """The greatest is the best: whether it gains enough everywhere, and what it gains in the mean."""
+        gains = [one.gain for one in self.predictions]
+        return min(gains) >= min_gain, math.prod(gains)
+
+
+def _best_way(layer: SparseLayer, asked: _Asked, architecture: int, rule: GpuRule) -> _Way | Refusal:
+    """Code of the layer's own, from so many images on as it is the faster, or the library's kernels alone."""
+    ways = []
+    calls = [
+        _Call(_sized(layer, size), architecture, batch, size, asked.place)
+        for size, batch in itertools.product(asked.sizes, asked.batches)
+    ]
+    by_library = [_predict_library(call) for call in calls]
+    known = [one for one in by_library if one is not None]
+    if len(known) == len(calls):
+        ways.append(_Way(CSR, known))
+    generated = _generated_way(layer, asked, calls, by_library) if rule.with_images else NO_IMAGE
+    if not isinstance(generated, Refusal):
+        ways.insert(0, generated)
+    elif not ways:
+        return generated
+    return max(ways, key=lambda way: way.rank(rule.min_gain))
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer that has the size of its input."""
+
+    layer: SparseLayer
+    architecture: int
+    batch: int
+    size: tuple[int, ...]
+    place: Place | None
+
+    @property
+    def is_in_network(self) -> bool:
+        """Whether it is known what it takes inside a network."""
+        is_known = self.batch >= FEW_IMAGES and self.layer.element_type == np.float32
+        return is_known and self.place is not None and not self.place.is_first
+
+    def predict(self, sparse_us: float, runs_on: str = "") -> Prediction:
+        """The prediction with such a sparse time."""
+        layout_us = 0.0
+        if self.place is not None and self.is_in_network:
+            dense_us = NETWORK.dense_layer_us(
+                self.layer, self.batch, has_bias=self.place.has_bias, has_activation=self.place.has_activation
+            )
+        else:
+            work = dense_work(self.layer, self.batch)
+            dense_us, layout_us = float(MODEL.dense_us(work)), MODEL.layout_us * float(work.is_window)
+        times = (dense_us, sparse_us, runs_on, layout_us, self.is_in_network)
+        return Prediction(self.architecture, self.batch, self.size, *times)
+
+
+def _generated_way(
+    layer: SparseLayer, asked: _Asked, calls: Sequence[_Call], by_library: Sequence[Prediction | None]
+) -> _Way | Refusal:
+    # Of an open size the plan knows nothing, as when it is made for good.
+    planned = replace(layer, in_size=None) if asked.is_size_open else calls[0].layer
+    plan = choose_plan(planned, calls[0].architecture)
+    if isinstance(plan, Refusal):
+        return plan
+    choice = choice_of(plan, planned)
+    if asked.is_batch_open:
+        of_sizes = [call for call in calls if call.batch == asked.batches[0]]
+        choice = replace(choice, min_batch=max(_least_batch(call, plan, asked.batches) for call in of_sizes))
+    return _Way(
+        choice,
+        [
+            library if library is not None and call.batch < choice.min_batch else _predict_generated(call, plan)
+            for call, library in zip(calls, by_library, strict=True)
+        ],
+    )
+
+
+def _least_batch(call: _Call, plan: GeneratedPlan, batches: Sequence[int]) -> int:
+    """Images from which on generated code is not slower than what the library has, up to the most that is asked for; 0
+    where it never is, or not even with these.
+    """
+    most = max(batches)
+    least = 0
+    for batch in sorted({*batches, *(first for first in _FIRST_BATCHES if first < most)}, reverse=True):
+        with_so_many = replace(call, batch=batch)
+        library = _predict_library(with_so_many)
+        if library is not None and library.sparse_us < _predict_generated(with_so_many, plan).sparse_us:
+            return least
+        least = batch
+    return 0
+
+
+def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
+    """A layer with that input; as `make_layer` sees sizes of one and of three axes."""
+    return replace(layer, in_size=size if len(size) == 2 else (1, math.prod(size)))
+
+
+def _predict_generated(call: _Call, plan: GeneratedPlan) -> Prediction:
+    """By generated code."""
+    if call.is_in_network:
+        return call.predict(NETWORK.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz))
+    _, sparse_us = MODEL.layer_us(call.layer, plan, call.batch)
+    return call.predict(sparse_us * (COLD_CODE if call.batch < FEW_IMAGES else 1.0))
+
+
+def _predict_library(call: _Call) -> Prediction | None:
+    """By the library's kernel that takes the layer; None where nothing is foretold of it."""
+    library = MODEL.library_us(call.layer, call.architecture, call.batch)
+    return None if library is None else call.predict(*library)

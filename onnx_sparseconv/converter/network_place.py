@@ -1,0 +1,105 @@
+"""Where a convolution stands in its network, as far as that says what it takes on a GPU when it is dense.
+
+Amid other convolutions, ONNX Runtime keeps the channels last, and nothing has its layout changed. Next to what is not
+computed so, tensors change their layout before and behind a dense layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import onnx_graphsurgeon as gs
+
+from onnx_sparseconv.converter.conv_sites import ConvSite
+
+# Operators that are applied to each element of what a convolution makes.
+_ACTIVATIONS = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh"})
+# What is computed in any layout, or in that of the convolutions.
+_BETWEEN = _ACTIVATIONS | {
+    "Add",
+    "Sub",
+    "Mul",
+    "Div",
+    "Sum",
+    "MaxPool",
+    "AveragePool",
+    "GlobalAveragePool",
+    "Identity",
+    "Dropout",
+}
+# Behind the last convolution there is one small tensor.
+_BEHIND_ALL = frozenset({"Flatten", "Reshape", "Gemm", "ReduceMean", "Squeeze", "Softmax", "MatMul"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A convolution amid others.
+
+    Attributes:
+        is_first: whether it reads an input of the model, whose layout is changed for it.
+        has_bias: whether ONNX Runtime adds a bias to it, a BatchNormalization among them, which it folds.
+        has_activation: whether an activation follows.
+    """
+
+    is_first: bool
+    has_bias: bool
+    has_activation: bool
+
+
+def find_place(site: ConvSite) -> Place | None:
+    """The place of a convolution; None where it does not stand amid others, or nothing follows it."""
+    before, behind = _makers(site.node.inputs[:1]), _readers(site.node)
+    if not behind or not all(_is_convolution(node) for node in before):
+        return None
+    if not all(_is_convolution(node) or node.op in _BEHIND_ALL for node in behind):
+        return None
+    last = _folded(site.node)
+    has_activation = any(reader.op in _ACTIVATIONS for reader in _next(last))
+    return Place(not before, len(site.node.inputs) > 2 or last is not site.node, has_activation)
+
+
+def _is_convolution(node: gs.Node) -> bool:
+    return node.op in ("Conv", "SparseConv", "SparseConvAdd", "SparseConvMaxPool")
+
+
+def _next(node: gs.Node) -> list[gs.Node]:
+    return [reader for tensor in node.outputs for reader in tensor.outputs]
+
+
+def _folded(node: gs.Node) -> gs.Node:
+    """A convolution, or the last BatchNormalization that is folded into it."""
+    while len(readers := _next(node)) == 1 and readers[0].op == "BatchNormalization":
+        node = readers[0]
+    return node
+
+
+def _makers(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
+    """What made tensors, but for what is computed in any layout."""
+    found, seen, waiting = [], set(), [node for tensor in tensors for node in tensor.inputs]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        is_folded = node.op == "BatchNormalization" and [n.op for n in node.inputs[0].inputs] == ["Conv"]
+        if node.op in _BETWEEN or is_folded:
+            waiting += [maker for tensor in node.inputs for maker in tensor.inputs]
+        elif node.op not in ("Constant", "Cast"):
+            found.append(node)
+    return found
+
+
+def _readers(node: gs.Node) -> list[gs.Node]:
+    """What reads a convolution's result, but for what is computed in any layout."""
+    found, seen, waiting = [], set(), _next(_folded(node))
+    while waiting:
+        reader = waiting.pop()
+        if id(reader) in seen:
+            continue
+        seen.add(id(reader))
+        if reader.op in _BETWEEN:
+            waiting += _next(reader)
+        else:
+            found.append(reader)
+    return found

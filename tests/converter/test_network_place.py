@@ -1,0 +1,80 @@
+"""Where a convolution stands: what says whether a dense network runs it with its channels last, and what behind it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+from onnx_sparseconv.converter.conv_sites import find_conv_sites
+from onnx_sparseconv.converter.model_view import ModelView
+from onnx_sparseconv.converter.network_place import Place, find_place
+from onnx_sparseconv.converter.shapes import ShapeMap
+
+
+def places(*nodes, output="y"):
+    """Of the convolutions of a model that reads X; all have the weight W of 4 channels and 1x1."""
+    weight = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "W")
+    vectors = [numpy_helper.from_array(np.ones(4, np.float32), name) for name in ("scale", "shift", "mean", "var", "B")]
+    inputs = [helper.make_tensor_value_info("X", 1, [1, 4, 8, 8])]
+    outputs = [helper.make_tensor_value_info(output, 1, None)]
+    graph = helper.make_graph(list(nodes), "g", inputs, outputs, [weight, *vectors])
+    proto = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
+    return [find_place(site) for site in find_conv_sites(ModelView(proto), ShapeMap(proto))]
+
+
+def node(kind, inputs, out, **attributes):
+    return helper.make_node(kind, inputs.split(), [out], out, **attributes)
+
+
+def conv(inputs, out):
+    return node("Conv", inputs, out)
+
+
+def test_first_middle_and_last():
+    found = places(
+        conv("X W", "a"), node("Relu", "a", "b"), conv("b W B", "c"), conv("c W", "d"), node("Flatten", "d", "y")
+    )
+    assert found == [Place(True, False, True), Place(False, True, False), Place(False, False, False)]
+
+
+def test_the_last_one_of_a_model_is_not_amid_others():
+    assert places(conv("X W", "a"), conv("a W", "y")) == [Place(True, False, False), None]
+
+
+@pytest.mark.parametrize("kind", ["Relu", "MaxPool", "GlobalAveragePool", "Identity", "Sigmoid"])
+def test_what_keeps_the_layout_may_stand_between(kind):
+    more = {"kernel_shape": [2, 2]} if kind == "MaxPool" else {}
+    first, _ = places(conv("X W", "a"), node(kind, "a", "b", **more), conv("b W", "y"))
+    assert first is not None
+
+
+@pytest.mark.parametrize("kind", ["Transpose", "Concat", "Resize"])
+def test_what_changes_it_may_not(kind):
+    more = {"axis": 1} if kind == "Concat" else {}
+    first, second, third = places(
+        conv("X W", "a"), node(kind, "a", "b", **more), conv("b W", "c"), conv("c W", "d"), node("Flatten", "d", "y")
+    )
+    assert (first, second) == (None, None)
+    assert third is not None
+
+
+def test_residuals_lead_to_both_makers():
+    nodes = [conv("X W", "a"), conv("a W", "b"), node("Add", "a b", "c"), node("Relu", "c", "d"), conv("d W", "e")]
+    assert [place is not None for place in places(*nodes, node("Flatten", "e", "y"))] == [True, True, True]
+    nodes[1] = node("Transpose", "a", "b", perm=[0, 1, 3, 2])
+    # The transposed tensor is one of what the last one reads.
+    assert [place is not None for place in places(*nodes, node("Flatten", "e", "y"))] == [False, False]
+
+
+def test_normalisation_that_is_folded_is_a_bias():
+    norm = node("BatchNormalization", "a scale shift mean var", "b")
+    first, second = places(conv("X W", "a"), norm, node("Clip", "b", "c"), conv("c W", "d"), node("Flatten", "d", "y"))
+    assert first == Place(True, True, True)
+    assert second == Place(False, False, False)
+
+
+def test_normalisation_before_a_convolution_is_not_folded():
+    norm = node("BatchNormalization", "r scale shift mean var", "b")
+    nodes = [conv("X W", "a"), node("Relu", "a", "r"), norm, conv("b W", "d"), node("Flatten", "d", "y")]
+    assert places(*nodes) == [None, None]
