@@ -19,6 +19,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import paper_tables
+from network_rows import parts_of
 from paper_results import PaperResults
 from suite_rows import read_suite
 from tables import NOT_MEASURED, break_even, table
@@ -243,11 +244,23 @@ def gpu_summary_table(*results: str) -> str:
     return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
 
 
-def gpu_models_table(*results: str, batch: int | None = None) -> str:
-    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without; all, or of a batch size."""
+def gpu_models_table(*results: str) -> str:
+    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without."""
     head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
-    records = [record for name in results for record in load(name)["models"]]
-    return table(head, [_gpu_model_row(record) for record in records if batch in (None, record["batch"])])
+    return table(head, [_gpu_model_row(record) for name in results for record in load(name)["models"]])
+
+
+def network_kernels_table() -> str:
+    """What the kernels of all layers take in whole networks, by what they do."""
+    head = ["network", "layers", "products", "biases", "activations", "dense, together", "sparse", "speed-up"]
+    rows = []
+    for network in load("gpu-network-kernels")["networks"]:
+        layers = network["layers"]
+        *dense, sparse = (sum(parts) for parts in zip(*map(parts_of, layers), strict=True))
+        times = [f"{us / 1000:.2f} ms" for us in (*dense, sum(dense), sparse)]
+        name = network["original"].removesuffix(".onnx")
+        rows.append([name, str(len(layers)), *times, f"{sum(dense) / sparse:.2f}x"])
+    return table(head, rows)
 
 
 def rewrites_table(*results: str) -> str:
@@ -335,9 +348,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models"),
-    "gpu-models-batch-1": lambda: gpu_models_table("gpu-models-batch-1-half", "gpu-models-batch-1"),
-    "gpu-models-batch-1-all": lambda: gpu_models_table("gpu-models-batch-1-all-half"),
-    "gpu-models-other-batch": lambda: gpu_models_table("gpu-models-half-earlier", "gpu-models-earlier", batch=1),
+    "gpu-models-one-batch": lambda: gpu_models_table("gpu-models-batch-64", "gpu-models-batch-1"),
+    "gpu-network-kernels": network_kernels_table,
     "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
     "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),
     "gpu-tuning": lambda: gpu_tuning_table("gpu-tuning-fp16", "gpu-tuning-fp16-generated", "gpu-tuning-fp32"),

@@ -82,7 +82,7 @@ def read_network_rows(path: Path, architecture: int, clock_mhz: float) -> Networ
         if not isinstance(plan, GeneratedPlan):
             continue
         is_depthwise = made.group_in_channels == 1 < made.group
-        times = [float(np.median([_parts(layer)[part] for layer, _ in layers])) for part in range(4)]
+        times = [float(np.median([parts_of(layer)[part] for layer, _ in layers])) for part in range(4)]
         works = dense_work(made, batch), code_work(made, plan, batch, clock_mhz)
         found.append((name, *works, is_depthwise, adds_residual, *times))
     if not found:
@@ -157,7 +157,7 @@ def _name(layer: dict[str, Any]) -> str:
     return f"{kernel}_{channels}{grouped}@{layer['height']}/{layer['stride']}"
 
 
-def _parts(layer: dict[str, Any]) -> tuple[float, float, float, float]:
+def parts_of(layer: dict[str, Any]) -> tuple[float, float, float, float]:
     """Microseconds of the product, the bias and the activation, dense, and of the sparse layer."""
     kernels = layer["dense"]["kernels"]
     bias_us, activation_us = (

@@ -36,7 +36,7 @@ from tests.support.odd_models import FEEDS
 SETTING = {"processor": "an abacus", "onnxruntime": "1.0", "threads": 2}
 
 
-KERNELS = {"sm_90": KernelChoice("generated", 32, 24, 864, (7, 9)), "sm_86": KernelChoice("csr")}
+KERNELS = {"sm_90": KernelChoice("generated", 32, 24, 864, (7, 9), 4), "sm_86": KernelChoice("csr")}
 
 
 def layer(node, choice="sparse", **more):
@@ -254,6 +254,8 @@ def test_kernels_by_layer_and_architecture():
         ({"sm_90": {"kernel": "generated", "tile_channels": 8, "threads": "many"}}, "'threads' is missing or has the"),
         ({"sm_90": {"kernel": "generated", "tile_channels": 8, "in_size": [1]}}, "'in_size' must be two sizes"),
         ({"sm_90": {"kernel": "generated", "tile_channels": 8, "in_size": [0, 7]}}, "'in_size' must be two sizes"),
+        ({"sm_90": {"kernel": "generated", "tile_channels": 8, "min_batch": -1}}, "no number may be negative"),
+        ({"sm_90": {"kernel": "generated", "tile_channels": 8, "min_batch": 2**31}}, "'min_batch' is 2147483648; it"),
     ],
 )
 def test_a_kernel_that_is_none_is_told_with_its_place(tmp_path, kernels, told):

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import onnx_sparseconv
-from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images, gpu_rule, inspect, restore
+from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images, gpu_predictions, gpu_rule, inspect, restore
 from onnx_sparseconv.converter.gpu_images import drop_stale, makers
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -123,6 +123,19 @@ def test_a_converted_model_can_be_given_images_later(options):
     unasked, report = convert(added)
     assert unasked is None
     assert [len(layer.images) for layer in report.model.layers] == [1, 1]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_image_says_from_how_many_images_on_it_runs(options, monkeypatch):
+    """As the rule has it, where the library's kernel is foretold to be faster with fewer."""
+    with_few = gpu_predictions.Prediction(90, 1, (8, 8), 100.0, 0.001, "the CSR kernel")
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda call: with_few if call.batch < 3 else None)
+    proto = two_layers()
+    proto.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    proto.graph.output[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    converted, report = convert(proto, options=options)
+    assert [[image.min_batch for image in images_in(node)] for node in sparse_nodes(converted)] == [[3], [3]]
+    assert all(layer.images[0].plan.endswith(", from 3 images on") for layer in report.model.layers)
 
 
 @pytest.mark.usefixtures("tiny")
