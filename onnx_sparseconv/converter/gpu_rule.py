@@ -110,8 +110,9 @@ def _what_one_batch_gives(
     if len(batches) < 2 or rule.batches:
         return ()
     alone = {batch: choose_together(sites, found, rule, batch) for batch in batches}
+    short = f"the network does not gain enough at every batch size: {together}"
     return tuple(
-        f"for batch {batch} alone, --batch {batch}: {one}; for all, {together}"
+        f"{short}; --batch {batch} decides for that one alone: {one}"
         for batch, one in alone.items()
         if one.is_enough(rule)
     )

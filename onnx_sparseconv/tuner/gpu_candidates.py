@@ -20,11 +20,12 @@ from onnx_sparseconv.kernels.compile import CompileOptions, Outcome
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MODEL
 from onnx_sparseconv.kernels.gpu_times import ON_WARPGROUPS
-from onnx_sparseconv.kernels.kernel_choice import KernelChoice, choice_of, ranked_plans
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of, from_batch, ranked_plans
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
 from onnx_sparseconv.kernels.plan import choose_plan, cost
 from onnx_sparseconv.kernels.targets import NvrtcChoice, Target, resolve_targets
 from onnx_sparseconv.tuner.candidates import Candidate, Prepared, Progress, candidates_for, sparse_model
+from onnx_sparseconv.tuner.database import LayerTimes
 
 # Plans that are foretold to take so many times longer than the best, or than the library's own kernel, are not timed.
 MAX_PLAN_COST = 2.0
@@ -189,6 +190,49 @@ class GpuSearch:
         return compile_choices(layers, choices, self.target, self.compile_options, progress) if wanted else []
 
 
+def with_fewer_images(
+    times: Sequence[LayerTimes], candidates: Sequence[Candidate], batches: Sequence[int]
+) -> tuple[tuple[LayerTimes, ...], tuple[Candidate, ...]]:
+    """Adds each generated kernel as it runs from so many images on, and the general one with fewer.
+
+    Of these nothing has to be timed: each case's time is that of the kernel which runs then.
+
+    Args:
+        times: of a layer, at each case.
+        candidates: that were timed.
+        batches: images of each case.
+
+    Returns:
+        Times and candidates, the further ones last.
+    """
+    general = next((c for c in candidates if c.counts and CSR in c.kernels.values()), None)
+    generated = [c for c in candidates if isinstance(c, GeneratedCandidate)]
+    if general is None:
+        return tuple(times), tuple(candidates)
+    # The general kernel runs as many as it was timed with, and no more.
+    firsts = [batch + 1 for batch in sorted(set(batches))[:-1]]
+    split = [(one, _from(one, first)) for one in generated for first in firsts]
+    added = [
+        {
+            later.name: at_case.times_us[(general if batch < later.kernel.min_batch else one).name]
+            for one, later in split
+        }
+        for at_case, batch in zip(times, batches, strict=True)
+    ]
+    more = (replace(one, times_us={**one.times_us, **us}) for one, us in zip(times, added, strict=True))
+    return tuple(more), (*candidates, *(later for _, later in split))
+
+
+def _from(candidate: GeneratedCandidate, first: int) -> GeneratedCandidate:
+    kernel = replace(candidate.kernel, min_batch=first)
+    return replace(candidate, name=f"{candidate.name}{from_batch(first)}", kernel=kernel)
+
+
+def batch_of(piece: ModelProto) -> int:
+    """Images that a layer's model is timed with."""
+    return int(piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value)
+
+
 def architecture_here() -> int | None:
     """Of this machine's first GPU, 90 for sm_90; None without one."""
     gpus = read_cuda_driver().gpus
@@ -228,7 +272,7 @@ def _compiled(candidate: GeneratedCandidate, outcome: Outcome) -> GeneratedCandi
 def _call_of(piece: ModelProto) -> tuple[SparseLayer | Refusal, int]:
     """The layer, and with how many images it is called."""
     node = _only_node(sparse_model(piece, fuse_pools=True))
-    return node.layer, piece.graph.input[0].type.tensor_type.shape.dim[0].dim_value
+    return node.layer, batch_of(piece)
 
 
 def _only_node(model: ModelProto) -> SparseNode:

@@ -89,7 +89,7 @@ class LayerCost:
 def best_sparse(
     times: Sequence[LayerTimes], candidates: Sequence[Candidate], weights: Sequence[float]
 ) -> Candidate | None:
-    """The sparse candidate that is fastest over all cases: a node has one kernel for all of them.
+    """The sparse candidate that is fastest over all cases: a node is written once for all of them.
 
     Args:
         times: of the layer, at each case.

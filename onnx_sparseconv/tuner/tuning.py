@@ -34,7 +34,13 @@ from onnx_sparseconv.tuner.candidates import Candidate, FixedSearch, Search, can
 from onnx_sparseconv.tuner.cost_model import why_hopeless
 from onnx_sparseconv.tuner.database import Database, LayerTimes, default_database
 from onnx_sparseconv.tuner.foretold import ForetoldLayer, foretell_layer
-from onnx_sparseconv.tuner.gpu_candidates import GpuSearch, architecture_here, find_target
+from onnx_sparseconv.tuner.gpu_candidates import (
+    GpuSearch,
+    architecture_here,
+    batch_of,
+    find_target,
+    with_fewer_images,
+)
 from onnx_sparseconv.tuner.in_place import LayerNames, refine, worth_trying
 from onnx_sparseconv.tuner.layers import Found, Layer
 from onnx_sparseconv.tuner.layouts import Layout, layouts_of
@@ -374,8 +380,10 @@ class _Tuner:
             if problem := _why_no_dense(times, one.candidates):
                 layers[one.index] = replace(layer, left=(Cause.NOT_MEASURED, f"it cannot be timed: {problem}"))
                 continue
-            sparse = best_sparse(times, one.candidates, weights)
-            found[id(layer.site.node)] = Found(times, one.candidates, sparse)
+            batches = [batch_of(piece.model) for piece in one.pieces]
+            times, candidates = with_fewer_images(times, one.candidates, batches)
+            sparse = best_sparse(times, candidates, weights)
+            found[id(layer.site.node)] = Found(times, candidates, sparse)
         for index, first in alike.items():
             node, like = id(layers[index].site.node), layers[first]
             if id(like.site.node) in found:

@@ -558,6 +558,39 @@ def test_what_is_not_timed_is_foretold_for_the_gpu_at_hand(tuned, monkeypatch):
 
 
 @pytest.mark.usefixtures("compiled")
+def test_a_node_may_run_the_general_kernel_with_few_images_and_its_own_code_with_more(tuned):
+    bench = GpuBench(whole_us=fast_whole)
+
+    def layer(piece, candidates, **how):
+        found = GpuBench.layer(bench, piece, candidates, **how)
+        general_us = 5.0 if gpu_candidates.batch_of(piece) == 1 else 60.0
+        return LayerTimes({**found.times_us, "sparse, general": general_us}, {})
+
+    bench.layer = layer
+    (decision,) = tuned(network(0.9), bench, cases=make_cases([1, 16])).decisions.layers
+    kernel = decision.kernels["sm_90"]
+    assert (kernel.kernel, kernel.min_batch) == ("generated", 2)
+    (chosen,) = (c for c in decision.candidates if c.times_us == (5.0, 10.0))
+    assert chosen.name.endswith(" (sm_90), from 2 images on")
+
+
+def test_what_is_added_for_several_batch_sizes_is_not_timed():
+    candidates = search(max_plans=2).candidates([piece(batch=1), piece(batch=8)])
+    *_, general, _, second = candidates
+    at_1 = LayerTimes({c.name: 30.0 for c in candidates} | {general.name: 3.0}, {})
+    at_8 = LayerTimes({c.name: 40.0 for c in candidates} | {second.name: math.inf}, {second.name: "it failed"})
+    times, more = gpu_candidates.with_fewer_images((at_1, at_8), candidates, [1, 8])
+    assert more[: len(candidates)] == candidates
+    assert [c.kernel.min_batch for c in more[len(candidates) :]] == [2, 2]
+    by_name = [[at_case.times_us[c.name] for at_case in times] for c in more[len(candidates) :]]
+    assert by_name == [[3.0, 40.0], [3.0, math.inf]]
+    assert len({c.name for c in more}) == len(more)
+    # With one batch size there is nothing to choose between.
+    assert gpu_candidates.with_fewer_images((at_8,), candidates, [8]) == ((at_8,), candidates)
+    assert gpu_candidates.with_fewer_images((at_8, at_8), candidates, [8, 8])[1] == candidates
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(("batch", "is_cold"), [(1, False), (4096, True)])
 def test_layers_of_models_beyond_the_gpus_cache_are_timed_with_the_cache_empty(tuned, batch, is_cold):
     """The input of a layer of 32 channels of 12x12 takes 75 MB with 4096 images."""
