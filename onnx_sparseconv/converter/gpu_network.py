@@ -77,7 +77,7 @@ class Together:
         return bool(self.sparse) and all(gain.is_enough(rule) for gain in self.gains)
 
     def __str__(self) -> str:
-        return f"{len(self.sparse)} layers together predicted {' and '.join(map(str, self.gains))}"
+        return f"{len(self.sparse)} layers together predicted {', '.join(map(str, self.gains))}"
 
 
 def choose_together(
@@ -92,13 +92,14 @@ def choose_together(
         rule: what to decide for.
         batch: the only one that counts; None: all that were foretold.
     """
-    by_layer = {index: _least_by_call(ones, batch) for index, ones in found.items()}
+    of_all = {index: _least_by_call(ones, batch) for index, ones in found.items()}
+    by_layer = {index: ones for index, ones in of_all.items() if ones}
     calls = sorted({call for ones in by_layer.values() for call in ones})
     costs = np.array([[_costs(sites[i], ones.get(call), rule) for call in calls] for i, ones in by_layer.items()])
     if not costs.size:
         return Together(frozenset(), ())
     dense, sparse, changes = np.moveaxis(costs, -1, 0)
-    others = [site for index, site in enumerate(sites) if site.is_conv and index not in found]
+    others = [site for index, site in enumerate(sites) if site.is_conv and index not in by_layer]
     rest = np.array([sum(changes_us(site, images, to_half=rule.to_half) for site in others) for _, images in calls])
     is_sparse = _greatest_gain(dense + changes, sparse, rest)
     total = np.where(is_sparse[:, None], sparse, dense + changes).sum(axis=0) + rest
@@ -134,10 +135,15 @@ def _least_by_call(found: Sequence[Prediction], batch: int | None) -> dict[Call,
 
 
 def _costs(site: ConvSite, one: Prediction | None, rule: GpuRule) -> tuple[float, float, float]:
-    """A layer's microseconds among others, dense and sparse, and those of changes of layout if it alone is dense."""
+    """A layer's microseconds among others, dense and sparse, and those of changes of layout if it alone is dense.
+
+    One that was timed by itself was charged with these. With many images, they take as long as the tensors are large.
+    """
     if one is None:
         return 0.0, 0.0, 0.0
     dense_us = one.dense_us - (1 - LAYOUT_AMONG_OTHERS) * one.layout_us
+    if one.batch >= FEW_IMAGES and not one.is_in_network:
+        return dense_us, one.sparse_us, 0.0
     return dense_us, one.sparse_us, changes_us(site, one.batch, one.size, to_half=rule.to_half)
 
 
@@ -153,7 +159,7 @@ def _greatest_gain(
     while True:
         changed = total + np.where(is_sparse[:, None], dense - sparse, sparse - dense)
         best = int(np.argmin(np.log(changed).sum(axis=1)))
-        if np.log(changed[best]).sum() >= np.log(total).sum() - 1e-9:
+        if not np.log(changed[best]).sum() < np.log(total).sum() - 1e-9:
             return is_sparse
         is_sparse[best] = not is_sparse[best]
         total = changed[best]

@@ -112,13 +112,14 @@ class Prediction:
         )
 
 
-def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
+def predict(site: ConvSite, rule: GpuRule, *, by_itself: bool = False) -> list[Prediction] | Refusal:
     """Times of a layer at everything that the rule asks for, of the kernels that are foretold to be the fastest on each
     architecture; or why there is none.
 
     Args:
         site: a convolution with a known weight and geometry.
         rule: what to decide for.
+        by_itself: whether it is foretold as if it stood in no network.
     """
     assert site.weight is not None
     assert site.geometry is not None
@@ -135,7 +136,7 @@ def predict(site: ConvSite, rule: GpuRule) -> list[Prediction] | Refusal:
     if isinstance(layer, Refusal):
         return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
     asked = _Asked.of(site.input_shape if site.input_shape is not None else unknown_shape(geometry), rule)
-    asked = replace(asked, place=find_place(site))
+    asked = replace(asked, place=None if by_itself else find_place(site))
     found: list[Prediction] = []
     for architecture in rule.architectures:
         way = _best_way(layer, asked, architecture, rule)
@@ -233,21 +234,22 @@ class _Call:
     @property
     def is_in_network(self) -> bool:
         """Whether it is known what it takes inside a network."""
-        is_known = self.batch >= FEW_IMAGES and self.layer.element_type == np.float32
-        return is_known and self.place is not None and not self.place.is_first
+        return self.place is not None and self.batch >= FEW_IMAGES and self.layer.element_type == np.float32
 
     def predict(self, sparse_us: float, runs_on: str = "") -> Prediction:
         """The prediction with such a sparse time."""
-        layout_us = 0.0
-        if self.place is not None and self.is_in_network:
-            dense_us = NETWORK.dense_layer_us(
-                self.layer, self.batch, has_bias=self.place.has_bias, has_activation=self.place.has_activation
-            )
-        else:
-            work = dense_work(self.layer, self.batch)
-            dense_us, layout_us = float(MODEL.dense_us(work)), MODEL.layout_us * float(work.is_window)
+        dense_us, layout_us = self._dense_us()
         times = (dense_us, sparse_us, runs_on, layout_us, self.is_in_network)
         return Prediction(self.architecture, self.batch, self.size, *times)
+
+    def _dense_us(self) -> tuple[float, float]:
+        """Microseconds dense, and those of them that are for changes of layout."""
+        if self.place is None or not self.is_in_network:
+            work = dense_work(self.layer, self.batch)
+            return float(MODEL.dense_us(work)), MODEL.layout_us * float(work.is_window)
+        has_bias, has_activation = self.place.has_bias, self.place.has_activation
+        us = NETWORK.dense_layer_us(self.layer, self.batch, has_bias=has_bias, has_activation=has_activation)
+        return us, 0.0
 
 
 def _generated_way(
@@ -261,7 +263,10 @@ def _generated_way(
     choice = choice_of(plan, planned)
     if asked.is_batch_open:
         of_sizes = [call for call in calls if call.batch == asked.batches[0]]
-        choice = replace(choice, min_batch=max(_least_batch(call, plan, asked.batches) for call in of_sizes))
+        least = max(_least_batch(call, plan, asked.batches) for call in of_sizes)
+        # With fewer images, the library's kernel is known to be faster at one size of the map, but not at another.
+        is_unknown = any(one is None and call.batch < least for call, one in zip(calls, by_library, strict=True))
+        choice = replace(choice, min_batch=0 if is_unknown else least)
     return _Way(
         choice,
         [
@@ -272,8 +277,9 @@ def _generated_way(
 
 
 def _least_batch(call: _Call, plan: GeneratedPlan, batches: Sequence[int]) -> int:
-    """Images from which on generated code is not slower than what the library has, up to the most that is asked for; 0
-    where it never is, or not even with these.
+    """Images from which on generated code is not slower than what the library has, up to the most that is asked for.
+
+    0 where code should run with any number, or with none: `_best_way` compares it with the library's kernels alone.
     """
     most = max(batches)
     least = 0

@@ -24,7 +24,6 @@ from onnx_sparseconv.converter.gpu_predictions import (
     Prediction,
     predict,
 )
-from onnx_sparseconv.converter.network_place import find_place
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON
 from onnx_sparseconv.kernels.layer import Refusal
@@ -34,7 +33,9 @@ MIN_SAVED_US = 10.0
 # Layers that are not sparse enough by themselves, or too small, may become sparse with others: sparse kernels do bias
 # and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights.
 MOST_WEIGHTS_TAKEN_ALONG = 1 << 16
-_TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL, Reason.TOO_DENSE)
+_TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL)
+# Of larger ones that are too dense by themselves: what they take was measured of sparse layers.
+LEAST_ZEROS_TAKEN_ALONG = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,37 +70,46 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
         for index, (site, verdict) in enumerate(layers)
     ]
     known = {index: ones for index, ones in found.items() if not isinstance(ones, Refusal)}
-    if known:
-        known |= _taken_along(layers, rule)
-    together = choose_together(sites, known, rule)
+    along = _taken_along(layers, rule) if known else {}
+    together = choose_together(sites, known | along, rule)
+    if not together.sparse & known.keys():
+        together = choose_together(sites, known, rule)
     notes = _notes(rule, [sites[index] for index in found])
     if together.is_enough(rule):
         notes += (str(together),)
         for index in together.sparse:
             if not decided[index].rewrite:
-                worst = min(known[index], key=lambda one: one.gain)
-                text = f"{verdicts[index].text}; predicted {worst}, and to gain with the others"
-                decided[index] = Verdict(True, Reason.REWRITE, text)
+                worst = min((known | along)[index], key=lambda one: one.gain)
+                how = f"taken along: predicted {worst}" if index in along else f"predicted {worst}"
+                decided[index] = Verdict(
+                    True, Reason.REWRITE, f"{verdicts[index].text}; {how}, and to gain with the others"
+                )
     else:
-        notes += _what_one_batch_gives(sites, known, rule, together)
+        notes += _what_one_batch_gives(sites, known | along, rule, together)
     return GpuVerdicts(decided, notes)
 
 
 def _taken_along(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> dict[int, list[Prediction]]:
-    """What is foretold of layers with few zeros, by their number.
+    """What is foretold of layers that are not sparse enough by themselves, by their number.
 
-    With many images, it is known of float layers amid others alone what they take in a network.
+    With many images, only of such of which it is known what they take in a network.
     """
     found = {}
     for index, (site, verdict) in enumerate(layers):
-        if verdict.reason not in _TAKEN_ALONG or site.weight is None:
-            continue
-        values = site.weight.values
-        ones = predict(site, rule) if values.size <= MOST_WEIGHTS_TAKEN_ALONG else []
-        is_float_amid_others = not rule.to_half and values.dtype == np.float32 and find_place(site) is not None
-        if not isinstance(ones, Refusal) and all(one.batch < FEW_IMAGES or is_float_amid_others for one in ones):
-            found[index] = ones
-    return {index: ones for index, ones in found.items() if ones}
+        if _may_be_taken_along(site, verdict):
+            ones = predict(site, rule)
+            if not isinstance(ones, Refusal) and all(one.batch < FEW_IMAGES or one.is_in_network for one in ones):
+                found[index] = ones
+    return found
+
+
+def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
+    if site.weight is None or site.weight.values.size > MOST_WEIGHTS_TAKEN_ALONG:
+        return False
+    values = site.weight.values
+    if verdict.reason is Reason.TOO_DENSE:
+        return bool(np.count_nonzero(values) <= (1 - LEAST_ZEROS_TAKEN_ALONG) * values.size)
+    return verdict.reason in _TAKEN_ALONG
 
 
 def _what_one_batch_gives(
@@ -107,7 +117,9 @@ def _what_one_batch_gives(
 ) -> tuple[str, ...]:
     """Which batch sizes had better be named alone, where the network does not gain at all that are asked for."""
     batches = sorted({one.batch for ones in found.values() for one in ones})
-    if len(batches) < 2 or rule.batches:
+    shapes = [sites[index].input_shape for index in found]
+    is_open = all(shape is None or shape[0] is None for shape in shapes)
+    if len(batches) < 2 or rule.batches or not is_open:
         return ()
     alone = {batch: choose_together(sites, found, rule, batch) for batch in batches}
     short = f"the network does not gain enough at every batch size: {together}"
@@ -159,10 +171,11 @@ def _by_itself(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refus
 
 
 def _least_saved_us(site: ConvSite, one: Prediction, rule: GpuRule) -> float:
-    """What a layer has to save: also changes of layout that a dense network does not make, as if nothing were pooled.
+    """What a layer has to save: at least what changes of layout around it take, which a dense network does not make, as
+    if nothing were pooled.
 
-    A layer that was timed by itself was charged with these, so that they count twice with few images; with many, they
-    are little against the layer.
+    A dense layer that was timed by itself was charged with these. So they count twice with few images, and with many,
+    where they are little against the layer, not at all.
     """
     times = 1 if one.is_in_network else 2 if one.batch < FEW_IMAGES else 0
     return max(MIN_SAVED_US, times * changes_us(site, one.batch, one.size, to_half=rule.to_half))

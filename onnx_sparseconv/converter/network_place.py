@@ -37,18 +37,19 @@ class Place:
     """A convolution amid others.
 
     Attributes:
-        is_first: whether it reads an input of the model, whose layout is changed for it.
         has_bias: whether ONNX Runtime adds a bias to it, a BatchNormalization among them, which it folds.
-        has_activation: whether an activation follows.
+        has_activation: whether an activation follows; behind the addition of a residual it is not counted, nor is that.
     """
 
-    is_first: bool
     has_bias: bool
     has_activation: bool
 
 
 def find_place(site: ConvSite) -> Place | None:
-    """The place of a convolution; None where it does not stand amid others, or nothing follows it."""
+    """The place of a convolution; None where it does not stand amid others, or its result is the model's."""
+    results = {id(tensor) for tensor in site.scope.graph.outputs}
+    if any(id(tensor) in results for tensor in site.node.outputs):
+        return None
     before, behind = _makers(site.node.inputs[:1]), _readers(site.node)
     if not behind or not all(_is_convolution(node) for node in before):
         return None
@@ -56,7 +57,8 @@ def find_place(site: ConvSite) -> Place | None:
         return None
     last = _folded(site.node)
     has_activation = any(reader.op in _ACTIVATIONS for reader in _next(last))
-    return Place(not before, len(site.node.inputs) > 2 or last is not site.node, has_activation)
+    has_bias = any(bool(tensor.name) for tensor in site.node.inputs[2:])
+    return Place(has_bias or last is not site.node, has_activation)
 
 
 def _is_convolution(node: gs.Node) -> bool:

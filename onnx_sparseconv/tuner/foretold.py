@@ -49,7 +49,7 @@ def foretell_layer(
     """
     if rule is None or shape is None or site.weight is None or site.geometry is None:
         return None
-    found = predict(replace(site, input_shape=tuple(shape)), rule)
+    found = predict(replace(site, input_shape=tuple(shape)), rule, by_itself=True)
     if isinstance(found, Refusal):
         return None
     (one,) = found

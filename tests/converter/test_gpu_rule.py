@@ -23,7 +23,7 @@ from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
-from onnx_sparseconv.kernels.layer import Refusal
+from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from tests.support.gpu_images import needs_nvrtc
 from tests.support.sparse_layers import sparse_layer
 
@@ -352,17 +352,20 @@ def test_convert_asks_it_for_the_precision_that_it_makes():
 
 
 @pytest.mark.parametrize(
-    ("batch", "saved_us", "rewritten"),
+    ("batch", "in_network", "saved_us", "rewritten"),
     [
-        (4, 10.5, [True, True]),  # 10 microseconds are enough where there are several images
-        (4, 9.5, [False, False]),
-        (1, 14.5, [True, False]),  # with one, the second has its input changed as well
-        (1, 25.0, [True, True]),
+        (4, False, 10.5, [True, True]),  # 10 microseconds are enough where there are several images
+        (4, False, 9.5, [False, False]),
+        (1, False, 14.5, [True, False]),  # with one, the second has its input changed as well
+        (1, False, 25.0, [True, True]),
+        (4, True, 10.5, [True, False]),  # so it has where the dense layer was not charged with it
+        (4, True, 13.5, [True, True]),
     ],
 )
-def test_few_images_have_to_pay_for_changes_of_layout(monkeypatch, batch, saved_us, rewritten):
+def test_changes_of_layout_have_to_be_paid_for(monkeypatch, batch, in_network, saved_us, rewritten):
     def predict_one(call, _):
-        return Prediction(call.architecture, call.batch, call.size, 10 * saved_us / 9, saved_us / 9)
+        times = (10 * saved_us / 9, saved_us / 9)
+        return Prediction(call.architecture, call.batch, call.size, *times, is_in_network=in_network)
 
     monkeypatch.setattr(gpu_predictions, "_predict_generated", predict_one)
     monkeypatch.setattr(gpu_network.Together, "is_enough", lambda *_: False)
@@ -395,7 +398,9 @@ def times(monkeypatch):
 
     def predict(call):
         zeros = round(1 - np.count_nonzero(call.layer.used_weights) / call.layer.weight.size, 1)
-        return Prediction(call.architecture, call.batch, call.size, *found[zeros][call.batch], "the CSR kernel")
+        times = found[zeros][call.batch]
+        is_known = call.is_in_network
+        return Prediction(call.architecture, call.batch, call.size, *times, "the CSR kernel", is_in_network=is_known)
 
     monkeypatch.setattr(gpu_predictions, "choose_plan", lambda *_: Refusal("too long"))
     monkeypatch.setattr(gpu_predictions, "_predict_library", predict)
@@ -538,3 +543,127 @@ def test_what_is_not_amid_convolutions_is_not_taken_along(times):
 
 def test_a_network_without_a_sparse_layer_stays_as_it_is():
     assert reasons(chain(*[(64, 64, 3, 56, 0.1)] * 3)) == [Reason.TOO_DENSE] * 3
+
+
+def amid_others(batch=64):
+    """Three layers, with biases and activations, and what ends a network."""
+    proto = chain((64, 64, 3, 28, 0.9), (64, 64, 3, 28, 0.9), (64, 64, 1, 28, 0.9), batch=batch)
+    proto.graph.initializer.append(numpy_helper.from_array(np.ones(64, np.float32), "bias"))
+    nodes = []
+    for index, node in enumerate(proto.graph.node):
+        nodes.append(node)
+        if index != 1:
+            node.input.append("bias")
+            node.output[0] = f"before{index}"
+            nodes.append(helper.make_node("Relu", [f"before{index}"], [f"y{index}"]))
+    nodes.append(helper.make_node("Flatten", ["y2"], ["flat"]))
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    proto.graph.output[0].name = "flat"
+    return proto
+
+
+def sites_of(proto):
+    return make_plan(load(proto), DecisionOptions()).sites
+
+
+def test_float_layers_amid_others_are_foretold_as_inside_a_network(monkeypatch):
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda _: None)
+    network_model, model = gpu_predictions.NETWORK, gpu_predictions.MODEL
+    sites = sites_of(amid_others())
+    for index, (has_bias, has_activation) in enumerate([(True, True), (False, False), (True, True)]):
+        (found,) = predict(sites[index], GpuRule((90,)))
+        layer = sparse_layer_of(sites[index])
+        assert found.is_in_network
+        assert found.layout_us == 0
+        assert found.dense_us == network_model.dense_layer_us(
+            layer, 64, has_bias=has_bias, has_activation=has_activation
+        )
+        plan = gpu_predictions.choose_plan(layer, 90)
+        assert found.sparse_us == network_model.code_layer_us(layer, plan, 64, model.clock_mhz)
+
+
+def sparse_layer_of(site, dtype=np.float32):
+    kernel = site.weight.values.shape[2]
+    return make_layer(
+        site.weight.values.astype(dtype),
+        strides=(1, 1),
+        dilations=(1, 1),
+        pads=(kernel // 2,) * 4,
+        group=1,
+        element_type=np.dtype(dtype),
+        activation=0,
+        in_size=site.input_shape[2:],
+    )
+
+
+@pytest.mark.parametrize(("batch", "to_half", "by_itself"), [(1, False, False), (64, True, False), (64, False, True)])
+def test_all_others_are_foretold_by_themselves(monkeypatch, batch, to_half, by_itself):
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda _: None)
+    site = sites_of(amid_others(batch=batch))[0]
+    (found,) = predict(site, GpuRule((90,), to_half=to_half), by_itself=by_itself)
+    layer = sparse_layer_of(site, np.float16 if to_half else np.float32)
+    dense_us, sparse_us = gpu_predictions.MODEL.layer_us(layer, gpu_predictions.choose_plan(layer, 90), batch)
+    assert not found.is_in_network
+    assert found.layout_us == gpu_predictions.MODEL.layout_us
+    assert found.dense_us == dense_us
+    # With few images, code has left the caches that are near.
+    assert found.sparse_us == sparse_us * (gpu_predictions.COLD_CODE if batch == 1 else 1)
+
+
+def test_what_is_foretold_below_the_first_batch_of_code_is_the_librarys(monkeypatch):
+    """Of sizes that are open, code runs from the greater of both batches on."""
+
+    def by_library(call):
+        slower_from = {14: 4, 56: 2}[call.size[0]]
+        return Prediction(90, call.batch, call.size, 100, 5 if call.batch < slower_from else 500, "the CSR kernel")
+
+    monkeypatch.setattr(gpu_predictions, "_predict_library", by_library)
+    monkeypatch.setattr(gpu_predictions, "_predict_generated", lambda c, _: Prediction(90, c.batch, c.size, 100, 20))
+    layer = sparse_layer((64, 64, 3, 3), density=0.1)
+    chosen = choose_kernels(layer, (None, 64, None, None), GpuRule((90,), (1, 2, 64)))[90]
+    assert (chosen.kernel, chosen.min_batch) == ("generated", 4)
+    found = predictions(network(NARROW, sizes=("h", "w")), GpuRule((90,), (1, 2, 64)))
+    assert {(one.size[0], one.batch): one.sparse_us for one in found} == {
+        (56, 1): 5.0,
+        (56, 2): 500.0,  # slower than the code, which does not run yet
+        (56, 64): 20.0,
+        (14, 1): 5.0,
+        (14, 2): 5.0,
+        (14, 64): 20.0,
+    }
+    # Where nothing is known of the library's kernel at one of the sizes, code runs always.
+    monkeypatch.setattr(gpu_predictions, "_predict_library", lambda c: by_library(c) if c.size[0] == 14 else None)
+    assert choose_kernels(layer, (None, 64, None, None), GpuRule((90,), (1, 2, 64)))[90].min_batch == 0
+
+
+def test_with_many_images_a_network_has_to_gain_as_much_as_is_asked_for(times):
+    times[0.9] = {64: (13.0, 10.0)}  # too little to be saved by one
+    model = chain((*THIN, 0.9), (*THIN, 0.9), batch=64)
+    assert all(verdict.rewrite for verdict in verdicts(model, GpuRule((90,), min_gain=1.25)))
+    assert not any(verdict.rewrite for verdict in verdicts(model, GpuRule((90,), min_gain=1.35)))
+
+
+def test_dense_layers_alone_do_not_become_sparse(times):
+    """Where the one that is sparse enough had better stay dense."""
+    times[0.9] = {1: (20.0, 90.0)}
+    times[0.6] = {1: (20.0, 5.0)}
+    model = chain((*THIN, 0.6), (*THIN, 0.6), (*THIN, 0.9))
+    assert not any(verdict.rewrite for verdict in verdicts(model, GpuRule((90,))))
+    times[0.9] = {1: (20.0, 21.0)}
+    found = verdicts(model, GpuRule((90,)))
+    assert all(verdict.rewrite for verdict in found)
+    assert "% of its weights are zero, below the " in found[0].text
+    assert "; taken along: predicted 4.00x" in found[0].text
+    # One without zeros among its weights is no sparse layer, however small.
+    times[0.0] = {1: (20.0, 5.0)}
+    assert verdicts(chain((*THIN, 0.0), (*THIN, 0.9)), GpuRule((90,)))[0].reason is Reason.TOO_DENSE
+
+
+def test_no_batch_size_is_advised_where_the_model_has_its_own(times):
+    times[0.9] = {1: (12.0, 9.0), 64: (100.0, 200.0)}
+    model = chain(*[(*THIN, 0.9)] * 3, batch=1)
+    model.graph.node.insert(2, helper.make_node("Expand", ["y1", "shape"], ["wide"]))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([64, 64, 14, 14]), "shape"))
+    model.graph.node[3].input[0] = "wide"
+    assert not any("alone" in note for note in notes_of(model, GpuRule((90,))))

@@ -35,11 +35,20 @@ def test_first_middle_and_last():
     found = places(
         conv("X W", "a"), node("Relu", "a", "b"), conv("b W B", "c"), conv("c W", "d"), node("Flatten", "d", "y")
     )
-    assert found == [Place(True, False, True), Place(False, True, False), Place(False, False, False)]
+    assert found == [Place(False, True), Place(True, False), Place(False, False)]
 
 
 def test_the_last_one_of_a_model_is_not_amid_others():
-    assert places(conv("X W", "a"), conv("a W", "y")) == [Place(True, False, False), None]
+    assert places(conv("X W", "a"), conv("a W", "y")) == [Place(False, False), None]
+
+
+def test_what_is_a_result_of_the_model_too_is_not_amid_others():
+    assert places(conv("X W", "y"), conv("y W", "b"), node("Flatten", "b", "z"))[0] is None
+
+
+def test_a_bias_that_is_left_out_is_none():
+    left_out = helper.make_node("Conv", ["X", "W", ""], ["a"], "a")
+    assert places(left_out, conv("a W", "b"), node("Flatten", "b", "y"))[0] == Place(False, False)
 
 
 @pytest.mark.parametrize("kind", ["Relu", "MaxPool", "GlobalAveragePool", "Identity", "Sigmoid"])
@@ -70,8 +79,8 @@ def test_residuals_lead_to_both_makers():
 def test_normalisation_that_is_folded_is_a_bias():
     norm = node("BatchNormalization", "a scale shift mean var", "b")
     first, second = places(conv("X W", "a"), norm, node("Clip", "b", "c"), conv("c W", "d"), node("Flatten", "d", "y"))
-    assert first == Place(True, True, True)
-    assert second == Place(False, False, False)
+    assert first == Place(True, True)
+    assert second == Place(False, False)
 
 
 def test_normalisation_before_a_convolution_is_not_folded():
