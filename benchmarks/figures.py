@@ -19,7 +19,7 @@ from statistics import geometric_mean
 from typing import Any
 
 import paper_tables
-from network_rows import parts_of
+from network_parts import parts_of
 from paper_results import PaperResults
 from suite_rows import read_suite
 from tables import NOT_MEASURED, break_even, table
@@ -250,6 +250,22 @@ def gpu_models_table(*results: str) -> str:
     return table(head, [_gpu_model_row(record) for name in results for record in load(name)["models"]])
 
 
+def gpu_networks_table() -> str:
+    """Times faster than dense of whole networks that are converted once, by type, images and CUDA graph."""
+    columns = [(dtype, *rest) for dtype in ("float32", "float16") for rest in ((64, False), (1, False), (1, True))]
+    cells: dict[str, dict[tuple[str, int, bool], str]] = {}
+    for dtype, results in (("float32", "gpu-models"), ("float16", "gpu-models-half")):
+        for record in load(results)["models"]:
+            original = record["original"]
+            name = original["path"].removesuffix(".onnx").removesuffix(".half")
+            key = dtype, record["batch"], original["mode"].endswith("graph")
+            gain = f"{record['speedup']['of_medians']:.2f}x" if record["kernels"] else "stays dense"
+            cells.setdefault(name, {})[key] = gain
+    images = {64: "64 images", 1: "one image"}
+    head = [f"{dtype}, {images[batch]}{', CUDA graph' if graph else ''}" for dtype, batch, graph in columns]
+    return table(["network", *head], [[name, *(row.get(c, "-") for c in columns)] for name, row in cells.items()])
+
+
 def network_kernels_table() -> str:
     """What the kernels of all layers take in whole networks, by what they do."""
     head = ["network", "layers", "products", "biases", "activations", "dense, together", "sparse", "speed-up"]
@@ -347,6 +363,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
+    "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models"),
     "gpu-models-one-batch": lambda: gpu_models_table("gpu-models-batch-64", "gpu-models-batch-1"),
     "gpu-network-kernels": network_kernels_table,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from network_parts import parts_of
 
 from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
 from onnx_sparseconv.kernels.gpu_times import DenseWork, as_arrays, dense_work
@@ -35,7 +34,6 @@ START = NetworkModel(
     code_out_us=0.0,
 )
 PRODUCT = ("tflops", "half_depth", "half_moutputs", "bandwidth_tb", "product_launch_us")
-BIAS, ACTIVATION = re.compile(r"op_generic_tensor"), re.compile(r"_UnaryElementWise|_Clip")
 
 # Searches a model for what makes errors, as logarithms, least: where it begins, the constants that change, the errors.
 Fit = Callable[[Any, Sequence[str], Callable[[Any], np.ndarray]], Any]
@@ -155,15 +153,6 @@ def _name(layer: dict[str, Any]) -> str:
     kernel, grouped = "x".join(map(str, layer["kernel"])), f"/{layer['group']}" if layer["group"] > 1 else ""
     channels = f"{layer['in_channels']}-{layer['out_channels']}"
     return f"{kernel}_{channels}{grouped}@{layer['height']}/{layer['stride']}"
-
-
-def parts_of(layer: dict[str, Any]) -> tuple[float, float, float, float]:
-    """Microseconds of the product, the bias and the activation, dense, and of the sparse layer."""
-    kernels = layer["dense"]["kernels"]
-    bias_us, activation_us = (
-        math.fsum(kernel["us"] for kernel in kernels if kind.search(kernel["name"])) for kind in (BIAS, ACTIVATION)
-    )
-    return layer["dense"]["us"] - bias_us - activation_us, bias_us, activation_us, layer["sparse_us"]
 
 
 def _make_layer(layer: dict[str, Any]) -> SparseLayer:
