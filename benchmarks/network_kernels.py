@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from network_parts import Kernel, dense_groups, sparse_groups
 from onnx import ModelProto
 from results_head import results_head
 from torch.profiler import ProfilerActivity, profile
@@ -45,17 +45,6 @@ from onnx_sparseconv.runtime.session import make_session, measuring_options
 
 SCHEMA_VERSION = 1
 WARM_UP, RUNS = 20, 20
-# Kernels that multiply, and those that belong to the layer before or behind.
-DENSE_PRODUCT = re.compile(r"implicit_gemm|fprop|nvjet|cutlass|conv2d|first_layer|gemm|splitK")
-DENSE_BIAS = re.compile(r"op_generic_tensor")
-DENSE_ACTIVATION = re.compile(r"_UnaryElementWise|_Clip")
-SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|gather)")
-SPARSE_BEHIND = re.compile(r"sparseconv_reduce")
-SPARSE_POOL = re.compile(r"sparseconv_max_pool")
-SPARSE_PRODUCT = re.compile(r"sparseconv_")
-
-# Name and microseconds.
-Kernel = tuple[str, float]
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -93,36 +82,6 @@ def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> list[Kernel]:
         raise ValueError(f"{path.name}: runs differ in their kernels")
     times = np.array([event.time_range.elapsed_us() for event in events]).reshape(RUNS, -1).mean(axis=0)
     return list(zip(names.tolist(), times.tolist(), strict=False))
-
-
-def dense_groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
-    """The kernels of each dense layer, which all have a bias, added by a kernel behind their products."""
-    groups: list[list[Kernel]] = [[]]
-    products: list[Kernel] = []
-    for kernel in kernels:
-        if DENSE_PRODUCT.search(kernel[0]):
-            products.append(kernel)
-        elif DENSE_BIAS.search(kernel[0]):
-            groups.append([*products, kernel])
-            products = []
-        elif not products and DENSE_ACTIVATION.search(kernel[0]):
-            groups[-1].append(kernel)
-    return groups[1:]
-
-
-def sparse_groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
-    """The kernels of each sparse layer, without its pool."""
-    groups: list[list[Kernel]] = []
-    before: list[Kernel] = []
-    for kernel in kernels:
-        if SPARSE_BEFORE.match(kernel[0]):
-            before.append(kernel)
-        elif SPARSE_BEHIND.match(kernel[0]):
-            groups[-1].append(kernel)
-        elif SPARSE_PRODUCT.match(kernel[0]) and not SPARSE_POOL.match(kernel[0]):
-            groups.append([*before, kernel])
-            before = []
-    return groups
 
 
 def sites_of(path: Path) -> list[ConvSite]:
