@@ -6,7 +6,7 @@ computed so, tensors change their layout before and behind a dense layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
@@ -50,7 +50,7 @@ def find_place(site: ConvSite) -> Place | None:
     results = {id(tensor) for tensor in site.scope.graph.outputs}
     if any(id(tensor) in results for tensor in site.node.outputs):
         return None
-    before, behind = _makers(site.node.inputs[:1]), _readers(site.node)
+    before, behind = _makers(site.node), _readers(site.node)
     if not behind or not all(_is_convolution(node) for node in before):
         return None
     if not all(_is_convolution(node) or node.op in _BEHIND_ALL for node in behind):
@@ -76,32 +76,35 @@ def _folded(node: gs.Node) -> gs.Node:
     return node
 
 
-def _makers(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
-    """What made tensors, but for what is computed in any layout."""
-    found, seen, waiting = [], set(), [node for tensor in tensors for node in tensor.inputs]
+def _makers(node: gs.Node) -> list[gs.Node]:
+    """What makes the data that a node reads, but for what is computed in any layout."""
+    found = _beyond(_before(node.inputs[:1]), lambda between: _before(between.inputs))
+    return [maker for maker in found if maker.op not in ("Constant", "Cast")]
+
+
+def _readers(node: gs.Node) -> list[gs.Node]:
+    """What reads a convolution's result, but for what is computed in any layout."""
+    return _beyond(_next(_folded(node)), _next)
+
+
+def _before(tensors: Iterable[gs.Tensor]) -> list[gs.Node]:
+    return [maker for tensor in tensors for maker in tensor.inputs]
+
+
+def _beyond(nodes: Iterable[gs.Node], onward: Callable[[gs.Node], list[gs.Node]]) -> list[gs.Node]:
+    """The first nodes on each way that are not computed in any layout."""
+    found, seen, waiting = [], set(), list(nodes)
     while waiting:
         node = waiting.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
-        is_folded = node.op == "BatchNormalization" and [n.op for n in node.inputs[0].inputs] == ["Conv"]
-        if node.op in _BETWEEN or is_folded:
-            waiting += [maker for tensor in node.inputs for maker in tensor.inputs]
-        elif node.op not in ("Constant", "Cast"):
+        if node.op in _BETWEEN or (node.op == "BatchNormalization" and _is_folded(node)):
+            waiting += onward(node)
+        else:
             found.append(node)
     return found
 
 
-def _readers(node: gs.Node) -> list[gs.Node]:
-    """What reads a convolution's result, but for what is computed in any layout."""
-    found, seen, waiting = [], set(), _next(_folded(node))
-    while waiting:
-        reader = waiting.pop()
-        if id(reader) in seen:
-            continue
-        seen.add(id(reader))
-        if reader.op in _BETWEEN:
-            waiting += _next(reader)
-        else:
-            found.append(reader)
-    return found
+def _is_folded(normalisation: gs.Node) -> bool:
+    return [maker.op for maker in normalisation.inputs[0].inputs] == ["Conv"]
