@@ -233,7 +233,8 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
     num_words = len(words_and_taps(layer)[0])
     sums = tile_channels * registers_a_channel(layer)
     code_bytes = _code_bytes(layer, tile_channels)
-    staging_threads = _WARP if architecture >= _BULK_ARCHITECTURE and _suits_bulk_copies(layer) else 0
+    suits_bulk_copies = architecture >= _BULK_ARCHITECTURE and _suits_bulk_copies(layer, tile_channels)
+    staging_threads = _WARP if suits_bulk_copies else 0
     num_tiles = -(-layer.out_channels // tile_channels)
     registers = sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS
     registers += 0 if staging_threads else _STAGING_REGISTERS
@@ -343,13 +344,18 @@ def _packed_stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) 
     return None
 
 
-def _suits_bulk_copies(layer: SparseLayer) -> bool:
+def _suits_bulk_copies(layer: SparseLayer, tile_channels: int) -> bool:
     """Whether a warp that stages for all of a block is enough, as it is if it need not move single elements."""
     if layer.row_size is None:
         return True
     # Words of two halves never begin at odd elements; planes of an odd size are staged element by element.
-    columns = columns_per_slot(layer)
-    return layer.row_size[1] % columns == 0 and math.prod(layer.row_size) % columns == 0
+    columns, plane = columns_per_slot(layer), math.prod(layer.row_size)
+    if layer.row_size[1] % columns or plane % columns:
+        return False
+    # So are those of groups, unless the first one of every tile begins at a multiple of 16 bytes.
+    groups = tile_channels // layer.group_out_channels if tile_channels % layer.group_out_channels == 0 else 1
+    step = 0 if layer.group == 1 else groups * layer.group_in_channels
+    return step * plane * layer.element_type.itemsize % 16 == 0
 
 
 def _plane_residue(layer: SparseLayer) -> int:

@@ -126,3 +126,21 @@ def test_a_block_fits_with_the_registers_that_its_threads_may_have(dtype):
         assert plan.max_registers % 8 == 0 or plan.max_registers == 255
         assert quarter * plan.max_registers <= 512
         assert quarter * (plan.max_registers + 8) > 512 or plan.max_registers == 255
+
+
+@pytest.mark.parametrize(
+    ("channels", "group", "size", "dtype", "has_warp"),
+    [
+        (48, 48, 14, np.float16, True),  # 8 planes or more in a tile
+        (48, 48, 7, np.float32, True),
+        (48, 48, 7, np.float16, False),  # odd columns
+        (24, 4, 7, np.float32, False),  # 6 planes of 49 in a tile of one group
+        (32, 4, 7, np.float32, True),
+        (24, 1, 7, np.float32, True),
+    ],
+)
+def test_one_warp_stages_what_can_be_copied_in_one_piece(channels, group, size, dtype, has_warp):
+    layer = make((channels, channels // group, 3, 3), in_size=(size, size), dtype=dtype, group=group)
+    assert [plan.staging_threads for plan in candidate_plans(layer, 80)] == [0] * len([*candidate_plans(layer, 80)])
+    plan = choose_plan(layer, 90)
+    assert plan.staging_threads == (32 if has_warp else 0)

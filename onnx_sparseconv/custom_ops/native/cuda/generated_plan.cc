@@ -102,10 +102,16 @@ class GroupSearch {
     if (staging_ == kElementStaging) return true;
     if (element_bytes_ == 2 && (sizes_.in_w % 2 != 0 || plane % 2 != 0)) return false;
     if (plan_.plane_residue == 0 && plane % vector_ == 0) return true;
-    const int64_t group_in_channels = plan_.in_channels / plan_.group;
     return (IsPacked() || plane % vector_ == plan_.plane_residue) && plan_.in_channels * plane % vector_ == 0 &&
-           plan_.chunk_channels * plane % vector_ == 0 &&
-           (plan_.group == 1 || group_in_channels * plane % vector_ == 0);
+           plan_.chunk_channels * plane % vector_ == 0 && TileStep() * plane % vector_ == 0;
+  }
+
+  // Input channels of which every tile's first one is a multiple: of whole groups, those of a tile, else those of one.
+  int64_t TileStep() const {
+    if (plan_.group == 1) return 0;
+    const int64_t group_out_channels = plan_.out_channels / plan_.group;
+    const int64_t groups = plan_.tile_channels % group_out_channels == 0 ? plan_.tile_channels / group_out_channels : 1;
+    return groups * (plan_.in_channels / plan_.group);
   }
 
   // What a launch takes, in cycles, but for what does not depend on the groups: turns that each block takes, times what
