@@ -122,12 +122,9 @@ def _what_one_batch_gives(
     if len(batches) < 2 or rule.batches or not is_open:
         return ()
     alone = {batch: choose_together(sites, found, rule, batch) for batch in batches}
+    enough = [f"with --batch {batch} alone, {one}" for batch, one in alone.items() if one.is_enough(rule)]
     short = f"the network does not gain enough at every batch size: {together}"
-    return tuple(
-        f"{short}; --batch {batch} decides for that one alone: {one}"
-        for batch, one in alone.items()
-        if one.is_enough(rule)
-    )
+    return ("; ".join((short, *enough)),) if enough else ()
 
 
 def _notes(rule: GpuRule, sites: Sequence[ConvSite]) -> tuple[str, ...]:
