@@ -80,9 +80,7 @@ class Together:
         return f"{len(self.sparse)} layers together predicted {', '.join(map(str, self.gains))}"
 
 
-def choose_together(
-    sites: Sequence[ConvSite], found: Mapping[int, Sequence[Prediction]], rule: GpuRule, batch: int | None = None
-) -> Together:
+def choose_together(sites: Sequence[ConvSite], found: Mapping[int, Sequence[Prediction]], rule: GpuRule) -> Together:
     """The layers that had best be sparse together: those with which the network gains most, in the geometric mean of
     all calls.
 
@@ -90,16 +88,14 @@ def choose_together(
         sites: the convolutions of a model.
         found: what was foretold of those that may be sparse, by their number.
         rule: what to decide for.
-        batch: the only one that counts; None: all that were foretold.
     """
-    of_all = {index: _least_by_call(ones, batch) for index, ones in found.items()}
-    by_layer = {index: ones for index, ones in of_all.items() if ones}
+    by_layer = {index: _least_by_call(ones) for index, ones in found.items()}
     calls = sorted({call for ones in by_layer.values() for call in ones})
     costs = np.array([[_costs(sites[i], ones.get(call), rule) for call in calls] for i, ones in by_layer.items()])
     if not costs.size:
         return Together(frozenset(), ())
     dense, sparse, changes = np.moveaxis(costs, -1, 0)
-    others = [site for index, site in enumerate(sites) if site.is_conv and index not in by_layer]
+    others = [site for index, site in enumerate(sites) if site.is_conv and index not in found]
     rest = np.array([sum(changes_us(site, images, to_half=rule.to_half) for site in others) for _, images in calls])
     is_sparse = _greatest_gain(dense + changes, sparse, rest)
     total = np.where(is_sparse[:, None], sparse, dense + changes).sum(axis=0) + rest
@@ -128,10 +124,9 @@ def changes_us(site: ConvSite, batch: int, size: Sequence[int] | None = None, *,
     return sum(MODEL.dense_launch_us + MODEL.transpose_us(dims, itemsize) for dims in changed)
 
 
-def _least_by_call(found: Sequence[Prediction], batch: int | None) -> dict[Call, Prediction]:
+def _least_by_call(found: Sequence[Prediction]) -> dict[Call, Prediction]:
     """By architecture and batch size, of several sizes of maps the one at which a layer saves least."""
-    ones = [one for one in found if batch in (None, one.batch)]
-    return {(one.architecture, one.batch): one for one in sorted(ones, key=lambda one: -one.saved_us)}
+    return {(one.architecture, one.batch): one for one in sorted(found, key=lambda one: -one.saved_us)}
 
 
 def _costs(site: ConvSite, one: Prediction | None, rule: GpuRule) -> tuple[float, float, float]:

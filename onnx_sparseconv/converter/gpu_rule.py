@@ -60,33 +60,53 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
         rule: what to decide for.
     """
     layers = list(zip(sites, verdicts, strict=True))
-    found = {
+    found = _foretell(layers, rule)
+    decided = [
+        _by_itself(site, verdict, found.sparse[index], rule) if index in found.sparse else verdict
+        for index, (site, verdict) in enumerate(layers)
+    ]
+    notes = _notes(rule, [sites[index] for index in found.sparse])
+    if found.together.is_enough(rule):
+        notes += (str(found.together),)
+        for index in found.together.sparse:
+            if not decided[index].rewrite:
+                worst = min(found.known[index], key=lambda one: one.gain)
+                how = "predicted" if index in found.sparse else "taken along: predicted"
+                text = f"{verdicts[index].text}; {how} {worst}, and to gain with the others"
+                decided[index] = Verdict(True, Reason.REWRITE, text)
+    else:
+        notes += _what_one_batch_gives(layers, rule, found)
+    return GpuVerdicts(decided, notes)
+
+
+@dataclass(frozen=True)
+class _Foretold:
+    """What is foretold of a network's layers, by their number.
+
+    Attributes:
+        sparse: of those that are sparse enough, or why there is no kernel.
+        known: of those that may be sparse together, such as are taken along among them.
+        together: those that had best be.
+    """
+
+    sparse: Mapping[int, list[Prediction] | Refusal]
+    known: Mapping[int, list[Prediction]]
+    together: Together
+
+
+def _foretell(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> _Foretold:
+    sites = [site for site, _ in layers]
+    sparse = {
         index: predict(site, rule)
         for index, (site, verdict) in enumerate(layers)
         if verdict.rewrite and site.weight is not None
     }
-    decided = [
-        _by_itself(site, verdict, found[index], rule) if index in found else verdict
-        for index, (site, verdict) in enumerate(layers)
-    ]
-    known = {index: ones for index, ones in found.items() if not isinstance(ones, Refusal)}
+    known = {index: ones for index, ones in sparse.items() if not isinstance(ones, Refusal)}
     along = _taken_along(layers, rule) if known else {}
     together = choose_together(sites, known | along, rule)
-    if not together.sparse & known.keys():
-        together = choose_together(sites, known, rule)
-    notes = _notes(rule, [sites[index] for index in found])
-    if together.is_enough(rule):
-        notes += (str(together),)
-        for index in together.sparse:
-            if not decided[index].rewrite:
-                worst = min((known | along)[index], key=lambda one: one.gain)
-                how = f"taken along: predicted {worst}" if index in along else f"predicted {worst}"
-                decided[index] = Verdict(
-                    True, Reason.REWRITE, f"{verdicts[index].text}; {how}, and to gain with the others"
-                )
-    else:
-        notes += _what_one_batch_gives(sites, known | along, rule, together)
-    return GpuVerdicts(decided, notes)
+    if along and not together.sparse & known.keys():
+        return _Foretold(sparse, known, choose_together(sites, known, rule))
+    return _Foretold(sparse, known | along, together)
 
 
 def _taken_along(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> dict[int, list[Prediction]]:
@@ -113,17 +133,19 @@ def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
 
 
 def _what_one_batch_gives(
-    sites: Sequence[ConvSite], found: Mapping[int, Sequence[Prediction]], rule: GpuRule, together: Together
+    layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule, found: _Foretold
 ) -> tuple[str, ...]:
     """Which batch sizes had better be named alone, where the network does not gain at all that are asked for."""
-    batches = sorted({one.batch for ones in found.values() for one in ones})
-    shapes = [sites[index].input_shape for index in found]
-    is_open = all(shape is None or shape[0] is None for shape in shapes)
-    if len(batches) < 2 or rule.batches or not is_open:
+    shapes = [layers[index][0].input_shape for index in found.sparse]
+    if rule.batches or not all(shape is None or shape[0] is None for shape in shapes):
         return ()
-    alone = {batch: choose_together(sites, found, rule, batch) for batch in batches}
-    enough = [f"with --batch {batch} alone, {one}" for batch, one in alone.items() if one.is_enough(rule)]
-    short = f"the network does not gain enough at every batch size: {together}"
+    enough = []
+    for batch in DEFAULT_BATCHES:
+        alone = replace(rule, batches=(batch,))
+        together = _foretell(layers, alone).together
+        if together.is_enough(alone):
+            enough.append(f"with --batch {batch} alone, {together}")
+    short = f"the network does not gain enough at every batch size: {found.together}"
     return ("; ".join((short, *enough)),) if enough else ()
 
 

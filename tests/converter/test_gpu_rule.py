@@ -503,12 +503,12 @@ def test_generated_code_runs_from_so_many_images_on(monkeypatch):
     assert choose_kernels(layer, shape, GpuRule((90,)))[90].min_batch == 0
 
 
-def with_depthwise_amid(*, behind="Flatten"):
+def with_depthwise_amid(*, batch=64):
     """A depthwise convolution without zeros between two sparse ones."""
-    proto = chain((*THIN, 0.9), (*THIN, 0.0), (*THIN, 0.9), batch=64)
+    proto = chain((*THIN, 0.9), (*THIN, 0.0), (*THIN, 0.9), batch=batch)
     proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.ones((64, 1, 3, 3), np.float32), "w1"))
     proto.graph.node[1].attribute.append(helper.make_attribute("group", 64))
-    proto.graph.node.append(helper.make_node(behind, [proto.graph.output[0].name], ["last"]))
+    proto.graph.node.append(helper.make_node("Flatten", [proto.graph.output[0].name], ["last"]))
     proto.graph.output[0].name = "last"
     return proto
 
@@ -530,6 +530,14 @@ def test_what_has_few_zeros_becomes_sparse_with_others(times):
         model.graph.initializer[index].CopyFrom(numpy_helper.from_array(dense, f"w{index}"))
     found = verdicts(model, GpuRule((90,)))
     assert [verdict.reason for verdict in found] == [Reason.TOO_DENSE, Reason.DEPTHWISE, Reason.TOO_DENSE]
+
+
+def test_what_can_be_taken_along_with_one_image_alone_is_advised_so(times):
+    times[0.9] = times[0.0] = {1: (20.0, 15.0), 64: (100.0, 300.0)}
+    model, rule = with_depthwise_amid(batch="n"), GpuRule((90,), to_half=True)
+    (note,) = (note for note in notes_of(model, rule) if "alone" in note)
+    assert "; with --batch 1 alone, 3 layers together predicted 1.33x" in note
+    assert sum(verdict.rewrite for verdict in verdicts(model, GpuRule((90,), (1,), to_half=True))) == 3
 
 
 def test_what_is_not_amid_convolutions_is_not_taken_along(times):
