@@ -79,10 +79,9 @@ def read_network_rows(path: Path, architecture: int, clock_mhz: float) -> Networ
         plan = choose_plan(made, architecture)
         if not isinstance(plan, GeneratedPlan):
             continue
-        is_depthwise = made.group_in_channels == 1 < made.group
-        times = [float(np.median([parts_of(layer)[part] for layer, _ in layers])) for part in range(4)]
+        times = np.median([parts_of(layer) for layer, _ in layers], axis=0).tolist()
         works = dense_work(made, batch), code_work(made, plan, batch, clock_mhz)
-        found.append((name, *works, is_depthwise, adds_residual, *times))
+        found.append((name, *works, made.is_depthwise, adds_residual, *times))
     if not found:
         raise ValueError(f"{path.name}: no layer that generated code would run")
     names, dense, code, *others = zip(*found, strict=True)
@@ -102,13 +101,12 @@ def fit_network(rows: NetworkRows, fit: Fit) -> NetworkModel:
 
 def network_errors(rows: NetworkRows, model: NetworkModel) -> tuple[np.ndarray, np.ndarray]:
     """Foretold over measured times of each layer, dense with its passes and by generated code without residuals."""
-    product_us = np.where(rows.is_depthwise, model.depthwise_us(rows.dense), model.product_us(rows.dense))
-    moutputs = rows.dense.moutputs
-    passes_us = np.where(rows.bias_us > 0, model.pass_us(moutputs, model.bias_us), 0.0)
-    passes_us += np.where(rows.activation_us > 0, model.pass_us(moutputs, model.activation_us), 0.0)
+    dense_us = model.dense_us(
+        rows.dense, is_depthwise=rows.is_depthwise, has_bias=rows.bias_us > 0, has_activation=rows.activation_us > 0
+    )
     took_us = rows.product_us + rows.bias_us + rows.activation_us
     alone = ~rows.adds_residual
-    return (product_us + passes_us) / took_us, (model.code_us(rows.code) / rows.code_us)[alone]
+    return dense_us / took_us, (model.code_us(rows.code) / rows.code_us)[alone]
 
 
 def _fit_passes(rows: NetworkRows, model: NetworkModel) -> NetworkModel:

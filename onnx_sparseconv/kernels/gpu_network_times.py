@@ -14,9 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_sparseconv.kernels.gpu_times import OVERLAP, DenseWork, Figure, dense_work, sparse_work
+from onnx_sparseconv.kernels.gpu_times import DenseWork, Figure, computed_and_moved_us, dense_work, sparse_work
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan
+
+# Whether something is so of one layer, or of each of many.
+Flag = bool | NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -74,8 +77,7 @@ class NetworkModel:
         """Microseconds of a dense product; arrays give arrays."""
         depth, outputs = np.asarray(work.depth), np.asarray(work.moutputs)
         share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
-        compute, memory = work.mflop / (self.tflops * share), np.asarray(work.mbytes) / self.bandwidth_tb
-        both = np.maximum(compute, memory) + OVERLAP * np.minimum(compute, memory)
+        both = computed_and_moved_us(work, self.tflops * share, self.bandwidth_tb)
         return np.asarray(self.product_launch_us + both, np.float64)
 
     def depthwise_us(self, work: DenseWork) -> NDArray[np.float64]:
@@ -85,6 +87,15 @@ class NetworkModel:
     def pass_us(self, moutputs: Figure, us_a_million: float) -> NDArray[np.float64]:
         """Microseconds of a pass over so many millions of outputs; arrays give arrays."""
         return np.asarray(self.pass_launch_us + us_a_million * np.asarray(moutputs), np.float64)
+
+    def dense_us(
+        self, work: DenseWork, *, is_depthwise: Flag, has_bias: Flag, has_activation: Flag
+    ) -> NDArray[np.float64]:
+        """Microseconds of a dense layer, with the passes over its output; arrays give arrays."""
+        found = np.where(is_depthwise, self.depthwise_us(work), self.product_us(work))
+        for is_made, us_a_million in ((has_bias, self.bias_us), (has_activation, self.activation_us)):
+            found = found + np.where(is_made, self.pass_us(work.moutputs, us_a_million), 0.0)
+        return np.asarray(found, np.float64)
 
     def code_us(self, work: CodeWork) -> NDArray[np.float64]:
         """Microseconds of a generated kernel; arrays give arrays."""
@@ -100,10 +111,9 @@ class NetworkModel:
             ValueError: the layer's input size is not known.
         """
         work = dense_work(layer, batch)
-        found = float((self.depthwise_us if layer.group_in_channels == 1 < layer.group else self.product_us)(work))
-        for is_made, us_a_million in ((has_bias, self.bias_us), (has_activation, self.activation_us)):
-            found += float(self.pass_us(work.moutputs, us_a_million)) if is_made else 0.0
-        return found
+        return float(
+            self.dense_us(work, is_depthwise=layer.is_depthwise, has_bias=has_bias, has_activation=has_activation)
+        )
 
     def code_layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: float) -> float:
         """Microseconds of a layer by a plan's generated kernel.

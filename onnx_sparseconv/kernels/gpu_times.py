@@ -34,7 +34,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
 # A figure of one layer, or of many at once.
 Figure = float | NDArray[np.float64]
 # What the lesser of arithmetic and memory adds to the greater: they overlap, but for the most part only.
-OVERLAP = 0.3
+_OVERLAP = 0.3
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,7 @@ class TimeModel:
         peak = np.where(work.is_half, self.half_tflops, self.float_tflops)
         depth, outputs = np.maximum(work.depth, self.least_depth), np.maximum(work.moutputs, self.least_moutputs)
         share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
-        compute, memory = work.mflop / (peak * share), np.asarray(work.mbytes) / self.bandwidth_tb
-        both = np.maximum(compute, memory) + OVERLAP * np.minimum(compute, memory)
+        both = computed_and_moved_us(work, peak * share, self.bandwidth_tb)
         return np.asarray(self.dense_launch_us + both + self.layout_us * work.is_window, np.float64)
 
     def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:
@@ -153,6 +152,12 @@ class TimeModel:
         """
         sparse = sparse_work(layer, plan, batch, self.clock_mhz)
         return float(self.dense_us(dense_work(layer, batch))), float(self.sparse_us(sparse))
+
+
+def computed_and_moved_us(work: DenseWork, tflops: Figure, bandwidth_tb: float) -> NDArray[np.float64]:
+    """Microseconds of arithmetic at so many teraflops and of memory traffic, which overlap for the most part."""
+    compute, memory = work.mflop / tflops, np.asarray(work.mbytes) / bandwidth_tb
+    return np.asarray(np.maximum(compute, memory) + _OVERLAP * np.minimum(compute, memory), np.float64)
 
 
 def dense_work(layer: SparseLayer, batch: int) -> DenseWork:

@@ -75,6 +75,11 @@ class SparseLayer:
         return 1, self.in_size[0] * self.in_size[1]
 
     @property
+    def is_depthwise(self) -> bool:
+        """Whether every output channel reads one input channel of several."""
+        return self.group_in_channels == 1 < self.group
+
+    @property
     def group_in_channels(self) -> int:
         """Input channels of a group."""
         return int(self.weight.shape[1])

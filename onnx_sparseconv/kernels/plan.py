@@ -233,14 +233,14 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
     num_words = len(words_and_taps(layer)[0])
     sums = tile_channels * registers_a_channel(layer)
     code_bytes = _code_bytes(layer, tile_channels)
-    suits_bulk_copies = architecture >= _BULK_ARCHITECTURE and _suits_bulk_copies(layer, tile_channels)
+    tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))
+    suits_bulk_copies = architecture >= _BULK_ARCHITECTURE and _suits_bulk_copies(layer, tile_in_channels)
     staging_threads = _WARP if suits_bulk_copies else 0
     num_tiles = -(-layer.out_channels // tile_channels)
     registers = sums + num_words + LOADS_AHEAD + _OTHER_REGISTERS
     registers += 0 if staging_threads else _STAGING_REGISTERS
     warps = _LANE_REGISTERS // (-(-registers // 8) * 8) * _QUARTERS
     threads = min(_MAX_THREADS, warps * _WARP) - staging_threads
-    tile_in_channels = min(layer.in_channels, group_in * max(1, tile_channels // group_out))
     passes = min_passes(layer)
     if registers > _MAX_REGISTERS or threads < _MIN_THREADS or passes > tile_in_channels:
         return None
@@ -344,7 +344,7 @@ def _packed_stage(layer: SparseLayer, threads: int, chunks: _Chunks, room: int) 
     return None
 
 
-def _suits_bulk_copies(layer: SparseLayer, tile_channels: int) -> bool:
+def _suits_bulk_copies(layer: SparseLayer, tile_in_channels: int) -> bool:
     """Whether a warp that stages for all of a block is enough, as it is if it need not move single elements."""
     if layer.row_size is None:
         return True
@@ -352,10 +352,9 @@ def _suits_bulk_copies(layer: SparseLayer, tile_channels: int) -> bool:
     columns, plane = columns_per_slot(layer), math.prod(layer.row_size)
     if layer.row_size[1] % columns or plane % columns:
         return False
-    # So are those of groups, unless the first one of every tile begins at a multiple of 16 bytes.
-    groups = tile_channels // layer.group_out_channels if tile_channels % layer.group_out_channels == 0 else 1
-    step = 0 if layer.group == 1 else groups * layer.group_in_channels
-    return step * plane * layer.element_type.itemsize % 16 == 0
+    # So are those of groups, unless the first one of every tile begins at a multiple of 16 bytes: tiles are parts of
+    # groups or span whole ones, so what one reads follows on what another does.
+    return layer.group == 1 or tile_in_channels * plane * layer.element_type.itemsize % 16 == 0
 
 
 def _plane_residue(layer: SparseLayer) -> int:

@@ -10,7 +10,6 @@ import pytest
 from onnx_sparseconv.kernels.gpu_network_times import code_work
 from onnx_sparseconv.kernels.gpu_time_constants import MODEL, NETWORK
 from onnx_sparseconv.kernels.gpu_times import dense_work
-from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import choose_plan
 from tests.support.sparse_layers import sparse_layer
 
@@ -32,16 +31,7 @@ def test_a_dense_layer_is_a_product_and_passes_over_its_output():
 
 
 def test_a_depthwise_layer_moves_bytes():
-    layer = make_layer(
-        np.ones((64, 1, 3, 3), np.float32),
-        strides=(1, 1),
-        dilations=(1, 1),
-        pads=(1,) * 4,
-        group=64,
-        element_type=np.dtype(np.float32),
-        activation=0,
-        in_size=(56, 56),
-    )
+    layer = sparse_layer((64, 1, 3, 3), size=(56, 56), density=1, group=64)
     found = NETWORK.dense_layer_us(layer, 64, has_bias=False, has_activation=False)
     mbytes = (2 * 64 * 64 * 56 * 56 + 64 * 9) * 4 / 1e6
     assert found == pytest.approx(NETWORK.product_launch_us + mbytes / NETWORK.depthwise_tb)

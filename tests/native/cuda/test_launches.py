@@ -12,11 +12,11 @@ import pytest
 
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.kernels.image_container import PLAN_FIELDS
-from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.plan import choose_plan
 from tests.native.cuda.reference import ZERO_BYTES, make_plan
 from tests.support.cuda_emulation import build_shared
 from tests.support.native_build import ROOT
+from tests.support.sparse_layers import sparse_layer
 from tests.support.sparse_models import SparseConvCase, geometry_2d
 
 NATIVE = ROOT / "onnx_sparseconv/custom_ops/native"
@@ -381,32 +381,14 @@ def test_groups_of_tall_maps_fit_wherever_they_begin(probe, height):
 )
 def test_planes_of_depthwise_layers_are_copied_in_one_piece(probe, channels, size, dtype, staging):
     """A tile begins at 16 bytes where its channels together have so many, though one plane has not."""
-    layer = make_layer(
-        np.ones((channels, 1, 3, 3), dtype),
-        strides=(1, 1),
-        dilations=(1, 1),
-        pads=(1,) * 4,
-        group=channels,
-        element_type=np.dtype(dtype),
-        activation=0,
-        in_size=(size, size),
-    )
+    layer = sparse_layer((channels, 1, 3, 3), size=(size, size), density=1, dtype=dtype, group=channels)
     plan = choose_plan(layer, 90)
     assert generated(probe, plan, (64, size, size, size, size)).staging == staging
 
 
 def test_tiles_of_whole_groups_are_copied_in_one_piece_where_they_are_aligned(probe):
     """Six planes of 49 floats are no multiple of 16 bytes, those of two groups are."""
-    layer = make_layer(
-        np.ones((64, 6, 3, 3), np.float32),
-        strides=(1, 1),
-        dilations=(1, 1),
-        pads=(1,) * 4,
-        group=4,
-        element_type=np.dtype(np.float32),
-        activation=0,
-        in_size=(7, 7),
-    )
+    layer = sparse_layer((64, 6, 3, 3), size=(7, 7), density=1, group=4)
     plan = dataclasses.replace(choose_plan(layer, 90), chunk_channels=12, num_chunks=1, plane_residue=1)
     plan = dataclasses.replace(plan, image_pitch=0, stage_images=0, channel_pitch=4096, staging_threads=32)
     of_two = dataclasses.replace(plan, tile_channels=32, num_tiles=2, tile_in_channels=12)
