@@ -346,8 +346,10 @@ def _bytes_row(record: Record) -> list[str]:
 
 TABLES: dict[str, Callable[[], str]] = {
     "cpu-layers": lambda: layers_table("cpu-layers"),
+    "cpu-layers-xeon": lambda: layers_table("cpu-layers-xeon"),
     "cpu-layers-epyc": lambda: layers_table("cpu-layers-epyc"),
     "cpu-models": lambda: models_table("cpu-models"),
+    "cpu-models-xeon": lambda: models_table("cpu-models-xeon"),
     "cpu-models-epyc": lambda: models_table("cpu-models-epyc"),
     "cpu-architectures": lambda: models_table("cpu-architectures"),
     "cpu-beside-depthwise": lambda: models_table("cpu-beside-depthwise"),
