@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 
 LIBRARY_KERNELS = "library_kernels.cu"
+EARLY_KERNELS = "early_kernels.cu"
 TENSOR_KERNELS = "tensor_kernels.cu"
 WGMMA_KERNELS = "wgmma_kernels.cu"
 # What every source is compiled with, whatever the architecture.

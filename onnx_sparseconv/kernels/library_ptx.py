@@ -15,6 +15,7 @@ from pathlib import Path
 from onnx_sparseconv.errors import CompileError, SparseConvError
 from onnx_sparseconv.files import atomic_write
 from onnx_sparseconv.kernels.device_sources import (
+    EARLY_KERNELS,
     LANGUAGE_OPTIONS,
     LIBRARY_KERNELS,
     TENSOR_KERNELS,
@@ -25,7 +26,7 @@ from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program, find
 
 NVRTC_VERSION = (12, 1)
 # The oldest architecture that the kernels of a source run on; the driver translates for newer ones, but for 90a.
-ARCHITECTURES = {LIBRARY_KERNELS: "75", TENSOR_KERNELS: "80", WGMMA_KERNELS: "90a"}
+ARCHITECTURES = {LIBRARY_KERNELS: "75", EARLY_KERNELS: "90", TENSOR_KERNELS: "80", WGMMA_KERNELS: "90a"}
 # PTX that NVRTC passes on as it stands in the source may be newer than what it writes by itself:
 # wgmma.mma_async.sp is of this version, which drivers from CUDA 12.2 on understand.
 _WRITTEN_VERSION, _WGMMA_VERSION = b"\n.version 8.1\n", b"\n.version 8.2\n"

@@ -81,6 +81,7 @@ class CsrConv {
   }
 
   __device__ __forceinline__ void Run() const {
+    LetNextLaunchBegin();
     const long long begin = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
     const bool is_active = begin < out_plane_;
     // Spare threads compute the last position once more and do not store it: they are needed at the barriers.
@@ -89,9 +90,10 @@ class CsrConv {
     const CsrPosition start = Locate(position);
     const Border border = BorderOf(start);
     const int step = static_cast<int>(gridDim.y) * p_.block_rows;
+    bool has_waited = false;
     for (int row = static_cast<int>(blockIdx.y) * p_.block_rows; row < p_.out_channels; row += step) {
       for (int i = static_cast<int>(blockIdx.z); i < num_sub_batches; i += static_cast<int>(gridDim.z)) {
-        SumRows(row, i * kSubBatch, start, border, [&](int k, const float (&sums)[kSubBatch]) {
+        SumRows(row, i * kSubBatch, start, border, has_waited, [&](int k, const float (&sums)[kSubBatch]) {
           if (is_active) Store(k, i * kSubBatch, position, sums);
         });
       }
@@ -170,10 +172,11 @@ class CsrConv {
     }
   }
 
-  // Calls finish(k, sums) for the block's rows from `row` on.
+  // Calls finish(k, sums) for the block's rows from `row` on. The first time, only the weight is read before the launch
+  // in front of this one has been waited for.
   template <class Function>
   __device__ __forceinline__ void SumRows(int row, int first_image, const CsrPosition& start, Border border,
-                                          const Function& finish) const {
+                                          bool& has_waited, const Function& finish) const {
     const T* images[kSubBatch];
     float sums[kSubBatch] = {};
 #pragma unroll
@@ -188,6 +191,8 @@ class CsrConv {
     for (unsigned begin = p_.row_begin[row]; row < end_row; begin += kCsrPiece) {
       const unsigned piece_end = end - begin < kCsrPiece ? end : begin + kCsrPiece;
       Stage(begin, static_cast<int>(piece_end - begin));
+      if (!has_waited) WaitForLaunchBefore();
+      has_waited = true;
       __syncthreads();
       unsigned next = begin;
       while (true) {

@@ -6,8 +6,8 @@
 
 namespace sparseconv::cuda {
 
-__device__ __forceinline__ float LoadElement(const float* address) { return LoadReadOnly(address); }
-__device__ __forceinline__ float LoadElement(const Half* address) { return ToFloat(LoadReadOnly(address)); }
+__device__ __forceinline__ float LoadElement(const float* address) { return LoadWritten(address); }
+__device__ __forceinline__ float LoadElement(const Half* address) { return ToFloat(LoadWritten(address)); }
 __device__ __forceinline__ void StoreRounded(float* address, float value) { *address = value; }
 __device__ __forceinline__ void StoreRounded(Half* address, float value) { *address = ToHalf(value); }
 

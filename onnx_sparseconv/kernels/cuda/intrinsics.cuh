@@ -98,6 +98,17 @@ __device__ __forceinline__ float Unforeseen(float value) {
 __device__ __forceinline__ float LoadReadOnly(const float* address) { return __ldg(address); }
 __device__ __forceinline__ Half LoadReadOnly(const Half* address) { return __ldg(address); }
 
+// Loads by way of the caches what launches before may have written: where this one may have begun before these were
+// complete, that is not for LoadReadOnly.
+template <class Value>
+__device__ __forceinline__ Value LoadWritten(const Value* address) {
+#if __CUDA_ARCH__ >= 900
+  return __ldca(address);
+#else
+  return LoadReadOnly(address);
+#endif
+}
+
 // Loads and stores of what is not read again soon, or, as sums between passes, not by much: in the second-level cache,
 // it is the first to give way. What has to stay there is code; see docs/gpu-kernels.md.
 __device__ __forceinline__ float LoadOnce(const float* address) { return __ldcs(address); }
@@ -111,14 +122,22 @@ __device__ __forceinline__ void StoreOnce(Half* address, Half value) { __stcs(ad
 __device__ __forceinline__ void StoreOnce(uint2* address, uint2 value) { __stcs(address, value); }
 __device__ __forceinline__ void StoreOnce(uint4* address, uint4 value) { __stcs(address, value); }
 
+// Launches that may begin before the one in front of them is complete, on compute capability 9.0 and later; elsewhere
+// both do nothing. A kernel that may must wait in each thread that touches what others write or read, before it does;
+// and what it reads then must not come by way of LoadReadOnly. So all is complete that was launched before a launch
+// that is: it, too, has waited.
+__device__ __forceinline__ void WaitForLaunchBefore() {
 #if __CUDA_ARCH__ >= 900
-// Launches that may begin before the one in front of them is complete. A kernel that may must wait in each thread that
-// touches what others write or read, before it does; and what it reads then must not come by way of LoadReadOnly. So
-// all is complete that was launched before a launch that is: it, too, has waited.
-__device__ __forceinline__ void WaitForLaunchBefore() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// The next launch may begin, if it is one of those, when all blocks have come here.
-__device__ __forceinline__ void LetNextLaunchBegin() { asm volatile("griddepcontrol.launch_dependents;"); }
+  asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+
+// The next launch may begin, if it is one of those, when all blocks have come here.
+__device__ __forceinline__ void LetNextLaunchBegin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 // Ends the thread, in whatever function it is.
 __device__ __forceinline__ void ExitThread() { asm volatile("exit;"); }

@@ -43,7 +43,9 @@ __device__ __forceinline__ void MaxPoolAt(const PoolParams& p, Index output) {
 // One thread an output. Launch: any blockDim.x up to kMaxPoolThreads; a grid smaller than the work is fine.
 template <class T>
 __device__ __forceinline__ void MaxPool(const PoolParams& p) {
+  LetNextLaunchBegin();
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+  WaitForLaunchBefore();
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.num_threads; i += step) {
     if (p.num_threads <= 0xFFFFFFFFll) {
       MaxPoolAt<T>(p, static_cast<unsigned>(i));
@@ -77,6 +79,7 @@ struct PoolVector<2> {
 // above.
 template <class T, int kBytes, int kSize>
 __device__ __forceinline__ void MaxPoolVectors(const PoolParams& p) {
+  LetNextLaunchBegin();
   using In = typename PoolVector<kBytes>::Type;
   using Out = typename PoolVector<kBytes / 2>::Type;
   constexpr int kElements = kBytes / static_cast<int>(sizeof(T));
@@ -84,6 +87,7 @@ __device__ __forceinline__ void MaxPoolVectors(const PoolParams& p) {
   const int width = p.in_dims[2], height = p.in_dims[1];
   const auto row_vectors = static_cast<unsigned>(width / kElements), out_h = static_cast<unsigned>(p.out_dims[1]);
   const auto step = static_cast<long long>(gridDim.x) * blockDim.x;
+  WaitForLaunchBefore();
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.num_threads; i += step) {
     // From the end, which was written last and may still be in the second-level cache. The host leaves more outputs
     // than 32 bits count to the general kernel.
@@ -102,7 +106,7 @@ __device__ __forceinline__ void MaxPoolVectors(const PoolParams& p) {
       if (y < 0 || y >= height) continue;
       const T* line = from + static_cast<long long>(y) * width;
       lines[k].vector = LoadOnce(reinterpret_cast<const In*>(line));
-      if (kSize == 3 && vector > 0) left[k] = LoadReadOnly(line - 1);
+      if (kSize == 3 && vector > 0) left[k] = LoadWritten(line - 1);
     }
     float before = least, columns[kElements];
 #pragma unroll

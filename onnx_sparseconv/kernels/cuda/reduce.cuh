@@ -27,7 +27,9 @@ __device__ __forceinline__ OutputPlace PlaceOf(const ReduceParams& p, long long 
 // Launch: any blockDim.x up to kMaxReduceThreads; a grid smaller than the work is fine.
 template <class T>
 __device__ __forceinline__ void Reduce(const ReduceParams& p) {
+  LetNextLaunchBegin();
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x;
+  WaitForLaunchBefore();
   for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < p.num_values; i += step) {
     float sum = 0.0f;
 #pragma unroll 4

@@ -8,17 +8,21 @@ import pytest
 
 from onnx_sparseconv.errors import CompileError
 from onnx_sparseconv.kernels import library_ptx, nvrtc
-from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, TENSOR_KERNELS, WGMMA_KERNELS
+from onnx_sparseconv.kernels.device_sources import EARLY_KERNELS, LIBRARY_KERNELS, TENSOR_KERNELS, WGMMA_KERNELS
 from onnx_sparseconv.kernels.library_ptx import library_program, make_ptx, ptx_path
 
-KERNELS = {
-    LIBRARY_KERNELS: {f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)}
+FOR_EVERY_GPU = (
+    {f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)}
     | {f"sparseconv_{kernel}_{t}" for kernel in ("reduce", "max_pool") for t in ("f32", "f16")}
     | {
         f"sparseconv_max_pool_{window}_{vector}"
         for window in ("2x2", "3x3")
         for vector in ("f32_v8", "f32_v16", "f16_v4", "f16_v8", "f16_v16")
-    },
+    }
+)
+KERNELS = {
+    LIBRARY_KERNELS: FOR_EVERY_GPU,
+    EARLY_KERNELS: FOR_EVERY_GPU,
     TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
     WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (24, 28, 30, 32)}
     | {f"sparseconv_pointwise_s{n}" for n in (24, 32)}
@@ -26,7 +30,12 @@ KERNELS = {
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 80 registers: three blocks
 # and more on every multiprocessor; 384 of 168: one.
-LIMITS = {LIBRARY_KERNELS: (80, 32, 4096), TENSOR_KERNELS: (168, 96, 0), WGMMA_KERNELS: (168, 96, 0)}
+LIMITS = {
+    LIBRARY_KERNELS: (80, 32, 4096),
+    EARLY_KERNELS: (80, 32, 4096),
+    TENSOR_KERNELS: (168, 96, 0),
+    WGMMA_KERNELS: (168, 96, 0),
+}
 COMPILERS = nvrtc.installed()
 OLDEST = next((c for c in COMPILERS if c.version == library_ptx.NVRTC_VERSION), None)
 
@@ -53,7 +62,7 @@ def test_a_stale_text_is_found_and_made_again(monkeypatch, tmp_path, capsys):
     stale = tmp_path / "tensor_kernels.ptx"
     stale.write_text("// old\n")
     committed = {source: ptx_path(source).read_bytes() for source in KERNELS}
-    for source in (LIBRARY_KERNELS, WGMMA_KERNELS):
+    for source in KERNELS.keys() - {TENSOR_KERNELS}:
         (tmp_path / ptx_path(source).name).write_bytes(committed[source])
     monkeypatch.setattr(library_ptx, "FOLDER", tmp_path)
     monkeypatch.setattr(library_ptx, "make_ptx", lambda _, source: committed[source])
@@ -75,7 +84,7 @@ def test_another_version_of_nvrtc_is_refused(capsys):
 
 @pytest.mark.parametrize(
     ("source", "architecture"),
-    [(source, a) for source in (LIBRARY_KERNELS, TENSOR_KERNELS) for a in (75, 80, 86, 89, 90, 100, 120)]
+    [(source, a) for source in (LIBRARY_KERNELS, EARLY_KERNELS, TENSOR_KERNELS) for a in (75, 80, 86, 89, 90, 100, 120)]
     + [(WGMMA_KERNELS, 90)],
 )
 def test_the_assembler_finds_registers_enough(source, architecture):

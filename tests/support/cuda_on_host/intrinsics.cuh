@@ -58,6 +58,13 @@ Value LoadReadOnly(const Value* address) {
 }
 
 template <class Value>
+Value LoadWritten(const Value* address) {
+  cuda_on_host::CheckGlobal(address, sizeof(Value));
+  cuda_on_host::CheckTouch();
+  return *address;
+}
+
+template <class Value>
 Value LoadOnce(const Value* address) {
   cuda_on_host::CheckGlobal(address, sizeof(Value));
   cuda_on_host::CheckTouch();

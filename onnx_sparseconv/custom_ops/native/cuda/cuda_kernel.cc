@@ -209,12 +209,13 @@ class CudaKernel final : public Kernel {
   std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void Launch(const Call& call) const;
+  template <class Params>
+  void LaunchLibrary(FunctionHandle function, LaunchShape shape, const Params& params, StreamHandle stream) const;
   static void FillTile(const Call& call, TileParams* tile);
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
   void LaunchPointwise(const Call& call) const;
-  void LaunchGenerated(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
   static void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
@@ -259,7 +260,7 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
   LoadTensorProduct(attributes);
   LoadWgmmaProduct(attributes);
   LoadImage(node, attributes);
-  library_kernels_.emplace(is_half());
+  library_kernels_.emplace(is_half(), device_.architecture);
   csr_weight_.emplace(context_, attributes.weight);
 }
 
@@ -496,6 +497,14 @@ void CudaKernel::Launch(const Call& call) const {
   }
 }
 
+// Launches one of the library's kernels for every GPU.
+template <class Params>
+void CudaKernel::LaunchLibrary(FunctionHandle function, LaunchShape shape, const Params& params,
+                               StreamHandle stream) const {
+  shape.begins_early = library_kernels_->begin_early();
+  cuda::Launch(function, shape, params, stream);
+}
+
 void CudaKernel::LaunchCsr(const Call& call) const {
   CsrParams params = MakeCsrParams(geometry_, call.plan.sizes, call.inputs.batch);
   params.x = call.inputs.x.data;
@@ -504,7 +513,7 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   csr_weight_->Fill(&params);
   const CsrLaunch& launch = call.plan.csr;
   params.block_rows = launch.block_rows;
-  cuda::Launch(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
+  LaunchLibrary(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
 }
 
 void CudaKernel::FillTile(const Call& call, TileParams* tile) {
@@ -617,7 +626,7 @@ void CudaKernel::LaunchSplits(const Call& call) const {
   cuda::Launch(image_->function, launch.shape, params, call.stream);
 
   const ReduceParams reduce = MakeReduceParams(call, partial.data(), params.num_splits, launch.num_values);
-  cuda::Launch(library_kernels_->Reduce(), ReduceShape(launch.num_values, kReduceThreads), reduce, call.stream);
+  LaunchLibrary(library_kernels_->Reduce(), ReduceShape(launch.num_values, kReduceThreads), reduce, call.stream);
 }
 
 // Adds up sums that are not final, `num_splits` of each output, and finishes these.
@@ -673,7 +682,7 @@ void CudaKernel::Pool(const Call& call, const Axes& pooled_dims, void* y) const 
                        static_cast<int>(element_bytes()), reinterpret_cast<uintptr_t>(y));
   launch.params.x = call.y;
   launch.params.y = y;
-  cuda::Launch(library_kernels_->Pool(launch.size, launch.vector_bytes), launch.shape, launch.params, call.stream);
+  LaunchLibrary(library_kernels_->Pool(launch.size, launch.vector_bytes), launch.shape, launch.params, call.stream);
 }
 
 }  // namespace

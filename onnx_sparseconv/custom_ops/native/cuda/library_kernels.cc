@@ -9,6 +9,7 @@
 #include "wgmma_plan.h"
 
 // Texts of the PTX files beside this one, which CMake turns into arrays; they end with a NUL.
+extern const unsigned char sparseconv_early_kernels_ptx[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_kernels_ptx[];
 extern const unsigned char sparseconv_wgmma_kernels_ptx[];
@@ -38,9 +39,10 @@ class SharedLibrary {
 };
 
 // Never destroyed: a session may end after main.
-std::shared_ptr<const Library> LibraryOfCsr() {
+std::shared_ptr<const Library> LibraryOfCsr(bool begin_early) {
   static auto* const shared = new SharedLibrary(sparseconv_library_kernels_ptx);
-  return shared->Get();
+  static auto* const early = new SharedLibrary(sparseconv_early_kernels_ptx);
+  return (begin_early ? early : shared)->Get();
 }
 
 std::shared_ptr<const Library> LibraryOfTensor() {
@@ -60,7 +62,8 @@ std::vector<int> AllOf(const int (&counts)[kCount]) {
 
 }  // namespace
 
-LibraryKernels::LibraryKernels(bool is_half) : library_(LibraryOfCsr()) {
+LibraryKernels::LibraryKernels(bool is_half, int architecture)
+    : begin_early_(architecture >= kEarlyArchitecture), library_(LibraryOfCsr(begin_early_)) {
   const std::string type = is_half ? "f16" : "f32";
   for (int i = 0; i < 4; ++i) {
     csr_[i] = library_->Function(("sparseconv_csr_" + type + "_b" + std::to_string(1 << i)).c_str());

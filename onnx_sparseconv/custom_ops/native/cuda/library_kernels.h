@@ -13,12 +13,17 @@
 
 namespace sparseconv::cuda {
 
+// From which on the library's kernels may be launched to begin early: 10 * major + minor.
+constexpr int kEarlyArchitecture = 90;
+
 // Their functions for one element type, in the context that was current when this was made. All nodes of the process
 // share the compiled PTX, as long as there is one.
 class LibraryKernels {
  public:
-  explicit LibraryKernels(bool is_half);
+  LibraryKernels(bool is_half, int architecture);
 
+  // Whether launches of these may begin early.
+  bool begin_early() const { return begin_early_; }
   // `sub_batch` is 1, 2, 4 or 8.
   FunctionHandle Csr(int sub_batch) const;
   FunctionHandle Reduce() const { return reduce_; }
@@ -26,6 +31,7 @@ class LibraryKernels {
   FunctionHandle Pool(int size, int vector_bytes) const { return pools_.at({size, vector_bytes}); }
 
  private:
+  const bool begin_early_;
   std::shared_ptr<const Library> library_;
   FunctionHandle csr_[4];
   FunctionHandle reduce_;

@@ -1,0 +1,66 @@
+// The kernels that the library carries for every GPU and every model. Compiled for compute capability 9.0 and later,
+// they may be launched to begin early (see WaitForLaunchBefore).
+#pragma once
+
+#include "csr_conv.cuh"
+#include "params.h"
+#include "pool.cuh"
+#include "reduce.cuh"
+
+using sparseconv::cuda::CsrParams;
+using sparseconv::cuda::Half;
+using sparseconv::cuda::PoolParams;
+using sparseconv::cuda::ReduceParams;
+
+// Registers for loads that are on their way are worth more than further warps.
+#define SPARSECONV_CSR_KERNEL(name, type, sub_batch)                                \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxCsrThreads, 4) \
+      sparseconv_csr_##name##_b##sub_batch(const CsrParams params) {                \
+    __shared__ sparseconv::cuda::CsrEntry entries[sparseconv::cuda::kCsrPiece];     \
+    __shared__ unsigned taps[sparseconv::cuda::kCsrPiece];                          \
+    sparseconv::cuda::CsrConv<type, sub_batch>(params, entries, taps).Run();        \
+  }
+
+SPARSECONV_CSR_KERNEL(f32, float, 1)
+SPARSECONV_CSR_KERNEL(f32, float, 2)
+SPARSECONV_CSR_KERNEL(f32, float, 4)
+SPARSECONV_CSR_KERNEL(f32, float, 8)
+SPARSECONV_CSR_KERNEL(f16, Half, 1)
+SPARSECONV_CSR_KERNEL(f16, Half, 2)
+SPARSECONV_CSR_KERNEL(f16, Half, 4)
+SPARSECONV_CSR_KERNEL(f16, Half, 8)
+
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
+    sparseconv_reduce_f32(const ReduceParams params) {
+  sparseconv::cuda::Reduce<float>(params);
+}
+
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
+    sparseconv_reduce_f16(const ReduceParams params) {
+  sparseconv::cuda::Reduce<Half>(params);
+}
+
+#define SPARSECONV_POOL_KERNEL(name, type)                                        \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \
+      sparseconv_max_pool_##name(const PoolParams params) {                       \
+    sparseconv::cuda::MaxPool<type>(params);                                      \
+  }
+
+#define SPARSECONV_POOL_VECTORS_KERNEL(name, type, bytes, size)                          \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads)        \
+      sparseconv_max_pool_##size##x##size##_##name##_v##bytes(const PoolParams params) { \
+    sparseconv::cuda::MaxPoolVectors<type, bytes, size>(params);                         \
+  }
+
+SPARSECONV_POOL_KERNEL(f32, float)
+SPARSECONV_POOL_KERNEL(f16, Half)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 8, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 16, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 8, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 16, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 4, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 8, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 16, 2)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 4, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 8, 3)
+SPARSECONV_POOL_VECTORS_KERNEL(f16, Half, 16, 3)
