@@ -96,11 +96,22 @@ def test_a_weight_without_entries(make_session, dtype):
     run_and_check(make_session(make_model(case)), case, (2, 6, 4, 4))
 
 
+def test_launches_begin_early_where_the_gpu_can(driver, make_session):
+    """By the kernels that are made for it; elsewhere by those for every GPU, one after the other."""
+    for architecture, launch in ((89, "cuLaunchKernel"), (90, "cuLaunchKernelEx")):
+        driver.set_device(architecture=architecture)
+        session = make_session(make_model(CASE))
+        before = driver.calls(launch)
+        inputs = random_inputs(CASE, (1, 6, 5, 7))
+        assert_within(session.run(None, inputs)[0], *oracle(CASE, inputs))
+        assert driver.calls(launch) == before + 1
+
+
 def test_a_run_only_launches(driver, make_session):
     """No allocation, no copy and no synchronisation: CUDA graphs are captured."""
     session = make_session(make_model(CASE))
     session.run(None, random_inputs(CASE, (1, 6, 5, 7)))
-    names = ("cuStreamGetCtx", "cuCtxPushCurrent_v2", "cuLaunchKernel", "cuCtxPopCurrent_v2")
+    names = ("cuStreamGetCtx", "cuCtxPushCurrent_v2", "cuLaunchKernelEx", "cuCtxPopCurrent_v2")
     before, before_all = [driver.calls(name) for name in names], driver.calls()
     session.run(None, random_inputs(CASE, (2, 6, 8, 7)))
     assert [driver.calls(name) - count for name, count in zip(names, before, strict=True)] == [1] * len(names)
