@@ -1,6 +1,6 @@
-"""What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc and
-`ChoosePointwiseLaunch` of pointwise_plan.cc, without their limits of memory. They have the same constants, which are
-explained there.
+"""What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc,
+`ChooseRingLaunch` of ring_plan.cc and `ChoosePointwiseLaunch` of pointwise_plan.cc, without limits of memory but the
+second one's. They have the same constants, which are explained there.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES = 2304
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
+# Of the ring kernel.
+_RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
+_RING_SHARED_BYTES = (227 << 10) - 1024
+_SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
+_RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
@@ -71,6 +76,55 @@ def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocesso
         ValueError: the input size is not known.
     """
     return min(_plans(layer, batch, chunks, multiprocessors), key=lambda plan: plan.cycles)
+
+
+def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
+    """The same of the ring kernel; None where it cannot run the layer, or its rows do not fit shared memory.
+
+    Args:
+        layer: as of `plan_warpgroups`.
+        batch: images, at least 1.
+        steps: of 32 channels and a tap, that 64 outputs go through.
+        multiprocessors: of the GPU.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
+    is_small = layer.group == 1 and layer.in_channels <= _MAX_RING_CHANNELS and math.prod(layer.kernel_shape) > 1
+    if not is_small or in_w % _RING_COLUMNS or out_w % _RING_COLUMNS:
+        return None
+    plans = [
+        plan
+        for eight in _eights(batch, out_h)
+        for positions in _RING_POSITIONS
+        for rows in range(1, eight.rows + 1)
+        if (plan := _ring_plan(layer, eight, (positions, rows), (steps, multiprocessors))) is not None
+    ]
+    return min(plans, key=lambda plan: plan.cycles, default=None)
+
+
+def _ring_plan(
+    layer: SparseLayer, eights: _Eights, tile: tuple[int, int], work: tuple[float, float]
+) -> WarpgroupPlan | None:
+    (positions, rows), (steps, multiprocessors) = tile, work
+    places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
+    window_rows, row_pixels = _window(layer, _Tiling(positions, positions, 1))
+    weight_bytes = math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
+    units = places // 2 * math.ceil((row_pixels + _RING_COLUMNS - 1) / (4 * _RING_COLUMNS))
+    besides = weight_bytes + 4 * (places + units) + 16
+    if window_rows * (row_pixels * (16 * places + 16) + 16) > _RING_SHARED_BYTES - besides:
+        return None
+    out_h, out_w = out_size(layer)
+    tiles_x, tiles_y = math.ceil(out_w / positions), math.ceil(eights.rows / rows)
+    row_tiles, of_eights = math.ceil(layer.out_channels / ROWS), tiles_x * tiles_y * eights.count
+    blocks = min(of_eights, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
+    products = steps * (64 * 8 * positions + 2048) / _SHARED_BYTES_A_CYCLE
+    line = _PRODUCT_SHARE * products + _RING_LINE_CYCLES
+    in_rows = (rows - 1) * layer.strides[0] + window_rows
+    cycles = math.ceil(of_eights * row_tiles / blocks) * (in_rows * units * _RING_UNIT_CYCLES + rows * line)
+    computed = tiles_x * positions * tiles_y * rows * (IMAGES if eights.is_strips else 1)
+    return WarpgroupPlan(_RING_BEGIN_CYCLES + cycles, of_eights * row_tiles, 1, out_h * out_w / computed)
 
 
 def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors: float) -> WarpgroupPlan:
@@ -138,10 +192,7 @@ def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
     out_h, out_w = out_size(layer)
-    eights = [_Eights(math.ceil(batch / IMAGES), out_h, False)]
-    if batch % IMAGES:
-        eights.append(_Eights(batch, math.ceil(out_h / IMAGES), True))
-    for eight in eights:
+    for eight in _eights(batch, out_h):
         for positions in _POSITIONS:
             in_row = math.ceil(out_w / positions)
             run_w = math.ceil(out_w / in_row)
@@ -154,6 +205,14 @@ def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float
                     if (lines - 1) * pitch + run_w > positions:
                         break
                     yield _plan(layer, eight, tiling, (batch, chunks, multiprocessors))
+
+
+def _eights(batch: int, out_h: int) -> list[_Eights]:
+    """Of images and, where these leave parts of a pixel empty, of strips."""
+    eights = [_Eights(math.ceil(batch / IMAGES), out_h, False)]
+    if batch % IMAGES:
+        eights.append(_Eights(batch, math.ceil(out_h / IMAGES), True))
+    return eights
 
 
 @dataclass(frozen=True)

@@ -386,6 +386,17 @@ __device__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared bar
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // --- products of warpgroups: each of 128 threads, which call these together ---------------------------------------
 
+// Registers of each thread of a warpgroup from now on: fewer than the kernel was launched with, or more, when others
+// have given up as many.
+template <int kCount>
+__device__ __forceinline__ void GiveUpRegisters() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+template <int kCount>
+__device__ __forceinline__ void TakeRegisters() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
 // Has the tensor cores see what copies that this thread has waited for wrote to shared memory.
 __device__ __forceinline__ void FenceSharedForTensorCores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -420,11 +431,16 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 // with zero. With 4 * positions sums a thread: of rows r = 16 * (warp % 4) + lane / 4 and r + 8 in turn, two each, of
 // columns 2 * (lane % 4) and the next, then those 8 columns on. The metadata is that of lanes 0 and 1 of each four, as
 // for mma.sp. Operands 0 to 95 and so on, and eight sums.
-#define SPARSECONV_OPERANDS_96                                                                           \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19"             \
-  ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39" \
-  ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59" \
-  ", %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+#define SPARSECONV_OPERANDS_32                                                               \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19" \
+  ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define SPARSECONV_OPERANDS_64                                                       \
+  SPARSECONV_OPERANDS_32                                                             \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SPARSECONV_OPERANDS_96                                                       \
+  SPARSECONV_OPERANDS_64                                                             \
+  ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
 #define SPARSECONV_OPERANDS_112                                                              \
   SPARSECONV_OPERANDS_96                                                                     \
@@ -435,9 +451,11 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_SUMS_8(i)                                                                                    \
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
       "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define SPARSECONV_SUMS_32(i) \
+#define SPARSECONV_32_SUMS(i) \
   SPARSECONV_SUMS_8(i), SPARSECONV_SUMS_8(i + 8), SPARSECONV_SUMS_8(i + 16), SPARSECONV_SUMS_8(i + 24)
-#define SPARSECONV_SUMS_96 SPARSECONV_SUMS_32(0), SPARSECONV_SUMS_32(32), SPARSECONV_SUMS_32(64)
+#define SPARSECONV_SUMS_32 SPARSECONV_32_SUMS(0)
+#define SPARSECONV_SUMS_64 SPARSECONV_SUMS_32, SPARSECONV_32_SUMS(32)
+#define SPARSECONV_SUMS_96 SPARSECONV_SUMS_64, SPARSECONV_32_SUMS(64)
 #define SPARSECONV_SUMS_112 SPARSECONV_SUMS_96, SPARSECONV_SUMS_8(96), SPARSECONV_SUMS_8(104)
 #define SPARSECONV_SUMS_120 SPARSECONV_SUMS_112, SPARSECONV_SUMS_8(112)
 #define SPARSECONV_SUMS_128 SPARSECONV_SUMS_120, SPARSECONV_SUMS_8(120)
@@ -451,6 +469,8 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
                  : SPARSECONV_SUMS_##count                                                                         \
                  : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(meta), "r"(keeps_sums));            \
   }
+SPARSECONV_MULTIPLY_SPARSE(32, "64", "32", "33", "34", "35", "36", "37")
+SPARSECONV_MULTIPLY_SPARSE(64, "128", "64", "65", "66", "67", "68", "69")
 SPARSECONV_MULTIPLY_SPARSE(96, "192", "96", "97", "98", "99", "100", "101")
 SPARSECONV_MULTIPLY_SPARSE(112, "224", "112", "113", "114", "115", "116", "117")
 SPARSECONV_MULTIPLY_SPARSE(120, "240", "120", "121", "122", "123", "124", "125")

@@ -321,6 +321,56 @@ struct WgmmaParams {
   long long y_eight, y_part;
 };
 
+// The ring kernel, float16 on sm_90a: `sparseconv_ring_p<positions>`, for windows of few channels. ring_conv.cuh says
+// how it works.
+//
+// Threads of a block: warpgroups that multiply, and one that stages.
+constexpr int kRingWarpgroups = 2;
+constexpr int kRingProductThreads = 128 * kRingWarpgroups;
+constexpr int kRingThreads = kRingProductThreads + 128;
+// Columns of X that are loaded together, and outputs that are stored together: rows of both are multiples of it.
+constexpr int kRingColumns = 8;
+
+// A tile is `tile_rows` rows of outputs, `positions` columns of each, of 64 output channels and an eight: of eight
+// images or of the strips of one image, the parts of a pixel. Its rows of X go by a ring of `ring_rows` of them in
+// shared memory; behind that, the weight of the block's row tile, a table of what staging warps load of a row, and
+// where its channels lie.
+//
+// Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; gridDim.x is a multiple of row_tiles, so that a
+// block stays with one of them.
+struct RingParams {
+  const void* x;  // [N, C, H, W]
+  void* y;        // [N, K, OH, OW]
+  Epilogue epilogue;
+  const void* weight;   // of all row tiles; see ring_weight.h
+  const int* channels;  // [row_tiles][places]; -1 at a place without one
+  int weight_bytes;     // of a row tile, a multiple of 16
+  int header_bytes;     // of that
+  int places;           // a multiple of 32
+  int out_channels;
+  int in_h, in_w;
+  int out_h, out_w;  // out_h: of a part; the last part of an eight may have `last_rows` alone
+  int last_rows;
+  int strides[2];
+  int pads_begin[2];
+  int window_rows;  // of X, that a row of outputs reads
+  int ring_rows;    // window_rows at least
+  int row_pixels;   // of the ring
+  int pixel_bytes;  // 16 for each place, and 16 that keep neighbours apart
+  int row_blocks;   // of four eights of columns of X each, that a row of the ring may come from
+  int row_units;    // of two places and a block each, that a row of the ring is staged in: a multiple of 4
+  int row_tiles, tiles_x, tiles_y, tile_rows;
+  int num_tiles;
+  int parts;       // of a pixel at most
+  int last_parts;  // of the last eight
+  int num_eights;
+  int part_rows;  // rows of X from a part to the next: 0 where parts are images
+  int x_plane;    // halves, and so on
+  int y_plane;
+  long long x_part, x_eight;
+  long long y_part, y_eight;
+};
+
 // Positions of a plane that lie together in a pixel of the pointwise kernel, a segment; the last one may have fewer.
 constexpr int kSegmentPositions = 8;
 

@@ -14,6 +14,12 @@
 
 namespace sparseconv::cuda {
 
+// What is the same in all lanes, so that the compiler knows: products are for warps that do not part.
+template <class Value>
+__device__ __forceinline__ Value Uniform(Value value) {
+  return __shfl_sync(0xFFFFFFFFu, value, 0);
+}
+
 class Warpgroups : protected TensorTile {
  protected:
   __device__ __forceinline__ Warpgroups(const WarpgroupParams& params, const void* shared)
@@ -29,12 +35,6 @@ class Warpgroups : protected TensorTile {
   // Matrices of 8 x 16 bytes lie in a row: in a weight's, the next one has the next columns, the one behind it the next
   // rows; in a pixel, the next one has the next channels, and in the next pixel, the next position.
   static constexpr unsigned kMatrixBytes = 128;
-
-  // What is the same in all lanes, so that the compiler knows: products are for warps that do not part.
-  template <class Value>
-  static __device__ __forceinline__ Value Uniform(Value value) {
-    return __shfl_sync(0xFFFFFFFFu, value, 0);
-  }
 
   static __device__ __forceinline__ bool IsProductWarp() {
     return Uniform(threadIdx.x / 32) < kWgmmaProductThreads / 32;

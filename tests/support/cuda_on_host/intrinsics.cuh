@@ -109,6 +109,10 @@ void MultiplySparse(float (&sums)[4], const uint4& a, const unsigned (&b)[4], un
   cuda_on_host::MultiplySparse(kSelector, sums, {a.x, a.y, a.z, a.w}, b, meta);
 }
 
+template <int kCount>
+void GiveUpRegisters() {}
+template <int kCount>
+void TakeRegisters() {}
 inline void FenceSharedForTensorCores() {}
 inline void FenceSums() {}
 inline void CommitProducts() { cuda_on_host::CommitProducts(); }

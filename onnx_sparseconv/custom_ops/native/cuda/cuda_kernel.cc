@@ -17,6 +17,8 @@
 #include "pointwise_plan.h"
 #include "pool_plan.h"
 #include "provider.h"
+#include "ring_plan.h"
+#include "ring_weight.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
 #include "wgmma_plan.h"
@@ -74,6 +76,7 @@ struct Plan {
   CsrLaunch csr;
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
+  std::optional<RingLaunch> ring;  // instead of `wgmma`, where Y and the residual begin at multiples of 16 bytes
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
@@ -152,6 +155,29 @@ struct WgmmaProduct {
   const PointwiseKernels pointwise;
 };
 
+// The weight as the ring kernel reads it, likewise.
+struct RingProduct {
+  RingProduct(const Context& context, const DeviceFacts& device, const RingWeight& weight)
+      : form(weight.form),
+        channels(RoundedUp(weight.tiles.size())),
+        memory(context, channels + RoundedUp(BytesOf(weight.channels))),
+        kernels(device.max_shared_bytes - kReservedSharedBytes) {
+    memory.Upload(0, weight.tiles.data(), weight.tiles.size());
+    memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
+    SynchronizeUploads();  // the host's arrays go now
+  }
+
+  void Fill(RingParams* params) const {
+    params->weight = memory.at(0);
+    params->channels = static_cast<const int*>(memory.at(channels));
+  }
+
+  const RingForm form;
+  const size_t channels;  // offset
+  const Memory memory;
+  const RingKernels kernels;
+};
+
 // The node's own kernel, loaded.
 struct GeneratedImage {
   GeneratedImage(const Image& image, const DeviceFacts& device)
@@ -205,7 +231,7 @@ class CudaKernel final : public Kernel {
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
   std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
-  std::optional<WgmmaLaunch> PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const;
+  void PlanWgmma(const PlanKey& key, Plan* plan) const;
   std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void Launch(const Call& call) const;
@@ -215,6 +241,7 @@ class CudaKernel final : public Kernel {
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
+  void LaunchRing(const Call& call) const;
   void LaunchPointwise(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
@@ -241,6 +268,7 @@ class CudaKernel final : public Kernel {
   std::optional<CsrWeight> csr_weight_;
   std::optional<TensorProduct> tensor_;
   std::optional<WgmmaProduct> wgmma_;
+  std::optional<RingProduct> ring_;
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
   mutable std::atomic<bool> has_warned_{false};
@@ -297,6 +325,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
   wgmma_.emplace(context_, device_, weight, facts);
+  if (HasRingForm(geometry_)) ring_.emplace(context_, device_, PackRingWeight(attributes.weight, geometry_));
   running_.store(RunningKernel::kWgmma);
 }
 
@@ -366,16 +395,25 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
   return launch;
 }
 
-std::optional<WgmmaLaunch> CudaKernel::PlanWgmma(const ResolvedGeometry& sizes, const PlanKey& key) const {
+// Windows, by the faster one of the two kernels of warpgroups.
+void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
-  if (!wgmma_ || IsPointwise(geometry_)) return std::nullopt;
-  auto launch = ChooseWgmmaLaunch(geometry_, sizes, key.batch, device_, wgmma_->facts);
-  if (!launch && must_run) {
-    Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
+  if (!wgmma_ || IsPointwise(geometry_)) return;
+  plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
+  if (!plan->wgmma) {
+    if (must_run) Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
+    return;
   }
-  if (must_run || !launch) return launch;
-  const double csr_cycles = CsrCycles(geometry_, sizes, key.batch, csr_weight_->num_entries(), device_);
-  return IsWorthLaunching(*launch, wgmma_->facts, key.batch, device_, csr_cycles) ? launch : std::nullopt;
+  if (ring_ && key.is_x_aligned) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
+  if (plan->ring && plan->ring->cycles >= plan->wgmma->cycles) plan->ring.reset();
+  if (must_run) return;
+  const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+  if (plan->ring ? IsWorthLaunching(*plan->ring, device_, csr_cycles)
+                 : IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
+    return;
+  }
+  plan->wgmma.reset();
+  plan->ring.reset();
 }
 
 std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
@@ -408,7 +446,7 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
       Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
     }
   }
-  plan.wgmma = PlanWgmma(plan.sizes, key);
+  PlanWgmma(key, &plan);
   plan.pointwise = PlanPointwise(plan.sizes, key.batch);
   if (plan.kernel() == RunningKernel::kCsr) plan.tensor = PlanTensor(plan.sizes, key);
   return plan;
@@ -429,6 +467,10 @@ void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView&
   int type = kDeviceType;
   ort::MemoryInfoGetDeviceType::Call(api, tensor.memory_info, &type);
   if (type != kDeviceType) Fail("input ", name, " must be in the memory of the GPU");
+}
+
+bool AreVectors(const void* y, const void* residual) {
+  return (reinterpret_cast<uintptr_t>(y) | reinterpret_cast<uintptr_t>(residual)) % kVectorBytes == 0;
 }
 
 bool IsPaired(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % kPairBytes == 0; }
@@ -488,6 +530,8 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchTensor(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);
+  } else if (call.plan.ring && AreVectors(call.y, call.epilogue.residual)) {
+    LaunchRing(call);
   } else if (call.plan.wgmma) {
     LaunchWgmma(call);
   } else if (call.plan.generated->params.num_splits > 1) {
@@ -573,6 +617,16 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
   if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
+}
+
+void CudaKernel::LaunchRing(const Call& call) const {
+  const RingLaunch& launch = *call.plan.ring;
+  RingParams params = launch.params;
+  params.x = call.inputs.x.data;
+  params.y = call.y;
+  params.epilogue = call.epilogue;
+  ring_->Fill(&params);
+  cuda::Launch(ring_->kernels.Product(launch.positions), launch.shape, params, call.stream);
 }
 
 void CudaKernel::LaunchPointwise(const Call& call) const {

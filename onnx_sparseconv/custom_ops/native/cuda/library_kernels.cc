@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "pointwise_plan.h"
+#include "ring_plan.h"
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
 
@@ -104,6 +105,9 @@ WgmmaKernels::WgmmaKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllOf(kWgmmaPositions), max_shared_bytes),
       interleave_(library().Function("sparseconv_interleave")),
       reduce_(library().Function("sparseconv_reduce_vectors")) {}
+
+RingKernels::RingKernels(int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
 
 PointwiseKernels::PointwiseKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(), "sparseconv_pointwise_s", AllOf(kPointwiseSegments), max_shared_bytes),

@@ -74,6 +74,12 @@ class WgmmaKernels : public ProductKernels {
   FunctionHandle interleave_, reduce_;
 };
 
+// Those of warpgroups for windows of few channels. The GPU must be of kWgmmaArchitecture.
+class RingKernels : public ProductKernels {
+ public:
+  explicit RingKernels(int max_shared_bytes);
+};
+
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.
 class PointwiseKernels : public ProductKernels {
  public:

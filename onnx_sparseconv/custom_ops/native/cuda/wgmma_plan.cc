@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../checked.h"
+#include "eights.h"
 #include "tensor_launch.h"
 
 namespace sparseconv::cuda {
@@ -47,22 +48,6 @@ struct Window {
   int64_t rows, columns;
   int64_t line_pitch, line_pixels;  // from a row of outputs to the next one
   int64_t input_bytes;              // of a stage
-};
-
-// What the eight parts of a pixel are: images, or strips of one image, which are neighbouring rows of its outputs.
-struct Eights {
-  int64_t count;
-  int64_t strips;     // of an image, 0 where an eight is of images
-  int64_t rows;       // of outputs, in an image or a strip
-  int64_t last_rows;  // in the last one
-
-  static Eights OfImages(int64_t batch, int64_t out_h) {
-    return {CeilDivide(batch, int64_t{kTensorImages}), 0, out_h, out_h};
-  }
-  static Eights OfStrips(int64_t batch, int64_t out_h) {
-    const int64_t rows = CeilDivide(out_h, int64_t{kTensorImages}), strips = CeilDivide(out_h, rows);
-    return {batch, strips, rows, out_h - (strips - 1) * rows};
-  }
 };
 
 bool AreWorth(const WgmmaFacts& facts, int64_t batch) {

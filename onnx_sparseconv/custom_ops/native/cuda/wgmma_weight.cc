@@ -6,17 +6,13 @@
 
 #include "../checked.h"
 #include "../half.h"
-#include "sparse_pair.h"
+#include "wgmma_operand.h"
 
 namespace sparseconv::cuda {
 namespace {
 
 constexpr int kMaxRowTiles = 2;
 constexpr int kPlaces = kWgmmaChannels;  // of a chunk
-constexpr int kQuads = kPlaces / kQuadColumns;
-constexpr int kMatrixRows = 8;
-constexpr size_t kMatrixBytes = 128;
-constexpr size_t kValueBytes = 2048, kMetadataBytes = 256;  // of a row tile in a step
 constexpr size_t kChunkUnit = 16;
 // Of a window; none that is wider fits a stage.
 constexpr int64_t kMaxReach = 1 << 16;
@@ -182,7 +178,7 @@ class Packer {
     // At a place without one, any channel: it meets nothing but zeros, as in a dense convolution.
     for (const Placed* placed : chunk) packed_.channels.push_back(std::max(placed->channel, 0));
     const size_t begin = packed_.chunks.size(), tiles = taps.size() * static_cast<size_t>(form_.row_tiles);
-    const size_t bytes = static_cast<size_t>(form_.header_bytes) + tiles * (kValueBytes + kMetadataBytes);
+    const size_t bytes = static_cast<size_t>(form_.header_bytes) + tiles * (kWgmmaValueBytes + kWgmmaPlaceBytes);
     packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
     packed_.max_chunk_bytes = std::max(packed_.max_chunk_bytes, static_cast<int>(bytes));
     packed_.num_steps += static_cast<int64_t>(tiles);
@@ -192,31 +188,15 @@ class Packer {
     for (const int tap : taps) words.push_back(static_cast<uint32_t>(tap));
     std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
     uint8_t* values = header + form_.header_bytes;
-    uint8_t* metadata = values + tiles * kValueBytes;
+    uint8_t* places = values + tiles * kWgmmaValueBytes;
     for (const int tap : taps) {
       for (int tile = 0; tile < form_.row_tiles; ++tile) {
-        WriteTile(chunk, tap, tile * kWgmmaTileRows, values, metadata);
-        values += kValueBytes;
-        metadata += kMetadataBytes;
+        const int first_row = tile * kWgmmaTileRows;
+        WriteWgmmaOperand([&](int row, int quad) { return PairOf(chunk, tap, first_row + row, quad); }, values, places);
+        values += kWgmmaValueBytes;
+        places += kWgmmaPlaceBytes;
       }
     }
-  }
-
-  void WriteTile(const Chunk& chunk, int tap, int first_row, uint8_t* values, uint8_t* metadata) const {
-    uint32_t words[kMetadataBytes / sizeof(uint32_t)] = {};
-    for (int row = 0; row < kWgmmaTileRows; ++row) {
-      for (int quad = 0; quad < kQuads; ++quad) {
-        const SparsePair pair = PairOf(chunk, tap, first_row + row, quad);
-        const int column = 2 * quad;  // of those that are stored
-        const size_t matrix = static_cast<size_t>(row / kMatrixRows * 2 + column / 8);
-        uint8_t* const to =
-            values + matrix * kMatrixBytes + static_cast<size_t>(row % kMatrixRows * 8 + column % 8) * 2;
-        std::memcpy(to, pair.values, sizeof(pair.values));
-        const auto word = static_cast<size_t>(row / 16 * 16 + row % 8 * 2 + quad / 4);
-        words[word] |= pair.places << (row % 16 / 8 * 16 + quad % 4 * 4);
-      }
-    }
-    std::memcpy(metadata, words, sizeof(words));
   }
 
   SparsePair PairOf(const Chunk& chunk, int tap, int row, int quad) const {

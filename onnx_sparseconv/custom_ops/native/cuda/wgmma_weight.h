@@ -7,9 +7,8 @@
 // long. A chunk is
 //
 //   header   [header_bytes]             32-bit words: the number of steps, then each step's tap
-//   values   [steps][row_tiles][2048]   halves: operand A of wgmma.mma_async.sp.m64nNk32, two of four columns, as
-//                                       [8 rows of matrices][2 columns of them][8][8]
-//   places   [steps][row_tiles][256]    32-bit words: its metadata, two words for rows r and r + 8 of each 16 rows
+//   values   [steps][row_tiles][2048]   as wgmma_operand.h has them
+//   places   [steps][row_tiles][256]
 #pragma once
 
 #include <cstddef>
@@ -18,10 +17,9 @@
 
 #include "../../../kernels/cuda/params.h"
 #include "../attributes.h"
+#include "wgmma_operand.h"
 
 namespace sparseconv::cuda {
-
-constexpr int kWgmmaTileRows = 64;
 
 struct WgmmaForm {
   int row_tiles = 1;         // of a block, 1 or 2: those have one order of channels

@@ -1,0 +1,27 @@
+// What the eight parts of a pixel are that the kernels of warpgroups for windows read together.
+#pragma once
+
+#include <cstdint>
+
+#include "../../../kernels/cuda/params.h"
+#include "../checked.h"
+
+namespace sparseconv::cuda {
+
+// Images, or strips of one image, which are neighbouring rows of its outputs.
+struct Eights {
+  int64_t count;
+  int64_t strips;     // of an image, 0 where an eight is of images
+  int64_t rows;       // of outputs, in an image or a strip
+  int64_t last_rows;  // in the last one
+
+  static Eights OfImages(int64_t batch, int64_t out_h) {
+    return {CeilDivide(batch, int64_t{kTensorImages}), 0, out_h, out_h};
+  }
+  static Eights OfStrips(int64_t batch, int64_t out_h) {
+    const int64_t rows = CeilDivide(out_h, int64_t{kTensorImages}), strips = CeilDivide(out_h, rows);
+    return {batch, strips, rows, out_h - (strips - 1) * rows};
+  }
+};
+
+}  // namespace sparseconv::cuda

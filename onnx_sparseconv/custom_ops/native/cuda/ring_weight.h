@@ -1,0 +1,45 @@
+// A weight in the form that the ring kernel reads (kernels/cuda/ring_conv.cuh): for each row tile, 64 output channels,
+// an order of all input channels in which few of its rows have more than two non-zeros in four neighbours, for any tap.
+//
+// A row tile is a sequence of steps. A step multiplies one tap of 32 places by two of four columns of its rows. Of each
+// tap and each 32 places there is a step with the first two entries of all neighbours, and where rows have more, one
+// with the others. A row tile is
+//
+//   header   [header_bytes]    32-bit words: the number of steps, then for each: the row of the window that it reads
+//                              (bits 24 to 31), and the byte of the first position's pixel in that row of the ring
+//   values   [steps][2048]     as wgmma_operand.h has them
+//   places   [steps][256]
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
+
+namespace sparseconv::cuda {
+
+struct RingForm {
+  int places = 0;     // of input channels, a multiple of 32
+  int row_tiles = 0;  // of 64 output channels; the last one may have fewer
+  int max_steps = 0;  // of a row tile
+  int header_bytes = 0;
+  int tile_bytes = 0;  // of the longest row tile; all take as much
+};
+
+struct RingWeight {
+  RingForm form;
+  std::vector<uint8_t> tiles;     // [row_tiles][tile_bytes]
+  std::vector<int32_t> channels;  // [row_tiles][places], -1 at a place without one
+};
+
+// Bytes from a pixel of the ring to the next one.
+constexpr int RingPixelBytes(int places) { return 16 * places + 16; }
+
+// Whether the kernel can run the node: windows of one group that has channels for a chunk and not too many for a pixel.
+// The weight must have the form of the other kernels of warpgroups, too (HasWgmmaForm).
+bool HasRingForm(const ConvGeometry& geometry);
+
+RingWeight PackRingWeight(const SparseWeight& weight, const ConvGeometry& geometry);
+
+}  // namespace sparseconv::cuda

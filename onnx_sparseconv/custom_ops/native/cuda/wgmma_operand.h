@@ -1,0 +1,38 @@
+// The weight of one step as wgmma.mma_async.sp.m64nNk32 reads it: 64 rows of 32 columns, two of four of them.
+//
+//   values   [2048]  halves: operand A, as [8 rows of matrices][2 columns of them][8][8]
+//   places   [256]   32-bit words: its metadata, two words for rows r and r + 8 of each 16 rows
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "sparse_pair.h"
+
+namespace sparseconv::cuda {
+
+constexpr int kWgmmaTileRows = 64;
+constexpr size_t kWgmmaValueBytes = 2048, kWgmmaPlaceBytes = 256;
+
+// `pair_of(row, quad)` is the SparsePair of four neighbouring columns of a row.
+template <class PairOf>
+void WriteWgmmaOperand(const PairOf& pair_of, uint8_t* values, uint8_t* places) {
+  constexpr int kQuads = 8, kMatrixRows = 8;
+  constexpr size_t kMatrixBytes = 128;
+  uint32_t words[kWgmmaPlaceBytes / sizeof(uint32_t)] = {};
+  for (int row = 0; row < kWgmmaTileRows; ++row) {
+    for (int quad = 0; quad < kQuads; ++quad) {
+      const SparsePair pair = pair_of(row, quad);
+      const int column = 2 * quad;  // of those that are stored
+      const auto matrix = static_cast<size_t>(row / kMatrixRows * 2 + column / 8);
+      uint8_t* const to = values + matrix * kMatrixBytes + static_cast<size_t>(row % kMatrixRows * 8 + column % 8) * 2;
+      std::memcpy(to, pair.values, sizeof(pair.values));
+      const auto word = static_cast<size_t>(row / 16 * 16 + row % 8 * 2 + quad / 4);
+      words[word] |= pair.places << (row % 16 / 8 * 16 + quad % 4 * 4);
+    }
+  }
+  std::memcpy(places, words, sizeof(words));
+}
+
+}  // namespace sparseconv::cuda
