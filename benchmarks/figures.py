@@ -247,15 +247,24 @@ def gpu_summary_table(*results: str) -> str:
 def gpu_models_table(*results: str) -> str:
     """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without."""
     head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
-    return table(head, [_gpu_model_row(record) for name in results for record in load(name)["models"]])
+    return table(head, [_gpu_model_row(record) for record in _newest_models(*results)])
+
+
+def _newest_models(*results: str) -> list[Record]:
+    """The records of several files, each pair of models in its newest one: files are given oldest first."""
+    found: dict[tuple[str, int, bool], Record] = {}
+    for record in (record for name in results for record in load(name)["models"]):
+        original = record["original"]
+        found[original["path"], record["batch"], original["mode"].endswith("graph")] = record
+    return list(found.values())
 
 
 def gpu_networks_table() -> str:
     """Times faster than dense of whole networks that are converted once, by type, images and CUDA graph."""
     columns = [(dtype, *rest) for dtype in ("float32", "float16") for rest in ((64, False), (1, False), (1, True))]
     cells: dict[str, dict[tuple[str, int, bool], str]] = {}
-    for dtype, results in (("float32", "gpu-models"), ("float16", "gpu-models-half")):
-        for record in load(results)["models"]:
+    for dtype, results in (("float32", ["gpu-models"]), ("float16", ["gpu-models-half", "gpu-models-half-ring"])):
+        for record in _newest_models(*results):
             original = record["original"]
             name = original["path"].removesuffix(".onnx").removesuffix(".half")
             key = dtype, record["batch"], original["mode"].endswith("graph")
@@ -366,8 +375,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-networks": gpu_networks_table,
-    "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models"),
-    "gpu-models-one-batch": lambda: gpu_models_table("gpu-models-batch-64", "gpu-models-batch-1"),
+    "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models-half-ring", "gpu-models"),
+    "gpu-models-one-batch": lambda: gpu_models_table(
+        *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
+    ),
     "gpu-network-kernels": network_kernels_table,
     "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
     "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),
