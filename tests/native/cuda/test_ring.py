@@ -142,3 +142,31 @@ def test_activations_and_a_residual(make_session, driver, activation):
     case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
     (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (4, 40, 5, 8))
     assert name.startswith("sparseconv_ring_p")
+
+
+@pytest.mark.parametrize("which", ["X", "Z", "Y"])
+def test_tensors_that_begin_anywhere_run_on_the_other_kernel(make_session, driver, which):
+    """Vectors of 16 bytes would not be aligned."""
+    case = dataclasses.replace(CASE, has_residual=True)
+    inputs = random_inputs(case, (8, 40, 6, 16))
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    buffers = {name: aligned(values, 2 if name == which else 0) for name, values in inputs.items()}
+    shape = (8, case.out_channels, 6, 16)
+    y = aligned(np.zeros(shape, HALF), 2 if which == "Y" else 0)
+    binding = session.io_binding()
+    for name, values in buffers.items():
+        binding.bind_input(name, "cpu", 0, HALF, values.shape, values.ctypes.data)
+    binding.bind_output("Y", "cpu", 0, HALF, shape, y.ctypes.data)
+    driver.take_launches()
+    session.run_with_iobinding(binding)
+    assert driver.take_launches()[0][0] == "sparseconv_interleave"
+    assert_within(y, *oracle(case, inputs, stored_sums=1))
+
+
+def aligned(values, misalignment):
+    """A copy that begins so many bytes behind a multiple of 64."""
+    buffer = np.zeros(values.nbytes + 128, np.uint8)
+    first = -buffer.ctypes.data % 64 + misalignment
+    copy = buffer[first : first + values.nbytes].view(values.dtype).reshape(values.shape)
+    copy[...] = values
+    return copy
