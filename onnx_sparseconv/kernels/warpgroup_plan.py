@@ -23,7 +23,7 @@ _STEP_BYTES = 2304
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
 # Of the ring kernel.
 _RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
-_RING_SHARED_BYTES = (227 << 10) - 1024
+_RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the kernel for 1x1.
@@ -113,7 +113,8 @@ def _ring_plan(
     weight_bytes = math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
     units = places // 2 * math.ceil((row_pixels + _RING_COLUMNS - 1) / (4 * _RING_COLUMNS))
     besides = weight_bytes + 4 * (places + units) + 16
-    if window_rows * (row_pixels * (16 * places + 16) + 16) > _RING_SHARED_BYTES - besides:
+    ring_bytes = window_rows * (row_pixels * (16 * places + 16) + 16)
+    if window_rows > _MAX_RING_ROWS or ring_bytes > _RING_SHARED_BYTES - besides:
         return None
     out_h, out_w = out_size(layer)
     tiles_x, tiles_y = math.ceil(out_w / positions), math.ceil(eights.rows / rows)

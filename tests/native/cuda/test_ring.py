@@ -144,6 +144,43 @@ def test_activations_and_a_residual(make_session, driver, activation):
     assert name.startswith("sparseconv_ring_p")
 
 
+def test_it_runs_where_the_other_kernel_has_no_tile(make_session, driver):
+    """A stride of 3 takes that one more shared memory than there is; where Y begins anywhere, CSR is left."""
+    geometry = ConvGeometry((3, 3), (3, 3), (4, 5, 1, 11), (1, 1))
+    case = SparseConvCase(random_weight((88, 33, 3, 3), 0.1, dtype=HALF), geometry, Activation.RELU, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    (name,) = run_and_check(session, driver, case, (8, 33, 10, 56))
+    assert name.startswith("sparseconv_ring_p")
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.wgmma"
+    inputs = random_inputs(case, (8, 33, 10, 56))
+    y = aligned(np.zeros_like(session.run(None, inputs)[0]), 2)
+    binding = session.io_binding()
+    binding.bind_cpu_input("X", inputs["X"])
+    if "B" in inputs:
+        binding.bind_cpu_input("B", inputs["B"])
+    binding.bind_output("Y", "cpu", 0, HALF, y.shape, y.ctypes.data)
+    driver.take_launches()
+    session.run_with_iobinding(binding)
+    assert driver.take_launches()[0][0].startswith("sparseconv_csr")
+    assert_within(y, *oracle(case, inputs))
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.csr"
+
+
+@pytest.mark.parametrize(
+    ("weight_shape", "dilation"), [((64, 96, 7, 7), 1), ((64, 32, 3, 3), 8)], ids=["too many steps", "too many rows"]
+)
+def test_windows_that_fit_no_ring_run_on_the_other_kernel(make_session, driver, weight_shape, dilation):
+    reach = (weight_shape[2] - 1) * dilation // 2
+    geometry = ConvGeometry(weight_shape[2:], (1, 1), (reach,) * 4, (dilation, dilation))
+    case = SparseConvCase(random_weight(weight_shape, 0.02, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case))
+    assert not any(
+        name.startswith("sparseconv_ring") for name in run_and_check(session, driver, case, (8, weight_shape[1], 9, 16))
+    )
+
+
 @pytest.mark.parametrize("which", ["X", "Z", "Y"])
 def test_tensors_that_begin_anywhere_run_on_the_other_kernel(make_session, driver, which):
     """Vectors of 16 bytes would not be aligned."""

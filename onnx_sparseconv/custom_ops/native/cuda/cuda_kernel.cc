@@ -76,14 +76,14 @@ struct Plan {
   CsrLaunch csr;
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
-  std::optional<RingLaunch> ring;  // instead of `wgmma`, where Y and the residual begin at multiples of 16 bytes
+  std::optional<RingLaunch> ring;  // before `wgmma`, where Y and the residual begin at multiples of 16 bytes
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
 
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
-    if (wgmma || pointwise) return RunningKernel::kWgmma;
+    if (wgmma || ring || pointwise) return RunningKernel::kWgmma;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 };
@@ -234,6 +234,7 @@ class CudaKernel final : public Kernel {
   void PlanWgmma(const PlanKey& key, Plan* plan) const;
   std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
+  static RunningKernel KernelOf(const Call& call);
   void Launch(const Call& call) const;
   template <class Params>
   void LaunchLibrary(FunctionHandle function, LaunchShape shape, const Params& params, StreamHandle stream) const;
@@ -325,7 +326,9 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
   wgmma_.emplace(context_, device_, weight, facts);
-  if (HasRingForm(geometry_)) ring_.emplace(context_, device_, PackRingWeight(attributes.weight, geometry_));
+  if (HasRingForm(geometry_, device_.max_shared_bytes)) {
+    ring_.emplace(context_, device_, PackRingWeight(attributes.weight, geometry_));
+  }
   running_.store(RunningKernel::kWgmma);
 }
 
@@ -400,20 +403,16 @@ void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || IsPointwise(geometry_)) return;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
-  if (!plan->wgmma) {
-    if (must_run) Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
-    return;
-  }
   if (ring_ && key.is_x_aligned) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
-  if (plan->ring && plan->ring->cycles >= plan->wgmma->cycles) plan->ring.reset();
-  if (must_run) return;
-  const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
-  if (plan->ring ? IsWorthLaunching(*plan->ring, device_, csr_cycles)
-                 : IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
-    return;
+  if (plan->ring && plan->wgmma && plan->ring->cycles >= plan->wgmma->cycles) plan->ring.reset();
+  if (must_run) {
+    if (plan->ring || plan->wgmma) return;
+    Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
-  plan->wgmma.reset();
-  plan->ring.reset();
+  const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+  if (plan->ring && !IsWorthLaunching(*plan->ring, csr_cycles)) plan->ring.reset();
+  if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles))
+    plan->wgmma.reset();
 }
 
 std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
@@ -515,7 +514,6 @@ void CudaKernel::Compute(const ort::Context& context) const {
   } else {
     Launch(call);
   }
-  running_.store(plan->kernel(), std::memory_order_relaxed);
 }
 
 Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
@@ -523,10 +521,18 @@ Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
           activation_.beta};
 }
 
+// What runs a call: the plan's kernel, but where only the ring kernel could, and Y or the residual is not aligned.
+RunningKernel CudaKernel::KernelOf(const Call& call) {
+  const bool is_ring_alone = call.plan.ring && !call.plan.wgmma && !call.plan.generated;
+  return is_ring_alone && !AreVectors(call.y, call.epilogue.residual) ? RunningKernel::kCsr : call.plan.kernel();
+}
+
 void CudaKernel::Launch(const Call& call) const {
-  if (call.plan.kernel() == RunningKernel::kCsr) {
+  const RunningKernel kernel = KernelOf(call);
+  running_.store(kernel, std::memory_order_relaxed);
+  if (kernel == RunningKernel::kCsr) {
     LaunchCsr(call);
-  } else if (call.plan.kernel() == RunningKernel::kTensor) {
+  } else if (kernel == RunningKernel::kTensor) {
     LaunchTensor(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);

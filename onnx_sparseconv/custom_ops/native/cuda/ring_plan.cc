@@ -10,8 +10,6 @@
 namespace sparseconv::cuda {
 namespace {
 
-// More rows of the ring than that only take shared memory.
-constexpr int64_t kMaxRingRows = 16;
 constexpr int64_t kUnitPlaces = 2, kBlockColumns = 4 * kRingColumns;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 channels, 1 to 64 images, on an H200. All of it shares
 // the path to shared memory, so it adds up.
@@ -134,9 +132,7 @@ class Planner {
 
 }  // namespace
 
-bool IsWorthLaunching(const RingLaunch& launch, const DeviceFacts& device, double csr_cycles) {
-  return launch.params.num_tiles >= device.num_multiprocessors || launch.cycles - kEarlyCycles < csr_cycles;
-}
+bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles) { return launch.cycles - kEarlyCycles < csr_cycles; }
 
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                            const DeviceFacts& device, const RingForm& weight) {

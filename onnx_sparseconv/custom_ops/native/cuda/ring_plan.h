@@ -27,8 +27,7 @@ struct RingLaunch {
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                            const DeviceFacts& device, const RingForm& weight);
 
-// Whether a launch is faster than those of other kernels: where it has a tile for each multiprocessor; else if it takes
-// less time than the CSR kernel's `csr_cycles`.
-bool IsWorthLaunching(const RingLaunch& launch, const DeviceFacts& device, double csr_cycles);
+// Whether a launch is faster than the CSR kernel's `csr_cycles`.
+bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles);
 
 }  // namespace sparseconv::cuda

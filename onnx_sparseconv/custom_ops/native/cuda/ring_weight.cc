@@ -15,8 +15,8 @@ constexpr int kStepPlaces = kWgmmaChannels;
 constexpr int kStepQuads = kStepPlaces / kQuadColumns;
 // With more, staging takes longer than the other kernel for windows.
 constexpr int64_t kMaxChannels = 96;
-// What a step's word has room for.
-constexpr int64_t kMaxWindowRow = 255, kMaxRowBytes = int64_t{1} << 24;
+// What a step's word has room for; for more rows of a window, too.
+constexpr int64_t kMaxRowBytes = int64_t{1} << 24;
 // Search for a better order ends after so many passes over all pairs of places, found or not.
 constexpr int kMaxPasses = 8;
 constexpr int64_t kHeaderUnit = 128;
@@ -258,12 +258,16 @@ class Packer {
 
 }  // namespace
 
-bool HasRingForm(const ConvGeometry& geometry) {
+bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes) {
   const int64_t reach_y = (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
   const int64_t reach_x = (geometry.kernel_shape[2] - 1) * geometry.dilations[2];
-  return geometry.group == 1 && geometry.taps() > 1 && geometry.kernel_shape[0] == 1 &&
-         geometry.in_channels <= kMaxChannels && reach_y <= kMaxWindowRow &&
-         (reach_x + 1) * RingPixelBytes(kMaxChannels) < kMaxRowBytes;
+  const bool is_window = geometry.group == 1 && geometry.taps() > 1 && geometry.kernel_shape[0] == 1;
+  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxRingRows) return false;
+  const int64_t chunks = CeilDivide(geometry.in_channels, int64_t{kStepPlaces});
+  const int64_t row_bytes = (reach_x + 1) * RingPixelBytes(static_cast<int>(chunks) * kStepPlaces);
+  const auto step_bytes = static_cast<int64_t>(kWgmmaValueBytes + kWgmmaPlaceBytes);
+  return row_bytes < kMaxRowBytes &&
+         (reach_y + 1) * row_bytes + chunks * geometry.taps() * step_bytes < max_shared_bytes;
 }
 
 RingWeight PackRingWeight(const SparseWeight& weight, const ConvGeometry& geometry) {

@@ -36,9 +36,13 @@ struct RingWeight {
 // Bytes from a pixel of the ring to the next one.
 constexpr int RingPixelBytes(int places) { return 16 * places + 16; }
 
-// Whether the kernel can run the node: windows of one group that has channels for a chunk and not too many for a pixel.
-// The weight must have the form of the other kernels of warpgroups, too (HasWgmmaForm).
-bool HasRingForm(const ConvGeometry& geometry);
+// More rows of a ring than that only take shared memory.
+constexpr int64_t kMaxRingRows = 16;
+
+// Whether the kernel can run the node: windows of one group, not of too many channels for a pixel, whose rows and
+// steps, one of each tap and 32 channels, fit the shared memory of a block. The weight must have the form of the other
+// kernels of warpgroups, too (HasWgmmaForm).
+bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes);
 
 RingWeight PackRingWeight(const SparseWeight& weight, const ConvGeometry& geometry);
 
