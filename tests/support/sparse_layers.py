@@ -20,3 +20,17 @@ def sparse_layer(shape=(64, 32, 3, 3), *, size=(28, 28), density=0.1, dtype=np.f
         activation=0,
         in_size=size,
     )
+
+
+def layer_of(case, size):
+    """The layer of a test case without an activation; ``size`` is that of its input."""
+    return make_layer(
+        case.weight,
+        strides=case.geometry.strides,
+        dilations=case.geometry.dilations,
+        pads=case.geometry.pads,
+        group=case.geometry.group,
+        element_type=case.dtype,
+        activation=0,
+        in_size=size,
+    )

@@ -9,9 +9,9 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.warpgroup_plan import plan_ring
 from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -121,16 +121,7 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, b
     session.run(None, random_inputs(case, (batch, weight_shape[1], *size)))
     ((name, grid, _, _),) = driver.take_launches()
     assert name.startswith("sparseconv_ring_p")
-    sized = make_layer(
-        weight,
-        strides=geometry.strides,
-        dilations=geometry.dilations,
-        pads=geometry.pads,
-        group=1,
-        element_type=HALF,
-        activation=0,
-        in_size=size,
-    )
+    sized = layer_of(case, size)
     row_tiles = -(-weight_shape[0] // 64)
     foretold = plan_ring(sized, batch, 9 * -(-weight_shape[1] // 32), 132)
     assert min(foretold.tiles, 132 // row_tiles * row_tiles) == grid[0]

@@ -10,9 +10,9 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.layer import make_layer
 from onnx_sparseconv.kernels.warpgroup_plan import plan_warpgroups
 from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -137,16 +137,7 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, b
     session = make_session(make_model(case), cuda_kernel="wgmma")
     session.run(None, random_inputs(case, (batch, weight_shape[1] * geometry.group, *size)))
     _, (_, product, _, _), *_ = driver.take_launches()
-    sized = make_layer(
-        weight,
-        strides=geometry.strides,
-        dilations=geometry.dilations,
-        pads=geometry.pads,
-        group=geometry.group,
-        element_type=HALF,
-        activation=0,
-        in_size=size,
-    )
+    sized = layer_of(case, size)
     foretold = plan_warpgroups(sized, batch, -(-weight_shape[1] // 32), 132)
     assert (min(foretold.tiles, 132), foretold.parts) == product[:2]
 

@@ -411,8 +411,9 @@ void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
   }
   const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
   if (plan->ring && !IsWorthLaunching(*plan->ring, csr_cycles)) plan->ring.reset();
-  if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles))
+  if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
     plan->wgmma.reset();
+  }
 }
 
 std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {

@@ -24,4 +24,13 @@ struct Eights {
   }
 };
 
+// The launch that takes fewest cycles, of what `choose(eights)` finds, if anything.
+template <class Choose>
+auto ChooseOfEights(int64_t batch, int64_t out_h, const Choose& choose) {
+  auto launch = choose(Eights::OfImages(batch, out_h));
+  if (batch % kTensorImages == 0) return launch;  // no part of a pixel is empty
+  auto strips = choose(Eights::OfStrips(batch, out_h));
+  return strips && (!launch || strips->cycles < launch->cycles) ? strips : launch;
+}
+
 }  // namespace sparseconv::cuda

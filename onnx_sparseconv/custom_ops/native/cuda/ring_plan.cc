@@ -144,10 +144,9 @@ std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const R
       CheckedMultiply(out_h, out_w, "a plane of Y") > kMaxPlane) {
     return std::nullopt;
   }
-  auto launch = Planner(geometry, sizes, batch, Eights::OfImages(batch, out_h), device, weight).Choose();
-  if (batch % kTensorImages == 0) return launch;  // no part of a pixel is empty
-  auto strips = Planner(geometry, sizes, batch, Eights::OfStrips(batch, out_h), device, weight).Choose();
-  return strips && (!launch || strips->cycles < launch->cycles) ? strips : launch;
+  return ChooseOfEights(batch, out_h, [&](const Eights& eights) {
+    return Planner(geometry, sizes, batch, eights, device, weight).Choose();
+  });
 }
 
 }  // namespace sparseconv::cuda

@@ -15,7 +15,7 @@ constexpr int kStepPlaces = kWgmmaChannels;
 constexpr int kStepQuads = kStepPlaces / kQuadColumns;
 // With more, staging takes longer than the other kernel for windows.
 constexpr int64_t kMaxChannels = 96;
-// What a step's word has room for; for more rows of a window, too.
+// What a step's word has room for.
 constexpr int64_t kMaxRowBytes = int64_t{1} << 24;
 // Search for a better order ends after so many passes over all pairs of places, found or not.
 constexpr int kMaxPasses = 8;

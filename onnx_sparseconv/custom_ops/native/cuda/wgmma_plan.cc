@@ -342,11 +342,9 @@ std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const
   const int64_t plane = CheckedMultiply(sizes.out_dims[1], sizes.out_dims[2], "a plane of Y");
   const int64_t images = CheckedMultiply(kTensorImages * geometry.out_channels, plane, "images of Y");
   if (images > std::numeric_limits<int32_t>::max()) return std::nullopt;
-  const int64_t out_h = sizes.out_dims[1];
-  auto launch = Planner(geometry, sizes, batch, Eights::OfImages(batch, out_h), device, facts).Choose();
-  if (batch % kTensorImages == 0) return launch;  // no part of a pixel is empty
-  auto strips = Planner(geometry, sizes, batch, Eights::OfStrips(batch, out_h), device, facts).Choose();
-  return strips && (!launch || strips->cycles < launch->cycles) ? strips : launch;
+  return ChooseOfEights(batch, sizes.out_dims[1], [&](const Eights& eights) {
+    return Planner(geometry, sizes, batch, eights, device, facts).Choose();
+  });
 }
 
 }  // namespace sparseconv::cuda
