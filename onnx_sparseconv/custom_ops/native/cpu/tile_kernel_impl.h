@@ -177,18 +177,20 @@ inline void AccumulateShifts(const TileJob& job, const float* input, const uint3
   }
 }
 
-// In a function of its own: the loops around the sums call it once a row.
+// Into the second-level cache, so that the first keeps what the sums at hand read. In a function of its own: the loops
+// around the sums call it once a row.
 __attribute__((noinline)) void FetchAhead(const TileJob& job, int64_t row) {
+  constexpr int kSecondLevel = 2;  // what __builtin_prefetch calls locality
   const TileOutput& out = job.output;
   const int64_t element = out.is_half ? sizeof(uint16_t) : sizeof(float);
   const char* y = static_cast<const char*>(out.y) + row * out.channel_stride * element;
   for (const Run* run = out.runs; run != out.runs + out.num_runs; ++run) {
     const char* end = y + (run->output + run->length) * element;
-    for (const char* line = y + run->output * element; line < end; line += kCacheLine) __builtin_prefetch(line, 1);
+    for (const char* line = y + run->output * element; line < end; line += kCacheLine) __builtin_prefetch(line, 1, kSecondLevel);
   }
   Ahead& ahead = *job.ahead;
   for (int64_t i = 0; i < ahead.lines_a_row && ahead.channels_left > 0; ++i) {
-    __builtin_prefetch(ahead.line);
+    __builtin_prefetch(ahead.line, 0, kSecondLevel);
     ahead.line += kCacheLine;
     if (--ahead.lines_left > 0) continue;
     --ahead.channels_left;
