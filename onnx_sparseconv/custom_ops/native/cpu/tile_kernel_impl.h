@@ -186,7 +186,8 @@ __attribute__((noinline)) void FetchAhead(const TileJob& job, int64_t row) {
   const char* y = static_cast<const char*>(out.y) + row * out.channel_stride * element;
   for (const Run* run = out.runs; run != out.runs + out.num_runs; ++run) {
     const char* end = y + (run->output + run->length) * element;
-    for (const char* line = y + run->output * element; line < end; line += kCacheLine) __builtin_prefetch(line, 1, kSecondLevel);
+    for (const char* line = y + run->output * element; line < end; line += kCacheLine)
+      __builtin_prefetch(line, 1, kSecondLevel);
   }
   Ahead& ahead = *job.ahead;
   for (int64_t i = 0; i < ahead.lines_a_row && ahead.channels_left > 0; ++i) {
