@@ -28,6 +28,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     out_size,
     plan_pointwise,
     plan_ring,
+    plan_segments,
     plan_warpgroups,
     pointwise_rows,
 )
@@ -208,7 +209,7 @@ _USED_POSITIONS = 0.6
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
 # of 64 to 512 channels, packed.
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
-# The same of the ring kernel, of 64 channels.
+# The same of the kernels for few channels, of 64.
 _RING_REPEATS = ((0.8, 0.84, 0.86, 0.88, 0.9), (2.0, 1.65, 1.4, 1.1, 1.0))
 # More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
 _MOST_ZEROS = 0.985
@@ -244,9 +245,13 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
     plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
     steps = math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
-    ring = plan_ring(layer, batch, steps, multiprocessors)
-    if ring is not None and ring.cycles < plan.cycles:
-        return _choose(ring, layer, batch, multiprocessors)
+    is_other = False
+    for few_channels in (plan_segments, plan_ring):
+        other = few_channels(layer, batch, steps, multiprocessors)
+        if other is not None and other.cycles < plan.cycles:
+            plan, is_other = other, True
+    if is_other:
+        return _choose(plan, layer, batch, multiprocessors)
     if plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
         return None
     return _choose(plan, layer, batch, multiprocessors)

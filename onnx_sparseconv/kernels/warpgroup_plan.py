@@ -1,6 +1,7 @@
 """What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc,
-`ChooseRingLaunch` of ring_plan.cc and `ChoosePointwiseLaunch` of pointwise_plan.cc, without limits of memory but the
-second one's. They have the same constants, which are explained there.
+`ChooseSegmentLaunch` of segment_plan.cc, `ChooseRingLaunch` of ring_plan.cc and `ChoosePointwiseLaunch` of
+pointwise_plan.cc, without limits of memory but those of the second and third. They have the same constants, which are
+explained there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ _RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
 _RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
+# Of the segment kernel.
+_SEGMENT_FORMS, _SEGMENT_MAX_CHANNELS, _SEGMENT_MAX_STEPS = ((1, 8), (1, 14), (1, 15), (2, 7), (3, 4)), 128, 96
+_SEGMENT_PRODUCT_SHARE, _SEGMENT_GROUP_CYCLES, _SEGMENT_ROW_CYCLES = 0.9, 1620.0, 500.0
+_SEGMENT_BYTES_A_CYCLE, _SEGMENT_BEGIN_CYCLES = 13.0, 7900.0
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
@@ -102,6 +107,71 @@ def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: flo
         if (plan := _ring_plan(layer, eight, (positions, rows), (steps, multiprocessors))) is not None
     ]
     return min(plans, key=lambda plan: plan.cycles, default=None)
+
+
+def plan_segments(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
+    """The same of the segment kernel, likewise.
+
+    Args:
+        layer: as of `plan_warpgroups`.
+        batch: images, at least 1.
+        steps: as of `plan_ring`.
+        multiprocessors: of the GPU.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
+    is_small = layer.group == 1 and layer.in_channels <= _SEGMENT_MAX_CHANNELS and steps <= _SEGMENT_MAX_STEPS
+    is_window = (layer.kernel_shape[1], layer.dilations[1], layer.pads[1]) == (3, 1, 1)
+    if not is_small or not is_window or layer.strides != (1, 1) or in_w != out_w or in_w % _SEGMENT_POSITIONS:
+        return None
+    plans = [
+        plan
+        for rows, segments in _SEGMENT_FORMS
+        if (columns := _segment_columns(in_w // _SEGMENT_POSITIONS, rows, segments)) is not None
+        for tile_rows in range(1, out_h + 1)
+        if (plan := _segment_plan(layer, (rows, segments, *columns, tile_rows), batch, (steps, multiprocessors)))
+    ]
+    return min(plans, key=lambda plan: plan.cycles, default=None)
+
+
+def _segment_columns(row_segments: int, rows: int, segments: int) -> tuple[int, int] | None:
+    """Tiles of a row, and segments of outputs of each; None where there are none of this form."""
+    if row_segments <= segments:
+        return 1, row_segments
+    if rows > 1:
+        return None
+    for tiles in range(2, row_segments + 1):
+        tile = math.ceil(row_segments / tiles)
+        if tile + (2 if tiles > 2 else 1) <= segments:
+            return math.ceil(row_segments / tile), tile
+    return None
+
+
+def _segment_plan(
+    layer: SparseLayer, form: tuple[int, int, int, int, int], batch: int, work: tuple[float, float]
+) -> WarpgroupPlan | None:
+    (rows, segments, tiles_x, tile_segments, tile_rows), (steps, multiprocessors) = form, work
+    places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
+    window_rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] + 1
+    row_bytes = segments * (16 * places + 16)
+    weight_bytes = math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
+    besides = WARPGROUPS * (64 * 16 * (rows * segments | 1) + 32) + weight_bytes + 4 * places + 8
+    if (window_rows + 2 * (rows - 1)) * row_bytes + 16 * (window_rows + rows - 1) > _RING_SHARED_BYTES - besides:
+        return None
+    out_h, out_w = out_size(layer)
+    row_tiles = math.ceil(layer.out_channels / ROWS)
+    of_images = tiles_x * math.ceil(out_h / tile_rows) * batch
+    blocks = min(of_images, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
+    in_rows = tile_rows - 1 + window_rows
+    products = steps * (512 * rows * segments + 2304) / _SHARED_BYTES_A_CYCLE
+    groups = math.ceil(tile_rows / rows)
+    computing = groups * (_SEGMENT_PRODUCT_SHARE * products + _SEGMENT_GROUP_CYCLES) + in_rows * _SEGMENT_ROW_CYCLES
+    moving = (in_rows * segments * places * 16 + tile_rows * tile_segments * 64 * 16) / _SEGMENT_BYTES_A_CYCLE
+    cycles = math.ceil(of_images * row_tiles / blocks) * max(computing, moving)
+    computed = tiles_x * tile_segments * _SEGMENT_POSITIONS * math.ceil(out_h / tile_rows) * tile_rows
+    return WarpgroupPlan(_SEGMENT_BEGIN_CYCLES + cycles, of_images * row_tiles, 1, out_h * out_w / computed)
 
 
 def _ring_plan(

@@ -139,6 +139,17 @@ __device__ __forceinline__ void LetNextLaunchBegin() {
 #endif
 }
 
+// What another lane of the warp has. Unlike __shfl_sync it stays where it stands: the compiler else moves many of them
+// before the first result is used, to where registers are short.
+__device__ __forceinline__ float ShuffledHere(float value, int lane) {
+  float shuffled;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+               : "=f"(shuffled)
+               : "f"(value), "r"(lane)
+               : "memory");
+  return shuffled;
+}
+
 // Ends the thread, in whatever function it is.
 __device__ __forceinline__ void ExitThread() { asm volatile("exit;"); }
 
@@ -281,6 +292,12 @@ __device__ __forceinline__ void CopyAsync16ByLines(Shared to, const void* from) 
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// The same, or zeros where `exists` is false.
+__device__ __forceinline__ void CopyAsync16OrZeros(Shared to, const void* from, bool exists) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16u : 0u)
+               : "memory");
+}
+
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the last `kPending` groups of this thread have arrived.
@@ -372,6 +389,22 @@ __device__ __forceinline__ void CopyBulkCached(Shared to, const void* from, unsi
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+
+// Copies `bytes` (likewise) from shared to global memory, of what is not read again soon. What threads wrote there must
+// have been fenced (FenceSharedForCopies) and waited for.
+__device__ __forceinline__ void StoreBulk(void* to, Shared from, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from),
+               "r"(bytes), "l"(OncePolicy())
+               : "memory");
+}
+
+__device__ __forceinline__ void CommitBulkStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until shared memory may be written again that this thread's StoreBulk read.
+__device__ __forceinline__ void WaitForBulkReads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+
+// Has the copy engine see what this thread wrote to shared memory.
+__device__ __forceinline__ void FenceSharedForCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 // Plans for older architectures have no use for these, and the code that has is never made.
 __device__ void InitBarrier(Shared barrier, unsigned arrivals);
@@ -434,10 +467,11 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_OPERANDS_32                                                               \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19" \
   ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define SPARSECONV_OPERANDS_64                                                       \
-  SPARSECONV_OPERANDS_32                                                             \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SPARSECONV_OPERANDS_48 \
+  SPARSECONV_OPERANDS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define SPARSECONV_OPERANDS_56 SPARSECONV_OPERANDS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define SPARSECONV_OPERANDS_60 SPARSECONV_OPERANDS_56 ", %56, %57, %58, %59"
+#define SPARSECONV_OPERANDS_64 SPARSECONV_OPERANDS_60 ", %60, %61, %62, %63"
 #define SPARSECONV_OPERANDS_96                                                       \
   SPARSECONV_OPERANDS_64                                                             \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
@@ -451,9 +485,13 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_SUMS_8(i)                                                                                    \
   "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), "+f"(sums[i + 5]), \
       "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define SPARSECONV_SUMS_4(i) "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3])
 #define SPARSECONV_32_SUMS(i) \
   SPARSECONV_SUMS_8(i), SPARSECONV_SUMS_8(i + 8), SPARSECONV_SUMS_8(i + 16), SPARSECONV_SUMS_8(i + 24)
 #define SPARSECONV_SUMS_32 SPARSECONV_32_SUMS(0)
+#define SPARSECONV_SUMS_48 SPARSECONV_SUMS_32, SPARSECONV_SUMS_8(32), SPARSECONV_SUMS_8(40)
+#define SPARSECONV_SUMS_56 SPARSECONV_SUMS_48, SPARSECONV_SUMS_8(48)
+#define SPARSECONV_SUMS_60 SPARSECONV_SUMS_56, SPARSECONV_SUMS_4(56)
 #define SPARSECONV_SUMS_64 SPARSECONV_SUMS_32, SPARSECONV_32_SUMS(32)
 #define SPARSECONV_SUMS_96 SPARSECONV_SUMS_64, SPARSECONV_32_SUMS(64)
 #define SPARSECONV_SUMS_112 SPARSECONV_SUMS_96, SPARSECONV_SUMS_8(96), SPARSECONV_SUMS_8(104)
@@ -470,6 +508,9 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
                  : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(meta), "r"(keeps_sums));            \
   }
 SPARSECONV_MULTIPLY_SPARSE(32, "64", "32", "33", "34", "35", "36", "37")
+SPARSECONV_MULTIPLY_SPARSE(48, "96", "48", "49", "50", "51", "52", "53")
+SPARSECONV_MULTIPLY_SPARSE(56, "112", "56", "57", "58", "59", "60", "61")
+SPARSECONV_MULTIPLY_SPARSE(60, "120", "60", "61", "62", "63", "64", "65")
 SPARSECONV_MULTIPLY_SPARSE(64, "128", "64", "65", "66", "67", "68", "69")
 SPARSECONV_MULTIPLY_SPARSE(96, "192", "96", "97", "98", "99", "100", "101")
 SPARSECONV_MULTIPLY_SPARSE(112, "224", "112", "113", "114", "115", "116", "117")

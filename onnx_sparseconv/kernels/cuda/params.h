@@ -395,6 +395,41 @@ struct PointwiseParams {
   long long y_part;  // in sums of Y that are not final, from the first output to that of the next part of the chunks
 };
 
+// The segment kernel, float16 on sm_90a: `sparseconv_segments_<rows>x<segments>`, for windows of three columns that
+// leave rows as wide as they are, multiples of kSegmentPositions. A warpgroup computes `rows` rows of outputs at a time,
+// more than one only where a tile has whole rows. segment_conv.cuh says how it works.
+//
+// A tile is `tile_rows` rows of outputs, `tile_segments` segments of each (the last tile of a row may have fewer), of 64
+// output channels and an image. Its rows of X go by a ring of `ring_rows` of them in shared memory; copies of the first
+// of these lie behind the last, so that the rows that are computed together always lie together.
+// Then follow outputs on their way to Y, the weight of the block's row tile, and where its channels lie.
+//
+// Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; gridDim.x is a multiple of row_tiles, so that a
+// block stays with one of them.
+constexpr int kMaxSegmentSteps = 96;  // of the weight
+// Of a block: warpgroups that multiply, and one that stages.
+constexpr int kWarpgroupThreads = 128, kSegmentWarpgroups = 2;
+constexpr int kSegmentThreads = kWarpgroupThreads * (kSegmentWarpgroups + 1);
+struct SegmentParams {
+  const void* x;  // [N, C, H, W]
+  void* y;        // [N, K, OH, W]
+  Epilogue epilogue;
+  const void* weight;   // of all row tiles; see ring_weight.h
+  const int* channels;  // [row_tiles][places]; -1 at a place without one
+  int weight_bytes;     // of a row tile, a multiple of 16
+  int header_bytes;     // of that
+  int places;           // a multiple of 32
+  int in_channels, out_channels;
+  int in_h, out_h, width;
+  int pad_top;
+  int window_rows;  // of X, that a row of outputs reads
+  int ring_rows;
+  int tile_segments;
+  int segment_bytes;  // 16 for each place, and 16 that keep neighbours apart
+  int row_tiles, tiles_x, tiles_y, tile_rows;
+  int num_tiles;
+};
+
 // On their way to Y, outputs of a warp lie in 8 segments of 16 rows, and 16 bytes that keep segments apart.
 constexpr int kPointwisePartSegments = 8;
 constexpr int kPointwisePitch = 16 * 16 + 16;

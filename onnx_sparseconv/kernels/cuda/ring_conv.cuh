@@ -349,10 +349,6 @@ class RingConv {
     const Shared meta = values + steps * kValueBytes + threadIdx.x % 128 / 32 * 64 +
                         static_cast<unsigned>(Lane() / 4 * 8 + Lane() % 2 * 4);
     unsigned metas[2][kPartSteps] = {};
-    if (steps == 0) {
-#pragma unroll
-      for (int i = 0; i < 4 * kPositions; ++i) sums_[i] = 0.0f;
-    }
     for (unsigned begin = 0; begin < steps; begin += 2 * kPartSteps) {
 #pragma unroll
       for (unsigned part = 0; part < 2; ++part) {
@@ -383,7 +379,8 @@ class RingConv {
   __device__ __forceinline__ Shared PixelAt(unsigned step, int slot) const {
     int row = slot + static_cast<int>(step >> 24);
     if (row >= p_.ring_rows) row -= p_.ring_rows;
-    return ring_ + static_cast<unsigned>(row) * row_bytes_ + (step & 0xFFFFFFu);
+    return ring_ + static_cast<unsigned>(row) * row_bytes_ +
+           (step >> 16 & 0xFFu) * static_cast<unsigned>(p_.pixel_bytes) + (step & 0xFFFFu) * kPlaceBytes;
   }
 
   // --- outputs ------------------------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ struct Fiber {
   unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
   std::deque<std::vector<Copy>> groups;  // committed, not arrived
+  std::vector<Copy> stores;              // bulk copies to global memory
   // Where the metadata of products stands that are not complete: of those not committed, and of each group.
   std::vector<const unsigned*> metadata;
   std::deque<std::vector<const unsigned*>> products;
@@ -375,6 +376,19 @@ void WaitForBarrier(unsigned number, unsigned parity) {
   SwitchToScheduler();
 }
 
+const unsigned char kZeros[16] = {};
+
+void StoreBulk(void* to, unsigned from, unsigned bytes) {
+  if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
+  CheckGlobal(to, 16);
+  CheckTouch();
+  const unsigned char* pointer = SharedPointer(from, bytes, 16);
+  std::memcpy(to, pointer, bytes / 2);  // the rest is read when that is waited for
+  state.current->stores.push_back({static_cast<unsigned char*>(to), pointer, bytes});
+}
+
+void WaitForBulkReads() { Deliver(state.current->stores); }
+
 Warp& CurrentFullWarp(const char* instruction) {
   Warp& warp = CurrentWarp();
   if (warp.size != warpSize) Fail("%s in a warp of %u threads", instruction, warp.size);
@@ -530,6 +544,7 @@ void ArriveAtBarrier(int number, unsigned threads) { ComeToBarrier("barrier.arri
 
 void RunFiber() {
   state.kernel(state.params);
+  if (!state.current->stores.empty()) Fail("a thread ends whose bulk copies still read shared memory");
   state.current->wait = Wait::kDone;
   SwitchToScheduler();
   __builtin_trap();
@@ -552,6 +567,7 @@ void StartFiber(Fiber& fiber, unsigned number) {
   fiber.num_copies = 0;
   fiber.copies.clear();
   fiber.groups.clear();
+  fiber.stores.clear();
 }
 
 void Resume(Fiber& fiber) {

@@ -84,6 +84,10 @@ void ArriveAfterCopies(unsigned number);
 void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
+void StoreBulk(void* to, unsigned from, unsigned bytes);
+void WaitForBulkReads();
+// What a copy that brings zeros copies.
+alignas(16) extern const unsigned char kZeros[16];
 
 // What the threads of a warp do together; see the kernels' intrinsics.cuh.
 void LoadMatrices(unsigned row, unsigned (&parts)[4]);

@@ -47,6 +47,9 @@ inline unsigned FloatToBits(float value) {
 
 inline float Unforeseen(float value) { return value; }
 
+inline float ShuffledHere(float value, int lane) {
+  return cuda_on_host::ShuffleInWarp(0xFFFFFFFFu, value, static_cast<unsigned>(lane));
+}
 inline void LetNextLaunchBegin() { cuda_on_host::LetNextLaunchBegin(); }
 inline void WaitForLaunchBefore() { cuda_on_host::WaitForLaunchBefore(); }
 
@@ -145,6 +148,9 @@ inline void CopyAsync8(Shared to, const void* from) { cuda_on_host::CopyAsync(to
 inline void CopyAsync16(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 16); }
 inline void CopyAsync16Cached(Shared to, const void* from) { CopyAsync16(to, from); }
 inline void CopyAsync16ByLines(Shared to, const void* from) { CopyAsync16(to, from); }
+inline void CopyAsync16OrZeros(Shared to, const void* from, bool exists) {
+  cuda_on_host::CopyAsync(to, exists ? from : cuda_on_host::kZeros, 16);
+}
 inline void CommitCopies() { cuda_on_host::CommitCopies(); }
 template <int kPending>
 void WaitForCopies() {
@@ -163,6 +169,10 @@ inline void WaitForBarrier(Shared barrier, unsigned parity) { cuda_on_host::Wait
 inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
   cuda_on_host::CopyBulk(to, from, bytes, barrier);
 }
+inline void StoreBulk(void* to, Shared from, unsigned bytes) { cuda_on_host::StoreBulk(to, from, bytes); }
+inline void CommitBulkStores() {}
+inline void WaitForBulkReads() { cuda_on_host::WaitForBulkReads(); }
+inline void FenceSharedForCopies() {}
 inline void CopyBulkCached(Shared to, const void* from, unsigned bytes, Shared barrier) {
   CopyBulk(to, from, bytes, barrier);
 }

@@ -19,6 +19,7 @@
 #include "provider.h"
 #include "ring_plan.h"
 #include "ring_weight.h"
+#include "segment_plan.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
 #include "wgmma_plan.h"
@@ -76,14 +77,16 @@ struct Plan {
   CsrLaunch csr;
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
-  std::optional<RingLaunch> ring;  // before `wgmma`, where Y and the residual begin at multiples of 16 bytes
+  // Before `wgmma`, where Y and the residual begin at multiples of 16 bytes; one of them at most.
+  std::optional<SegmentLaunch> segments;
+  std::optional<RingLaunch> ring;
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
 
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
-    if (wgmma || ring || pointwise) return RunningKernel::kWgmma;
+    if (wgmma || segments || ring || pointwise) return RunningKernel::kWgmma;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 };
@@ -100,6 +103,12 @@ size_t RoundedUp(size_t bytes) { return (bytes + kVectorBytes - 1) / kVectorByte
 template <class Value>
 size_t BytesOf(const std::vector<Value>& values) {
   return values.size() * sizeof(Value);
+}
+
+// No launch takes for ever.
+template <class Launch>
+double CyclesOf(const std::optional<Launch>& launch) {
+  return launch ? launch->cycles : std::numeric_limits<double>::infinity();
 }
 
 // The weight as the tensor-core kernel reads it, in device memory, and that kernel.
@@ -155,19 +164,22 @@ struct WgmmaProduct {
   const PointwiseKernels pointwise;
 };
 
-// The weight as the ring kernel reads it, likewise.
+// The weight as the kernels for windows of few channels read it, likewise.
 struct RingProduct {
   RingProduct(const Context& context, const DeviceFacts& device, const RingWeight& weight)
       : form(weight.form),
         channels(RoundedUp(weight.tiles.size())),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        kernels(device.max_shared_bytes - kReservedSharedBytes) {
+        kernels(device.max_shared_bytes - kReservedSharedBytes),
+        segments(device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
     SynchronizeUploads();  // the host's arrays go now
   }
 
-  void Fill(RingParams* params) const {
+  // All pointers to the weight.
+  template <class Params>
+  void Fill(Params* params) const {
     params->weight = memory.at(0);
     params->channels = static_cast<const int*>(memory.at(channels));
   }
@@ -176,6 +188,7 @@ struct RingProduct {
   const size_t channels;  // offset
   const Memory memory;
   const RingKernels kernels;
+  const SegmentKernels segments;
 };
 
 // The node's own kernel, loaded.
@@ -238,10 +251,12 @@ class CudaKernel final : public Kernel {
   void Launch(const Call& call) const;
   template <class Params>
   void LaunchLibrary(FunctionHandle function, LaunchShape shape, const Params& params, StreamHandle stream) const;
-  static void FillTile(const Call& call, TileParams* tile);
+  template <class Params>
+  static void FillTile(const Call& call, Params* tile);
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
+  void LaunchSegments(const Call& call) const;
   void LaunchRing(const Call& call) const;
   void LaunchPointwise(const Call& call) const;
   void LaunchSplits(const Call& call) const;
@@ -398,18 +413,24 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
   return launch;
 }
 
-// Windows, by the faster one of the two kernels of warpgroups.
+// Windows, by the fastest one of the kernels of warpgroups.
 void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || IsPointwise(geometry_)) return;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
-  if (ring_ && key.is_x_aligned) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
-  if (plan->ring && plan->wgmma && plan->ring->cycles >= plan->wgmma->cycles) plan->ring.reset();
+  if (ring_ && key.is_x_aligned) {
+    plan->segments = ChooseSegmentLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
+    plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
+  }
+  const double wgmma = CyclesOf(plan->wgmma), ring = CyclesOf(plan->ring), segments = CyclesOf(plan->segments);
+  if (segments >= std::min(ring, wgmma)) plan->segments.reset();
+  if (plan->segments || ring >= wgmma) plan->ring.reset();
   if (must_run) {
-    if (plan->ring || plan->wgmma) return;
+    if (plan->segments || plan->ring || plan->wgmma) return;
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
   const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+  if (plan->segments && !IsWorthLaunching(*plan->segments, csr_cycles)) plan->segments.reset();
   if (plan->ring && !IsWorthLaunching(*plan->ring, csr_cycles)) plan->ring.reset();
   if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
     plan->wgmma.reset();
@@ -522,10 +543,10 @@ Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
           activation_.beta};
 }
 
-// What runs a call: the plan's kernel, but where only the ring kernel could, and Y or the residual is not aligned.
+// What runs a call: the plan's kernel, but where only one could that needs Y and the residual aligned, and one is not.
 RunningKernel CudaKernel::KernelOf(const Call& call) {
-  const bool is_ring_alone = call.plan.ring && !call.plan.wgmma && !call.plan.generated;
-  return is_ring_alone && !AreVectors(call.y, call.epilogue.residual) ? RunningKernel::kCsr : call.plan.kernel();
+  const bool needs_vectors = (call.plan.segments || call.plan.ring) && !call.plan.wgmma && !call.plan.generated;
+  return needs_vectors && !AreVectors(call.y, call.epilogue.residual) ? RunningKernel::kCsr : call.plan.kernel();
 }
 
 void CudaKernel::Launch(const Call& call) const {
@@ -537,6 +558,8 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchTensor(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);
+  } else if (call.plan.segments && AreVectors(call.y, call.epilogue.residual)) {
+    LaunchSegments(call);
   } else if (call.plan.ring && AreVectors(call.y, call.epilogue.residual)) {
     LaunchRing(call);
   } else if (call.plan.wgmma) {
@@ -567,7 +590,8 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   LaunchLibrary(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
 }
 
-void CudaKernel::FillTile(const Call& call, TileParams* tile) {
+template <class Params>
+void CudaKernel::FillTile(const Call& call, Params* tile) {
   tile->x = call.inputs.x.data;
   tile->y = call.y;
   tile->epilogue = call.epilogue;
@@ -626,12 +650,18 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
 }
 
+void CudaKernel::LaunchSegments(const Call& call) const {
+  const SegmentLaunch& launch = *call.plan.segments;
+  SegmentParams params = launch.params;
+  FillTile(call, &params);
+  ring_->Fill(&params);
+  cuda::Launch(ring_->segments.Product(launch.form), launch.shape, params, call.stream);
+}
+
 void CudaKernel::LaunchRing(const Call& call) const {
   const RingLaunch& launch = *call.plan.ring;
   RingParams params = launch.params;
-  params.x = call.inputs.x.data;
-  params.y = call.y;
-  params.epilogue = call.epilogue;
+  FillTile(call, &params);
   ring_->Fill(&params);
   cuda::Launch(ring_->kernels.Product(launch.positions), launch.shape, params, call.stream);
 }

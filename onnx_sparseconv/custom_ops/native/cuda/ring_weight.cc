@@ -13,10 +13,10 @@ namespace {
 
 constexpr int kStepPlaces = kWgmmaChannels;
 constexpr int kStepQuads = kStepPlaces / kQuadColumns;
-// With more, staging takes longer than the other kernel for windows.
-constexpr int64_t kMaxChannels = 96;
+// With more, neither kernel is faster than the other one for windows.
+constexpr int64_t kMaxChannels = 128;
 // What a step's word has room for.
-constexpr int64_t kMaxRowBytes = int64_t{1} << 24;
+constexpr int64_t kMaxReach = 256;
 // Search for a better order ends after so many passes over all pairs of places, found or not.
 constexpr int kMaxPasses = 8;
 constexpr int64_t kHeaderUnit = 128;
@@ -193,10 +193,15 @@ class Packer {
 
   Steps MakeSteps(const std::vector<int>& order) const {
     Steps steps;
-    for (int tap = 0; tap < taps_; ++tap) {
-      for (int first = 0; first < packed_.form.places; first += kStepPlaces) {
-        for (int level = 0; level < 2; ++level) AddStep({order, tap, first, level}, &steps);
+    const auto width = static_cast<int>(geometry_.kernel_shape[2]);
+    for (int column = 0; column < width; ++column) {
+      const size_t before = steps.words.size();
+      for (int tap = column; tap < taps_; tap += width) {
+        for (int first = 0; first < packed_.form.places; first += kStepPlaces) {
+          for (int level = 0; level < 2; ++level) AddStep({order, tap, first, level}, false, &steps);
+        }
       }
+      if (steps.words.size() == before) AddStep({order, column, 0, 0}, true, &steps);
     }
     return steps;
   }
@@ -207,7 +212,7 @@ class Packer {
     int tap, first, level;
   };
 
-  void AddStep(const Step& step, Steps* steps) const {
+  void AddStep(const Step& step, bool may_be_empty, Steps* steps) const {
     bool is_empty = true;
     uint8_t values[kWgmmaValueBytes], places[kWgmmaPlaceBytes];
     WriteWgmmaOperand(
@@ -229,11 +234,10 @@ class Packer {
               });
         },
         values, places);
-    if (is_empty) return;
+    if (is_empty && !may_be_empty) return;
     const int64_t width = geometry_.kernel_shape[2];
     const int64_t y = step.tap / width * geometry_.dilations[1], x = step.tap % width * geometry_.dilations[2];
-    steps->words.push_back(
-        static_cast<uint32_t>(y << 24 | (x * RingPixelBytes(packed_.form.places) + 16 * step.first)));
+    steps->words.push_back(static_cast<uint32_t>(y << 24 | x << 16 | step.first));
     steps->values.insert(steps->values.end(), std::begin(values), std::end(values));
     steps->places.insert(steps->places.end(), std::begin(places), std::end(places));
   }
@@ -262,12 +266,10 @@ bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes) {
   const int64_t reach_y = (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
   const int64_t reach_x = (geometry.kernel_shape[2] - 1) * geometry.dilations[2];
   const bool is_window = geometry.group == 1 && geometry.taps() > 1 && geometry.kernel_shape[0] == 1;
-  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxRingRows) return false;
+  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxRingRows || reach_x >= kMaxReach) return false;
   const int64_t chunks = CeilDivide(geometry.in_channels, int64_t{kStepPlaces});
-  const int64_t row_bytes = (reach_x + 1) * RingPixelBytes(static_cast<int>(chunks) * kStepPlaces);
   const auto step_bytes = static_cast<int64_t>(kWgmmaValueBytes + kWgmmaPlaceBytes);
-  return row_bytes < kMaxRowBytes &&
-         (reach_y + 1) * row_bytes + chunks * geometry.taps() * step_bytes < max_shared_bytes;
+  return chunks * geometry.taps() * step_bytes < max_shared_bytes;
 }
 
 RingWeight PackRingWeight(const SparseWeight& weight, const ConvGeometry& geometry) {

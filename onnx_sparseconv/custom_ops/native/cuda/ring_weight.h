@@ -3,10 +3,10 @@
 //
 // A row tile is a sequence of steps. A step multiplies one tap of 32 places by two of four columns of its rows. Of each
 // tap and each 32 places there is a step with the first two entries of all neighbours, and where rows have more, one
-// with the others. A row tile is
+// with the others; steps without entries are left out, but each column of the window has one. A row tile is
 //
-//   header   [header_bytes]    32-bit words: the number of steps, then for each: the row of the window that it reads
-//                              (bits 24 to 31), and the byte of the first position's pixel in that row of the ring
+//   header   [header_bytes]    32-bit words: the number of steps, then for each, column by column of the window: the row
+//                              that it reads (bits 24 to 31), the column (16 to 23), and its first place
 //   values   [steps][2048]     as wgmma_operand.h has them
 //   places   [steps][256]
 #pragma once

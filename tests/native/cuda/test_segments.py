@@ -1,0 +1,68 @@
+"""The segment kernel, for windows of three columns, through ONNX Runtime against the float64 oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_ring import run_and_check
+from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_weight
+
+HALF = np.dtype(np.float16)
+CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+
+
+@pytest.fixture(autouse=True)
+def a_few_multiprocessors(driver):
+    """So that blocks compute several tiles."""
+    driver.set_device(num_multiprocessors=6)
+
+
+# Such that none of the other kernels for windows is foretold to be faster.
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ((64, 64, 3, 3), (1, 5, 16), geometry_2d(pad=1)),
+        ((130, 40, 3, 3), (1, 5, 8), geometry_2d(pad=1)),
+        ((64, 64, 3, 3), (2, 29, 56), geometry_2d(pad=1)),
+        ((64, 96, 3, 3), (3, 6, 112), geometry_2d(pad=1)),
+        ((48, 64, 3, 3), (2, 12, 224), geometry_2d(pad=1)),
+        ((64, 33, 3, 3), (1, 4, 400), geometry_2d(pad=1)),
+        ((64, 64, 5, 3), (3, 12, 24), ConvGeometry((5, 3), (1, 1), (2, 1, 2, 1), (1, 1))),
+        ((64, 96, 3, 3), (3, 12, 40), ConvGeometry((3, 3), (1, 1), (0, 1, 3, 1), (2, 1))),
+        ((100, 90, 1, 3), (2, 1, 64), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("density", [0.02, 0.2])
+def test_layers(make_session, driver, layer, density):
+    weight_shape, (batch, *size), geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    (name,) = run_and_check(session, driver, case, (batch, weight_shape[1], *size))
+    assert name.startswith("sparseconv_segments_")
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_and_a_residual(make_session, driver, activation):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
+    (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 48))
+    assert name.startswith("sparseconv_segments_")
+
+
+@pytest.mark.parametrize("columns", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), ()], ids=str)
+def test_columns_without_entries(make_session, driver, columns):
+    weight = np.zeros_like(CASE.weight)
+    weight[..., columns] = CASE.weight[..., columns]
+    weight[0, 0, 0, columns[0] if columns else 0] = 1.0
+    case = dataclasses.replace(CASE, weight=weight)
+    (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 24))
+    assert name.startswith("sparseconv_segments_")
