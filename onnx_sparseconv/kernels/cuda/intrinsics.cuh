@@ -143,10 +143,7 @@ __device__ __forceinline__ void LetNextLaunchBegin() {
 // before the first result is used, to where registers are short.
 __device__ __forceinline__ float ShuffledHere(float value, int lane) {
   float shuffled;
-  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;"
-               : "=f"(shuffled)
-               : "f"(value), "r"(lane)
-               : "memory");
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(shuffled) : "f"(value), "r"(lane) : "memory");
   return shuffled;
 }
 
@@ -294,8 +291,7 @@ __device__ __forceinline__ void CopyAsync16ByLines(Shared to, const void* from) 
 
 // The same, or zeros where `exists` is false.
 __device__ __forceinline__ void CopyAsync16OrZeros(Shared to, const void* from, bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16u : 0u)
-               : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16u : 0u) : "memory");
 }
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -396,13 +396,13 @@ struct PointwiseParams {
 };
 
 // The segment kernel, float16 on sm_90a: `sparseconv_segments_<rows>x<segments>`, for windows of three columns that
-// leave rows as wide as they are, multiples of kSegmentPositions. A warpgroup computes `rows` rows of outputs at a time,
-// more than one only where a tile has whole rows. segment_conv.cuh says how it works.
+// leave rows as wide as they are, multiples of kSegmentPositions. A warpgroup computes `rows` rows of outputs at a
+// time, more than one only where a tile has whole rows. segment_conv.cuh says how it works.
 //
-// A tile is `tile_rows` rows of outputs, `tile_segments` segments of each (the last tile of a row may have fewer), of 64
-// output channels and an image. Its rows of X go by a ring of `ring_rows` of them in shared memory; copies of the first
-// of these lie behind the last, so that the rows that are computed together always lie together.
-// Then follow outputs on their way to Y, the weight of the block's row tile, and where its channels lie.
+// A tile is `tile_rows` rows of outputs, `tile_segments` segments of each (the last tile of a row may have fewer), of
+// 64 output channels and an image. Its rows of X go by a ring of `ring_rows` of them in shared memory; copies of the
+// first of these lie behind the last, so that the rows that are computed together always lie together. Then follow
+// outputs on their way to Y, the weight of the block's row tile, and where its channels lie.
 //
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; gridDim.x is a multiple of row_tiles, so that a
 // block stays with one of them.

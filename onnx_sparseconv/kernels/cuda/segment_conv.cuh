@@ -3,15 +3,15 @@
 // As in pointwise_conv.cuh, the tensor cores read X as it lies in memory: eight neighbouring columns of a row, a
 // *segment*, are 16 bytes that are copied to shared memory and nowhere else, in whatever order of channels the block's
 // 64 output channels have. A window's rows are other rows of a ring in shared memory, but its columns begin between
-// segments, where no operand may begin. So sums are moved instead of X: a warpgroup sums what each of the window's three
-// columns adds at the *same* positions, and where all is summed, moves the sums of the left one by a column to the right,
-// and those of the right one to the left, by way of neighbouring lanes.
+// segments, where no operand may begin. So sums are moved instead of X: a warpgroup sums what each of the window's
+// three columns adds at the *same* positions, and where all is summed, moves the sums of the left one by a column to
+// the right, and those of the right one to the left, by way of neighbouring lanes.
 //
 //   y[x] = left[x - 1] + middle[x] + right[x + 1],    left[x] = sum of w[.., 0] * X[x], and so on
 //
 // Rows of X enter the ring, each once for all rows of outputs that read it. Nothing waits for a copy but those that
-// need its row: as many are on their way as the ring has room for. A step of the weight is one tap of 32 channels, as in
-// ring_conv.cuh; all of them stay in shared memory. Outputs leave by way of shared memory and the copy engine, a
+// need its row: as many are on their way as the ring has room for. A step of the weight is one tap of 32 channels, as
+// in ring_conv.cuh; all of them stay in shared memory. Outputs leave by way of shared memory and the copy engine, a
 // residual comes by the same way.
 #pragma once
 
@@ -53,7 +53,7 @@ class SegmentConv {
   static constexpr int kProductRegisters = 232, kStagingRegisters = 40;
   static constexpr int kProductWarps = kSegmentWarpgroups * kWarpgroupThreads / 32;
   static constexpr int kStagingWarps = kWarpgroupThreads / 32;
-  static constexpr int kColumns = 3;  // of the window
+  static constexpr int kColumns = 3;                           // of the window
   static constexpr int kFirstTurnBarrier = 1 + kProductWarps;  // numbered barriers: those before are warps' own
   static constexpr unsigned kPlaceBytes = 16;
   static constexpr unsigned kValueBytes = 2048, kMetaBytes = 256;  // of a step
@@ -98,8 +98,9 @@ class SegmentConv {
     }
     for (int place = thread; place < p_.places; place += kSegmentThreads) {
       const int channel = p_.channels[RowTile() * p_.places + place];
-      StoreShared(Planes() + static_cast<unsigned>(4 * place),
-                  channel < 0 ? kNoPlane : static_cast<unsigned>(channel) * static_cast<unsigned>(2 * p_.in_h * p_.width));
+      StoreShared(
+          Planes() + static_cast<unsigned>(4 * place),
+          channel < 0 ? kNoPlane : static_cast<unsigned>(channel) * static_cast<unsigned>(2 * p_.in_h * p_.width));
     }
     __syncthreads();
   }
@@ -150,8 +151,8 @@ class SegmentConv {
     const int segment = Lane() % kRowLanes, count = p_.places / (kStagingWarps * kShares);
     const int first_place = ((Warp() - kProductWarps) * kShares + Lane() / kRowLanes) * count;
     const Shared planes = Planes() + static_cast<unsigned>(4 * first_place);
-    const Shared to = ring_ + static_cast<unsigned>(segment * p_.segment_bytes) +
-                      static_cast<unsigned>(first_place) * kPlaceBytes;
+    const Shared to =
+        ring_ + static_cast<unsigned>(segment * p_.segment_bytes) + static_cast<unsigned>(first_place) * kPlaceBytes;
     const int row_bytes = 2 * p_.width;
     WaitForLaunchBefore();
     Cursor at;
@@ -280,7 +281,8 @@ class SegmentConv {
     // Each lane knows where the segments of some steps lie.
     Shared inputs[kLaneSteps];
 #pragma unroll
-    for (unsigned i = 0; i < kLaneSteps; ++i) inputs[i] = InputOf(min(static_cast<unsigned>(Lane()) + 32 * i, steps - 1), slot);
+    for (unsigned i = 0; i < kLaneSteps; ++i)
+      inputs[i] = InputOf(min(static_cast<unsigned>(Lane()) + 32 * i, steps - 1), slot);
     unsigned least = steps, most = 0;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
@@ -309,8 +311,8 @@ class SegmentConv {
         for (unsigned i = 0; i < kBatchSteps; ++i) {
 #pragma unroll
           for (int column = 0; column < kColumns; ++column) {
-            MultiplySparse(sums_[column], Moved(a, (begins[column] + first + i) * kValueBytes), InputAt(from[i][column]),
-                           metas[part][i][column], first + i > 0);
+            MultiplySparse(sums_[column], Moved(a, (begins[column] + first + i) * kValueBytes),
+                           InputAt(from[i][column]), metas[part][i][column], first + i > 0);
           }
         }
         CommitProducts();
@@ -331,7 +333,8 @@ class SegmentConv {
       for (int column = 0; column < kColumns; ++column) {
         const unsigned step = begins[column] + at;
         if (step < begins[column + 1]) {
-          MultiplySparse(sums_[column], Moved(a, step * kValueBytes), InputAt(from[column]), metas[0][0][column], at > 0);
+          MultiplySparse(sums_[column], Moved(a, step * kValueBytes), InputAt(from[column]), metas[0][0][column],
+                         at > 0);
         }
       }
       CommitProducts();
@@ -377,9 +380,9 @@ class SegmentConv {
     Shared shared = Outputs() + static_cast<unsigned>(Lane()) * kOutputPitch +
                     static_cast<unsigned>(tile.first - tile.staged) * kPlaceBytes;
     if (Lane() >= kWarpRows || channel >= p_.out_channels) return;
-    long long at = ((static_cast<long long>(tile.image) * p_.out_channels + channel) * p_.out_h + tile.y + group.line) *
-                       p_.width +
-                   tile.first * kSegmentPositions;
+    long long at =
+        ((static_cast<long long>(tile.image) * p_.out_channels + channel) * p_.out_h + tile.y + group.line) * p_.width +
+        tile.first * kSegmentPositions;
     const bool is_whole = kGroupRows == 1 || tile.segments == kRowSegments;
     const int runs = is_whole ? 1 : group.lines;
     const unsigned bytes = static_cast<unsigned>((is_whole ? group.lines : 1) * tile.segments) * kPlaceBytes;
@@ -400,9 +403,8 @@ class SegmentConv {
     }
     WaitForWarp();
     const auto* residual = static_cast<const Half*>(p_.epilogue.residual);
-    ForRuns(tile, group, [&](long long at, Shared shared, unsigned bytes) {
-      CopyBulk(shared, residual + at, bytes, barrier);
-    });
+    ForRuns(tile, group,
+            [&](long long at, Shared shared, unsigned bytes) { CopyBulk(shared, residual + at, bytes, barrier); });
   }
 
   // Finishes outputs, and sends them off.
@@ -434,8 +436,8 @@ class SegmentConv {
     const Epilogue& e = p_.epilogue;
     const Half2 least = e.activation == kRelu ? 0u : kTwiceMinusInfinity;
     const bool is_first = Lane() % 4 == 0, is_last = Lane() % 4 == 3;
-    const Shared to =
-        Outputs() + static_cast<unsigned>(Lane() / 4 + 8 * upper) * kOutputPitch + static_cast<unsigned>(Lane() % 4 * 4);
+    const Shared to = Outputs() + static_cast<unsigned>(Lane() / 4 + 8 * upper) * kOutputPitch +
+                      static_cast<unsigned>(Lane() % 4 * 4);
     constexpr int kAtOnce = 4;  // segments
     float left_before = 0.0f, right = FromLane(sums_[2][2 * upper], 1);
 #pragma unroll

@@ -9,9 +9,19 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from tests.native.cuda.test_ring import run_and_check
+from onnx_sparseconv.kernels.warpgroup_plan import plan_segments
+from tests.native.cuda.test_ring import aligned, run_and_check
 from tests.support.random_cases import ACTIVATION_PARAMETERS
-from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_weight
+from tests.support.sparse_layers import layer_of
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
 
 HALF = np.dtype(np.float16)
 CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
@@ -66,3 +76,46 @@ def test_columns_without_entries(make_session, driver, columns):
     case = dataclasses.replace(CASE, weight=weight)
     (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 24))
     assert name.startswith("sparseconv_segments_")
+
+
+@pytest.mark.parametrize(
+    ("weight_shape", "size", "batch"),
+    [
+        ((64, 64, 3, 3), (56, 56), 1),
+        ((64, 64, 3, 3), (18, 56), 5),
+        ((100, 96, 3, 3), (9, 112), 3),
+        ((64, 40, 3, 3), (11, 224), 2),
+        ((130, 128, 3, 3), (7, 32), 4),
+    ],
+    ids=str,
+)
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, weight_shape, size, batch):
+    driver.set_device(num_multiprocessors=24)
+    weight = random_weight(weight_shape, 0.02, dtype=HALF)  # no step comes twice
+    case = SparseConvCase(weight, geometry_2d(pad=1), Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    session.run(None, random_inputs(case, (batch, weight_shape[1], *size)))
+    ((name, grid, _, _),) = driver.take_launches()
+    assert name.startswith("sparseconv_segments_")
+    foretold = plan_segments(layer_of(case, size), batch, 9 * -(-weight_shape[1] // 32), 24)
+    row_tiles = -(-weight_shape[0] // 64)
+    assert min(foretold.tiles, 24 // row_tiles * row_tiles) == grid[0]
+
+
+@pytest.mark.parametrize("which", ["X", "Z", "Y"])
+def test_tensors_that_begin_anywhere_run_on_the_other_kernel(make_session, driver, which):
+    """Vectors of 16 bytes would not be aligned."""
+    case = dataclasses.replace(CASE, has_residual=True)
+    inputs = random_inputs(case, (1, 40, 5, 24))
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    shape = (1, case.out_channels, 5, 24)
+    y = aligned(np.zeros(shape, HALF), 2 if which == "Y" else 0)
+    binding = session.io_binding()
+    buffers = {name: aligned(values, 2 if name == which else 0) for name, values in inputs.items()}
+    for name, values in buffers.items():
+        binding.bind_input(name, "cpu", 0, HALF, values.shape, values.ctypes.data)
+    binding.bind_output("Y", "cpu", 0, HALF, shape, y.ctypes.data)
+    driver.take_launches()
+    session.run_with_iobinding(binding)
+    assert driver.take_launches()[0][0] == "sparseconv_interleave"
+    assert_within(y, *oracle(case, inputs, stored_sums=1))

@@ -139,7 +139,9 @@ bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles) { return laun
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                            const DeviceFacts& device, const RingForm& weight) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
-  if (geometry.in_channels > kMaxChannels || in_h == 0 || in_w == 0 || in_w % kRingColumns != 0 || out_w % kRingColumns != 0) return std::nullopt;
+  if (geometry.in_channels > kMaxChannels || in_h == 0 || in_w == 0 || in_w % kRingColumns != 0 ||
+      out_w % kRingColumns != 0)
+    return std::nullopt;
   // The kernel counts a plane's elements, and rows and columns beyond it, in ints.
   constexpr int64_t kMaxPlane = int64_t{1} << 30;
   if (CheckedMultiply(in_h, in_w, "a plane of X") > kMaxPlane ||

@@ -266,7 +266,8 @@ bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes) {
   const int64_t reach_y = (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
   const int64_t reach_x = (geometry.kernel_shape[2] - 1) * geometry.dilations[2];
   const bool is_window = geometry.group == 1 && geometry.taps() > 1 && geometry.kernel_shape[0] == 1;
-  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxRingRows || reach_x >= kMaxReach) return false;
+  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxRingRows || reach_x >= kMaxReach)
+    return false;
   const int64_t chunks = CeilDivide(geometry.in_channels, int64_t{kStepPlaces});
   const auto step_bytes = static_cast<int64_t>(kWgmmaValueBytes + kWgmmaPlaceBytes);
   return chunks * geometry.taps() * step_bytes < max_shared_bytes;

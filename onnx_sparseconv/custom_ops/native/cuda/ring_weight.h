@@ -5,7 +5,8 @@
 // tap and each 32 places there is a step with the first two entries of all neighbours, and where rows have more, one
 // with the others; steps without entries are left out, but each column of the window has one. A row tile is
 //
-//   header   [header_bytes]    32-bit words: the number of steps, then for each, column by column of the window: the row
+//   header   [header_bytes]    32-bit words: the number of steps, then for each, column by column of the window: the
+//   row
 //                              that it reads (bits 24 to 31), the column (16 to 23), and its first place
 //   values   [steps][2048]     as wgmma_operand.h has them
 //   places   [steps][256]

@@ -68,8 +68,7 @@ class Planner {
     const int64_t segment_bytes = 16 * weight_.places + 16, row_bytes = row_segments * segment_bytes;
     const int64_t out_pitch = 16 * (segments | 1);
     const int64_t copies = group_rows - 1;
-    const int64_t besides =
-        kSegmentWarpgroups * (64 * out_pitch + 32) + weight_.tile_bytes + 4 * weight_.places + 8;
+    const int64_t besides = kSegmentWarpgroups * (64 * out_pitch + 32) + weight_.tile_bytes + 4 * weight_.places + 8;
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - besides - copies * row_bytes;
     const int64_t ring_rows = std::min(room / (row_bytes + 16), kMaxSegmentRows);
     if (ring_rows < window_rows_ + group_rows - 1) return;
@@ -88,10 +87,8 @@ class Planner {
     const double computing =
         static_cast<double>(CeilDivide(tile_rows, group_rows)) * (kProductShare * products + kGroupCycles) +
         in_rows * kRowCycles;
-    const double moving =
-        (in_rows * staged_bytes + static_cast<double>(tile_rows) * stored_bytes) / kMemoryBytesACycle;
-    const double cycles =
-        kBeginCycles + static_cast<double>(CeilDivide(tiles, blocks)) * std::max(computing, moving);
+    const double moving = (in_rows * staged_bytes + static_cast<double>(tile_rows) * stored_bytes) / kMemoryBytesACycle;
+    const double cycles = kBeginCycles + static_cast<double>(CeilDivide(tiles, blocks)) * std::max(computing, moving);
     if (best_ && cycles >= best_->cycles) return;
 
     SegmentLaunch& launch = best_.emplace();
@@ -146,7 +143,8 @@ std::optional<SegmentLaunch> ChooseSegmentLaunch(const ConvGeometry& geometry, c
   if (in_h == 0 || width == 0 || width % kSegmentPositions != 0) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and rows beyond it in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
-  if (CheckedMultiply(CheckedMultiply(in_h, width, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||
+  if (CheckedMultiply(CheckedMultiply(in_h, width, "a plane of X"), geometry.in_channels, "an image of X") >
+          kMaxImage ||
       sizes.out_dims[1] > kMaxImage) {
     return {};
   }

@@ -20,8 +20,8 @@ constexpr SegmentForm kSegmentForms[] = {{1, 8}, {1, 14}, {1, 15}, {2, 7}, {3, 4
 
 struct SegmentLaunch {
   SegmentParams params{};  // all but the pointers
-  size_t form = 0;  // of kSegmentForms
-  double cycles = 0.0;  // of a multiprocessor, about
+  size_t form = 0;         // of kSegmentForms
+  double cycles = 0.0;     // of a multiprocessor, about
   LaunchShape shape;
 };
 
