@@ -29,7 +29,7 @@ _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the segment kernel.
 _SEGMENT_FORMS, _SEGMENT_MAX_CHANNELS, _SEGMENT_MAX_STEPS = ((1, 8), (1, 14), (1, 15), (2, 7), (3, 4)), 128, 96
-_SEGMENT_PRODUCT_SHARE, _SEGMENT_GROUP_CYCLES, _SEGMENT_ROW_CYCLES = 0.9, 1620.0, 500.0
+_SEGMENT_GROUP_CYCLES, _SEGMENT_ROW_CYCLES = 1550.0, 500.0
 _SEGMENT_BYTES_A_CYCLE, _SEGMENT_BEGIN_CYCLES = 13.0, 7900.0
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
@@ -167,7 +167,7 @@ def _segment_plan(
     in_rows = tile_rows - 1 + window_rows
     products = steps * (512 * rows * segments + 2304) / _SHARED_BYTES_A_CYCLE
     groups = math.ceil(tile_rows / rows)
-    computing = groups * (_SEGMENT_PRODUCT_SHARE * products + _SEGMENT_GROUP_CYCLES) + in_rows * _SEGMENT_ROW_CYCLES
+    computing = groups * (products + _SEGMENT_GROUP_CYCLES) + in_rows * _SEGMENT_ROW_CYCLES
     moving = (in_rows * segments * places * 16 + tile_rows * tile_segments * 64 * 16) / _SEGMENT_BYTES_A_CYCLE
     cycles = math.ceil(of_images * row_tiles / blocks) * max(computing, moving)
     computed = tiles_x * tile_segments * _SEGMENT_POSITIONS * math.ceil(out_h / tile_rows) * tile_rows

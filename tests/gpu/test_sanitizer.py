@@ -32,6 +32,8 @@ def test_the_sanitizer_finds_nothing(tool):
     # Only our own kernels, and no calls: what other libraries launch and call is not ours to judge.
     options = ["--tool", tool, "--error-exitcode", str(ERRORS_FOUND), "--kernel-name", "kns=sparseconv"]
     options += ["--report-api-errors", "no"] if tool == "memcheck" else []
+    # It does not see what bulk copies write, and would take outputs that are copied from the GPU for never written.
+    options += ["--check-api-memory-access", "no"] if tool == "initcheck" else []
     done = subprocess.run(
         [program, *options, sys.executable, "-m", "tests.gpu.sanitized_sample"],
         cwd=ROOT,

@@ -1,13 +1,13 @@
-// A weight in the form that the ring kernel reads (kernels/cuda/ring_conv.cuh): for each row tile, 64 output channels,
-// an order of all input channels in which few of its rows have more than two non-zeros in four neighbours, for any tap.
+// A weight in the form that the kernels for few channels read (ring_conv.cuh and segment_conv.cuh in kernels/cuda): for
+// each row tile, 64 output channels, an order of all input channels in which few of its rows have more than two
+// non-zeros in four neighbours, for any tap.
 //
 // A row tile is a sequence of steps. A step multiplies one tap of 32 places by two of four columns of its rows. Of each
 // tap and each 32 places there is a step with the first two entries of all neighbours, and where rows have more, one
 // with the others; steps without entries are left out, but each column of the window has one. A row tile is
 //
-//   header   [header_bytes]    32-bit words: the number of steps, then for each, column by column of the window: the
-//   row
-//                              that it reads (bits 24 to 31), the column (16 to 23), and its first place
+//   header   [header_bytes]    32-bit words: the number of steps, then for each, column by column of the window:
+//                              the row that it reads (bits 24 to 31), the column (16 to 23), and its first place
 //   values   [steps][2048]     as wgmma_operand.h has them
 //   places   [steps][256]
 #pragma once
@@ -40,8 +40,8 @@ constexpr int RingPixelBytes(int places) { return 16 * places + 16; }
 // More rows of a ring than that only take shared memory.
 constexpr int64_t kMaxRingRows = 16;
 
-// Whether the kernel can run the node: windows of one group, not of too many channels for a pixel, whose rows and
-// steps, one of each tap and 32 channels, fit the shared memory of a block. The weight must have the form of the other
+// Whether these kernels may run the node: windows of one group, not of too many channels, whose steps, one of each tap
+// and 32 channels, fit the shared memory of a block. The weight must have the form of the other
 // kernels of warpgroups, too (HasWgmmaForm).
 bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes);
 

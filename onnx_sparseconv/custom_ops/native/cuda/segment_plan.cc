@@ -15,8 +15,7 @@ constexpr int64_t kColumns = 3;  // of a window
 constexpr int64_t kMaxSegmentRows = 64;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 and 128 channels, 1 and 64 images, on an H200.
 constexpr double kSharedBytesACycle = 128.0;
-constexpr double kProductShare = 0.9;        // of the cycles that products read shared memory
-constexpr double kGroupCycles = 1620.0;      // to finish a warpgroup's outputs
+constexpr double kGroupCycles = 1550.0;      // to finish a warpgroup's outputs
 constexpr double kRowCycles = 500.0;         // to stage a row
 constexpr double kMemoryBytesACycle = 13.0;  // of X and Y
 constexpr double kBeginCycles = 7900.0;      // of a block
@@ -85,8 +84,7 @@ class Planner {
     const auto stored_bytes = static_cast<double>(columns.tile_segments * 64 * 16);
     const double products = weight_.max_steps * (512.0 * static_cast<double>(segments) + 2304.0) / kSharedBytesACycle;
     const double computing =
-        static_cast<double>(CeilDivide(tile_rows, group_rows)) * (kProductShare * products + kGroupCycles) +
-        in_rows * kRowCycles;
+        static_cast<double>(CeilDivide(tile_rows, group_rows)) * (products + kGroupCycles) + in_rows * kRowCycles;
     const double moving = (in_rows * staged_bytes + static_cast<double>(tile_rows) * stored_bytes) / kMemoryBytesACycle;
     const double cycles = kBeginCycles + static_cast<double>(CeilDivide(tiles, blocks)) * std::max(computing, moving);
     if (best_ && cycles >= best_->cycles) return;
