@@ -281,8 +281,9 @@ class SegmentConv {
     // Each lane knows where the segments of some steps lie.
     Shared inputs[kLaneSteps];
 #pragma unroll
-    for (unsigned i = 0; i < kLaneSteps; ++i)
+    for (unsigned i = 0; i < kLaneSteps; ++i) {
       inputs[i] = InputOf(min(static_cast<unsigned>(Lane()) + 32 * i, steps - 1), slot);
+    }
     unsigned least = steps, most = 0;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
