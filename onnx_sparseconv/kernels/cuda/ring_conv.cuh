@@ -18,12 +18,13 @@
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
 #include "params.h"
+#include "row_ring.cuh"
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
 
 template <int kPositions>
-class RingConv {
+class RingConv : private RowRing<RingConv<kPositions>> {
  public:
   __device__ __forceinline__ RingConv(const RingParams& params, const void* shared)
       : p_(params),
@@ -44,6 +45,13 @@ class RingConv {
   }
 
  private:
+  friend class RowRing<RingConv<kPositions>>;
+  using Base = RowRing<RingConv<kPositions>>;
+  using Base::Advance;
+  using Base::Release;
+  using Base::WaitForRow;
+  using Cursor = typename Base::Cursor;
+
   static constexpr int kRows = 64;
   // Of 168 for each thread: the sums of 32 positions need more.
   static constexpr int kProductRegisters = 176, kStagingRegisters = 152;
@@ -58,6 +66,7 @@ class RingConv {
 
   __device__ __forceinline__ Shared Channels() const { return weight_ + static_cast<unsigned>(p_.weight_bytes); }
   __device__ __forceinline__ Shared Units() const { return Channels() + static_cast<unsigned>(4 * p_.places); }
+  __device__ __forceinline__ int ring_rows() const { return p_.ring_rows; }
   __device__ __forceinline__ Shared Filled(int slot) const {
     return Units() + static_cast<unsigned>(4 * p_.row_units + 16 * slot);
   }
@@ -107,19 +116,6 @@ class RingConv {
     tile.in_rows = (tile.lines - 1) * p_.strides[0] + p_.window_rows;
     tile.parts = tile.eight + 1 < p_.num_eights ? p_.parts : p_.last_parts;
     return tile;
-  }
-
-  // A row of the block's stream of them, and where in the ring it lies; parity of how often that was filled before.
-  struct Cursor {
-    int row = 0, slot = 0;
-    unsigned parity = 0;
-  };
-
-  __device__ __forceinline__ void Advance(Cursor& cursor) const {
-    ++cursor.row;
-    if (++cursor.slot < p_.ring_rows) return;
-    cursor.slot = 0;
-    cursor.parity ^= 1;
   }
 
   // --- staging ------------------------------------------------------------------------------------------------------
@@ -323,20 +319,6 @@ class RingConv {
       }
       first += tile.in_rows;
       Release(first, filled, released);
-    }
-  }
-
-  __device__ __forceinline__ void WaitForRow(Cursor& filled) const {
-    WaitForBarrier(Filled(filled.slot), filled.parity);
-    Advance(filled);
-  }
-
-  // Releases rows up to `end`, each when it is filled: also those that others read.
-  __device__ __forceinline__ void Release(int end, Cursor& filled, Cursor& released) const {
-    while (released.row < end) {
-      if (filled.row == released.row) WaitForRow(filled);
-      if (Lane() == 0) Arrive(Emptied(released.slot));
-      Advance(released);
     }
   }
 

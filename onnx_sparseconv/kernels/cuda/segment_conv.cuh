@@ -18,12 +18,13 @@
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
 #include "params.h"
+#include "row_ring.cuh"
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
 
 template <int kGroupRows, int kRowSegments>
-class SegmentConv {
+class SegmentConv : private RowRing<SegmentConv<kGroupRows, kRowSegments>> {
  public:
   __device__ __forceinline__ SegmentConv(const SegmentParams& params, const void* shared)
       : p_(params),
@@ -45,6 +46,13 @@ class SegmentConv {
   }
 
  private:
+  friend class RowRing<SegmentConv<kGroupRows, kRowSegments>>;
+  using Base = RowRing<SegmentConv<kGroupRows, kRowSegments>>;
+  using Base::Advance;
+  using Base::Release;
+  using Base::WaitForRow;
+  using Cursor = typename Base::Cursor;
+
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kSegments = kRowSegments * kGroupRows;
   // Bytes from a channel's outputs to the next one's, an odd multiple of 16.
@@ -68,6 +76,7 @@ class SegmentConv {
   static __device__ __forceinline__ bool IsProductWarp() { return Warp() < kProductWarps; }
 
   __device__ __forceinline__ Shared Planes() const { return weight_ + static_cast<unsigned>(p_.weight_bytes); }
+  __device__ __forceinline__ int ring_rows() const { return p_.ring_rows; }
   __device__ __forceinline__ Shared Filled(int slot) const {
     return Planes() + static_cast<unsigned>(4 * p_.places + 16 * slot);
   }
@@ -128,19 +137,6 @@ class SegmentConv {
     tile.lines = min(p_.tile_rows, p_.out_h - tile.y);
     tile.in_rows = tile.lines - 1 + p_.window_rows;
     return tile;
-  }
-
-  // A row of the block's stream of them, and where in the ring it lies; parity of how often that was filled before.
-  struct Cursor {
-    int row = 0, slot = 0;
-    unsigned parity = 0;
-  };
-
-  __device__ __forceinline__ void Advance(Cursor& cursor) const {
-    ++cursor.row;
-    if (++cursor.slot < p_.ring_rows) return;
-    cursor.slot = 0;
-    cursor.parity ^= 1;
   }
 
   // --- staging ------------------------------------------------------------------------------------------------------
@@ -253,20 +249,6 @@ class SegmentConv {
   // To the other one. The first takes no turn after the last one of all.
   static __device__ __forceinline__ void PassTurn(int warpgroup, bool is_last) {
     if (warpgroup == 0 || !is_last) ArriveAtBarrier(kFirstTurnBarrier + 1 - warpgroup, 2 * kWarpgroupThreads);
-  }
-
-  __device__ __forceinline__ void WaitForRow(Cursor& filled) const {
-    WaitForBarrier(Filled(filled.slot), filled.parity);
-    Advance(filled);
-  }
-
-  // Releases rows up to `end`, each when it is filled: also those that others read.
-  __device__ __forceinline__ void Release(int end, Cursor& filled, Cursor& released) const {
-    while (released.row < end) {
-      if (filled.row == released.row) WaitForRow(filled);
-      if (Lane() == 0) Arrive(Emptied(released.slot));
-      Advance(released);
-    }
   }
 
   // A batch is always on its way while what the next one needs is loaded. Metadata of a product must stay in its
