@@ -387,7 +387,7 @@ __device__ __forceinline__ void CopyBulkCached(Shared to, const void* from, unsi
 }
 
 // Copies `bytes` (likewise) from shared to global memory, of what is not read again soon. What threads wrote there must
-// have been fenced (FenceSharedForCopies) and waited for.
+// have been fenced (FenceSharedForTensorCores) and waited for.
 __device__ __forceinline__ void StoreBulk(void* to, Shared from, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from),
                "r"(bytes), "l"(OncePolicy())
@@ -398,9 +398,6 @@ __device__ __forceinline__ void CommitBulkStores() { asm volatile("cp.async.bulk
 
 // Waits until shared memory may be written again that this thread's StoreBulk read.
 __device__ __forceinline__ void WaitForBulkReads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-
-// Has the copy engine see what this thread wrote to shared memory.
-__device__ __forceinline__ void FenceSharedForCopies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 // Plans for older architectures have no use for these, and the code that has is never made.
 __device__ void InitBarrier(Shared barrier, unsigned arrivals);
@@ -426,7 +423,8 @@ __device__ __forceinline__ void TakeRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-// Has the tensor cores see what copies that this thread has waited for wrote to shared memory.
+// Has the tensor cores, and the copy engine, see what this thread, or copies that it has waited for, wrote to shared
+// memory.
 __device__ __forceinline__ void FenceSharedForTensorCores() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

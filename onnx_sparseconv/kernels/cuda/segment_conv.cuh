@@ -398,7 +398,7 @@ class SegmentConv : private RowRing<SegmentConv<kGroupRows, kRowSegments>> {
     if (p_.epilogue.residual != nullptr) WaitForBarrier(ResidualArrived(Warp()), parity);
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) KeepRow(upper, biases[upper]);
-    FenceSharedForCopies();
+    FenceSharedForTensorCores();  // and the copy engine
     WaitForWarp();
     auto* y = static_cast<Half*>(p_.y);
     ForRuns(tile, group, [&](long long at, Shared shared, unsigned bytes) { StoreBulk(y + at, shared, bytes); });

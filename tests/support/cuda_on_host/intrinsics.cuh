@@ -172,7 +172,6 @@ inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier
 inline void StoreBulk(void* to, Shared from, unsigned bytes) { cuda_on_host::StoreBulk(to, from, bytes); }
 inline void CommitBulkStores() {}
 inline void WaitForBulkReads() { cuda_on_host::WaitForBulkReads(); }
-inline void FenceSharedForCopies() {}
 inline void CopyBulkCached(Shared to, const void* from, unsigned bytes, Shared barrier) {
   CopyBulk(to, from, bytes, barrier);
 }
