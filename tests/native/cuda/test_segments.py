@@ -10,7 +10,7 @@ import pytest
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels.warpgroup_plan import plan_segments
-from tests.native.cuda.test_ring import aligned, run_and_check
+from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import (
@@ -108,14 +108,5 @@ def test_tensors_that_begin_anywhere_run_on_the_other_kernel(make_session, drive
     case = dataclasses.replace(CASE, has_residual=True)
     inputs = random_inputs(case, (1, 40, 5, 24))
     session = make_session(make_model(case), cuda_kernel="wgmma")
-    shape = (1, case.out_channels, 5, 24)
-    y = aligned(np.zeros(shape, HALF), 2 if which == "Y" else 0)
-    binding = session.io_binding()
-    buffers = {name: aligned(values, 2 if name == which else 0) for name, values in inputs.items()}
-    for name, values in buffers.items():
-        binding.bind_input(name, "cpu", 0, HALF, values.shape, values.ctypes.data)
-    binding.bind_output("Y", "cpu", 0, HALF, shape, y.ctypes.data)
-    driver.take_launches()
-    session.run_with_iobinding(binding)
-    assert driver.take_launches()[0][0] == "sparseconv_interleave"
+    y = run_misaligned(session, driver, inputs, (1, case.out_channels, 5, 24), which)
     assert_within(y, *oracle(case, inputs, stored_sums=1))
