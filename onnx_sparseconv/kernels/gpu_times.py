@@ -26,9 +26,9 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     WarpgroupPlan,
     csr_cycles,
     out_size,
+    plan_octets,
     plan_pointwise,
     plan_ring,
-    plan_segments,
     plan_warpgroups,
     pointwise_rows,
 )
@@ -245,13 +245,9 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
     plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
     steps = math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
-    is_other = False
-    for few_channels in (plan_segments, plan_ring):
-        other = few_channels(layer, batch, steps, multiprocessors)
-        if other is not None and other.cycles < plan.cycles:
-            plan, is_other = other, True
-    if is_other:
-        return _choose(plan, layer, batch, multiprocessors)
+    other = plan_octets(layer, batch, steps, multiprocessors) or plan_ring(layer, batch, steps, multiprocessors)
+    if other is not None and other.cycles < plan.cycles:
+        return _choose(other, layer, batch, multiprocessors)
     if plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
         return None
     return _choose(plan, layer, batch, multiprocessors)

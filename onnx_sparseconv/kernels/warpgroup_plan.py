@@ -1,5 +1,5 @@
 """What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc,
-`ChooseSegmentLaunch` of segment_plan.cc, `ChooseRingLaunch` of ring_plan.cc and `ChoosePointwiseLaunch` of
+`ChooseOctetLaunch` of octet_plan.cc, `ChooseRingLaunch` of ring_plan.cc and `ChoosePointwiseLaunch` of
 pointwise_plan.cc, without limits of memory but those of the second and third. They have the same constants, which are
 explained there.
 """
@@ -27,10 +27,11 @@ _RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
 _RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
-# Of the segment kernel.
-_SEGMENT_FORMS, _SEGMENT_MAX_CHANNELS, _SEGMENT_MAX_STEPS = ((1, 8), (1, 14), (1, 15), (2, 7), (3, 4)), 128, 96
-_SEGMENT_GROUP_CYCLES, _SEGMENT_ROW_CYCLES = 1550.0, 500.0
-_SEGMENT_BYTES_A_CYCLE, _SEGMENT_BEGIN_CYCLES = 13.0, 7900.0
+# Of the octet kernel.
+_OCTET, _OCTET_BLOCKS, _MAX_OCTET_CHANNELS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), 128, 32
+_STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
+_OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 10500.0
+_WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.1, 13.0
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
@@ -109,8 +110,8 @@ def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: flo
     return min(plans, key=lambda plan: plan.cycles, default=None)
 
 
-def plan_segments(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
-    """The same of the segment kernel, likewise.
+def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
+    """The same of the octet kernel, likewise.
 
     Args:
         layer: as of `plan_warpgroups`.
@@ -122,56 +123,91 @@ def plan_segments(layer: SparseLayer, batch: int, steps: float, multiprocessors:
         ValueError: the input size is not known.
     """
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
-    is_small = layer.group == 1 and layer.in_channels <= _SEGMENT_MAX_CHANNELS and steps <= _SEGMENT_MAX_STEPS
-    is_window = (layer.kernel_shape[1], layer.dilations[1], layer.pads[1]) == (3, 1, 1)
-    if not is_small or not is_window or layer.strides != (1, 1) or in_w != out_w or in_w % _SEGMENT_POSITIONS:
+    is_small = layer.group == 1 and layer.in_channels <= _MAX_OCTET_CHANNELS and math.prod(layer.kernel_shape) > 1
+    if not is_small or layer.strides != (1, 1) or in_w % (_OCTET // 2) or out_w % 2 or out_h * out_w % _OCTET:
         return None
-    plans = [
+    plans = (
         plan
-        for rows, segments in _SEGMENT_FORMS
-        if (columns := _segment_columns(in_w // _SEGMENT_POSITIONS, rows, segments)) is not None
-        for tile_rows in range(1, out_h + 1)
-        if (plan := _segment_plan(layer, (rows, segments, *columns, tile_rows), batch, (steps, multiprocessors)))
-    ]
+        for columns in _octet_columns(layer)
+        for rows, blocks in _octet_groups(layer, columns)
+        for tile_rows in range(1, min(out_h, _MAX_TILE_ROWS) + 1)
+        if tile_rows * out_w % _OCTET == 0
+        for plan in _octet_plans(layer, columns, (rows, blocks, tile_rows), (batch, steps, multiprocessors))
+    )
     return min(plans, key=lambda plan: plan.cycles, default=None)
 
 
-def _segment_columns(row_segments: int, rows: int, segments: int) -> tuple[int, int] | None:
-    """Tiles of a row, and segments of outputs of each; None where there are none of this form."""
-    if row_segments <= segments:
-        return 1, row_segments
-    if rows > 1:
-        return None
-    for tiles in range(2, row_segments + 1):
-        tile = math.ceil(row_segments / tiles)
-        if tile + (2 if tiles > 2 else 1) <= segments:
-            return math.ceil(row_segments / tile), tile
-    return None
+@dataclass(frozen=True)
+class _OctetColumns:
+    """How a row is cut into tiles: so many, columns of each, columns of X that are staged for each, and pixels."""
+
+    tiles: int
+    of_tile: int
+    staged: int
+    pixels: int
 
 
-def _segment_plan(
-    layer: SparseLayer, form: tuple[int, int, int, int, int], batch: int, work: tuple[float, float]
-) -> WarpgroupPlan | None:
-    (rows, segments, tiles_x, tile_segments, tile_rows), (steps, multiprocessors) = form, work
+def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
+    (_, out_w), (_, in_w), pad_left = out_size(layer), layer.in_size or (0, 0), layer.pads[1]
+    window = (layer.kernel_shape[1] - 1) * layer.dilations[1] + 1
+    yield _OctetColumns(1, out_w, in_w, math.ceil(max(pad_left + in_w, out_w - 1 + window) / 2) * 2)
+    if in_w % _OCTET or out_w % _OCTET:
+        return
+    halo = math.ceil(pad_left / _OCTET) * _OCTET
+    for columns in range(_OCTET, min(out_w, _OCTET * max(_OCTET_BLOCKS) + 1), _OCTET):
+        tiles = math.ceil(out_w / columns)
+        if columns == _OCTET or math.ceil(out_w / (columns - _OCTET)) != tiles:
+            staged = math.ceil((halo - pad_left + columns - 1 + window) / _OCTET) * _OCTET
+            yield _OctetColumns(tiles, columns, staged, staged)
+
+
+def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[int, int]]:
+    """Rows that a warpgroup computes at a time, and eights of positions of the kernel that does."""
+    (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
+    parts, chunks = math.ceil(columns.staged / _STAGED_COLUMNS), math.ceil(layer.in_channels / CHANNELS)
+    if parts > 2 if in_w % _OCTET else parts > 8 or (parts > 4 and chunks > 2):
+        return
+    if columns.pixels < _OCTET:
+        return
+    for rows in range(1, out_h + 1):
+        positions = (rows - 1) * columns.pixels + columns.of_tile
+        if positions > _OCTET * max(_OCTET_BLOCKS):
+            return
+        if rows * out_w % _OCTET == 0:
+            yield rows, min(blocks for blocks in _OCTET_BLOCKS if positions <= _OCTET * blocks)
+
+
+def _octet_plans(
+    layer: SparseLayer, columns: _OctetColumns, tile: tuple[int, int, int], work: tuple[int, float, float]
+) -> Iterator[WarpgroupPlan]:
+    """With a place for outputs for each warpgroup, and where rows lack room with one for both."""
+    (rows, blocks, tile_rows), (batch, steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
     window_rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] + 1
-    row_bytes = segments * (16 * places + 16)
     weight_bytes = math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
-    besides = WARPGROUPS * (64 * 16 * (rows * segments | 1) + 32) + weight_bytes + 4 * places + 8
-    if (window_rows + 2 * (rows - 1)) * row_bytes + 16 * (window_rows + rows - 1) > _RING_SHARED_BYTES - besides:
-        return None
+    row_bytes = 2 * places * columns.pixels
+    of_row = row_bytes + 16 + math.ceil(4 * steps / 16) * 16 + 16
     out_h, out_w = out_size(layer)
     row_tiles = math.ceil(layer.out_channels / ROWS)
-    of_images = tiles_x * math.ceil(out_h / tile_rows) * batch
-    blocks = min(of_images, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
-    in_rows = tile_rows - 1 + window_rows
-    products = steps * (512 * rows * segments + 2304) / _SHARED_BYTES_A_CYCLE
-    groups = math.ceil(tile_rows / rows)
-    computing = groups * (products + _SEGMENT_GROUP_CYCLES) + in_rows * _SEGMENT_ROW_CYCLES
-    moving = (in_rows * segments * places * 16 + tile_rows * tile_segments * 64 * 16) / _SEGMENT_BYTES_A_CYCLE
-    cycles = math.ceil(of_images * row_tiles / blocks) * max(computing, moving)
-    computed = tiles_x * tile_segments * _SEGMENT_POSITIONS * math.ceil(out_h / tile_rows) * tile_rows
-    return WarpgroupPlan(_SEGMENT_BEGIN_CYCLES + cycles, of_images * row_tiles, 1, out_h * out_w / computed)
+    of_images = columns.tiles * math.ceil(out_h / tile_rows) * batch
+    num_blocks = min(of_images, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
+    in_rows, groups = tile_rows - 1 + window_rows, math.ceil(tile_rows / rows)
+    products = steps * (512 * blocks + 2304) / _SHARED_BYTES_A_CYCLE
+    staging = in_rows * columns.staged * places * _STAGED_CYCLES
+    moving = (in_rows * columns.staged * places * 2 + tile_rows * columns.of_tile * 128) / _OCTET_BYTES_A_CYCLE
+    computed = columns.tiles * columns.of_tile * math.ceil(out_h / tile_rows) * tile_rows
+    for buffers in (WARPGROUPS, 1):
+        besides = buffers * 64 * 16 * (blocks | 1) + weight_bytes + 4 * places + 8 + 16
+        ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
+        has_room = ring_rows >= window_rows + 2 * rows - 1
+        if ring_rows >= window_rows + rows - 1:
+            computing = groups * (_PRODUCT_OVERLAP * products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
+            if groups > 1:
+                computing *= (1 if has_room else _WAITING_SHARE) * (1 if buffers == WARPGROUPS else _SHARING_SHARE)
+            cycles = math.ceil(of_images * row_tiles / num_blocks) * max(computing + staging, moving)
+            yield WarpgroupPlan(_OCTET_BEGIN_CYCLES + cycles, of_images * row_tiles, 1, out_h * out_w / computed)
+        if has_room:
+            return
 
 
 def _ring_plan(

@@ -92,6 +92,10 @@ __device__ __forceinline__ float Unforeseen(float value) {
   asm volatile("" : "+f"(value));
   return value;
 }
+__device__ __forceinline__ unsigned Unforeseen(unsigned value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 // Loads what no kernel writes while this one runs. No assembler: that, the compiler may move to before the test that
 // guards it.
@@ -107,6 +111,39 @@ __device__ __forceinline__ Value LoadWritten(const Value* address) {
 #else
   return LoadReadOnly(address);
 #endif
+}
+
+// The same of 16 bytes, or zeros where there are none. No branch: many of them are on their way together.
+__device__ __forceinline__ uint4 LoadVectorIf(bool exists, const void* address) {
+  uint4 words;
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %4, 0;\n"
+      "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@loads ld.global.ca.v4.u32 {%0, %1, %2, %3}, [%5];\n"
+      "}"
+      : "=&r"(words.x), "=&r"(words.y), "=&r"(words.z), "=&r"(words.w)
+      : "r"(static_cast<unsigned>(exists)), "l"(address)
+      : "memory");
+  return words;
+}
+
+// The same of both halves, which begin at multiples of 8 bytes.
+__device__ __forceinline__ uint4 LoadHalfVectorsIf(bool first, bool second, const void* address) {
+  uint4 words;
+  asm volatile(
+      "{\n"
+      ".reg .pred first, second;\n"
+      "setp.ne.u32 first, %4, 0;\nsetp.ne.u32 second, %5, 0;\n"
+      "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
+      "@first ld.global.ca.v2.u32 {%0, %1}, [%6];\n"
+      "@second ld.global.ca.v2.u32 {%2, %3}, [%6 + 8];\n"
+      "}"
+      : "=&r"(words.x), "=&r"(words.y), "=&r"(words.z), "=&r"(words.w)
+      : "r"(static_cast<unsigned>(first)), "r"(static_cast<unsigned>(second)), "l"(address)
+      : "memory");
+  return words;
 }
 
 // Loads and stores of what is not read again soon, or, as sums between passes, not by much: in the second-level cache,
@@ -137,14 +174,6 @@ __device__ __forceinline__ void LetNextLaunchBegin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
-}
-
-// What another lane of the warp has. Unlike __shfl_sync it stays where it stands: the compiler else moves many of them
-// before the first result is used, to where registers are short.
-__device__ __forceinline__ float ShuffledHere(float value, int lane) {
-  float shuffled;
-  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=f"(shuffled) : "f"(value), "r"(lane) : "memory");
-  return shuffled;
 }
 
 // Ends the thread, in whatever function it is.
@@ -196,6 +225,32 @@ __device__ __forceinline__ void StoreSharedVectorIf(unsigned condition, Shared a
       "@stores st.shared.v4.u32 [%1], {%2, %3, %4, %5};\n"
       "}" ::"r"(condition),
       "r"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+      : "memory");
+}
+
+// Where a bit is set, a constant one.
+__device__ __forceinline__ void SubtractIf(unsigned bits, unsigned bit, unsigned& value, unsigned less) {
+  asm("{\n"
+      ".reg .pred subtracts;\n.reg .b32 masked;\n"
+      "and.b32 masked, %1, %2;\n"
+      "setp.ne.u32 subtracts, masked, 0;\n"
+      "@subtracts sub.u32 %0, %0, %3;\n"
+      "}"
+      : "+r"(value)
+      : "r"(bits), "r"(1u << bit), "r"(less));
+}
+
+__device__ __forceinline__ void StoreSharedIf(unsigned bits, unsigned bit, Shared first, unsigned a, Shared second,
+                                              unsigned b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n.reg .b32 masked;\n"
+      "and.b32 masked, %0, %1;\n"
+      "setp.ne.u32 stores, masked, 0;\n"
+      "@stores st.shared.u32 [%2], %3;\n"
+      "@stores st.shared.u32 [%4], %5;\n"
+      "}" ::"r"(bits),
+      "r"(1u << bit), "r"(first), "r"(a), "r"(second), "r"(b)
       : "memory");
 }
 
@@ -287,11 +342,6 @@ __device__ __forceinline__ void CopyAsync16Cached(Shared to, const void* from) {
 // at once, by way of the first-level cache, not each 16 bytes on their own.
 __device__ __forceinline__ void CopyAsync16ByLines(Shared to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
-// The same, or zeros where `exists` is false.
-__device__ __forceinline__ void CopyAsync16OrZeros(Shared to, const void* from, bool exists) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(exists ? 16u : 0u) : "memory");
 }
 
 __device__ __forceinline__ void CommitCopies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -410,6 +460,14 @@ __device__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared bar
 #endif
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// Four 8x8 matrices of halves, transposed: lane l gives columns 2 * (l % 4) and the next of row l / 4 of each, and the
+// address at which column l % 8 of matrix l / 8 goes, 16 bytes.
+__device__ __forceinline__ void StoreMatrices(Shared column, const unsigned (&parts)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(column), "r"(parts[0]),
+               "r"(parts[1]), "r"(parts[2]), "r"(parts[3])
+               : "memory");
+}
+
 // --- products of warpgroups: each of 128 threads, which call these together ---------------------------------------
 
 // Registers of each thread of a warpgroup from now on: fewer than the kernel was launched with, or more, when others
@@ -449,6 +507,9 @@ struct Matrix {
 __device__ __forceinline__ Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) {
   return {(first >> 4 & 0x3FFFu) | summed_step >> 4 << 16, other_step >> 4};
 }
+// The same by its first word, which has all but `other_step`.
+__device__ __forceinline__ Matrix MatrixOf(unsigned lower, unsigned other_step) { return {lower, other_step >> 4}; }
+__device__ __forceinline__ unsigned LowerWord(const Matrix& matrix) { return matrix.lower; }
 // So many bytes on.
 __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
   return {matrix.lower + (bytes >> 4), matrix.upper};
@@ -474,6 +535,7 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
   SPARSECONV_OPERANDS_96                                                                     \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
   "%111"
+#define SPARSECONV_OPERANDS_116 SPARSECONV_OPERANDS_112 ", %112, %113, %114, %115"
 #define SPARSECONV_OPERANDS_120 SPARSECONV_OPERANDS_112 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define SPARSECONV_OPERANDS_128 SPARSECONV_OPERANDS_120 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define SPARSECONV_SUMS_8(i)                                                                                    \
@@ -489,27 +551,34 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_SUMS_64 SPARSECONV_SUMS_32, SPARSECONV_32_SUMS(32)
 #define SPARSECONV_SUMS_96 SPARSECONV_SUMS_64, SPARSECONV_32_SUMS(64)
 #define SPARSECONV_SUMS_112 SPARSECONV_SUMS_96, SPARSECONV_SUMS_8(96), SPARSECONV_SUMS_8(104)
+#define SPARSECONV_SUMS_116 SPARSECONV_SUMS_112, SPARSECONV_SUMS_4(112)
 #define SPARSECONV_SUMS_120 SPARSECONV_SUMS_112, SPARSECONV_SUMS_8(112)
 #define SPARSECONV_SUMS_128 SPARSECONV_SUMS_120, SPARSECONV_SUMS_8(120)
-// `n` .. `n + 5`, the operands behind the sums: both words of A and B, metadata, whether sums are kept.
-#define SPARSECONV_MULTIPLY_SPARSE(count, columns, n, n1, n2, n3, n4, n5)                                          \
-  __device__ __forceinline__ void MultiplySparse(float (&sums)[count], const Matrix& a, const Matrix& b,           \
-                                                 unsigned meta, unsigned keeps_sums) {                             \
-    asm volatile("{\n.reg .pred keeps;\n.reg .b64 a, b;\nsetp.ne.u32 keeps, %" n5 ", 0;\nmov.b64 a, {%" n ", %" n1 \
-                 "};\nmov.b64 b, {%" n2 ", %" n3 "};\nwgmma.mma_async.sp.sync.aligned.m64n" columns                \
-                 "k32.f32.f16.f16 {" SPARSECONV_OPERANDS_##count "}, a, b, %" n4 ", 0, keeps, 1, 1, 0, 1;\n}"      \
-                 : SPARSECONV_SUMS_##count                                                                         \
-                 : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(meta), "r"(keeps_sums));            \
+// `n` .. `n + 5`, the operands behind the sums: both words of A and B, metadata, whether sums are kept. `other_first`:
+// whether 16 bytes of B are eight of the summed axis ("0"), or of the other ("1").
+#define SPARSECONV_MULTIPLY(name, other_first, count, columns, n, n1, n2, n3, n4, n5)                                \
+  __device__ __forceinline__ void name(float (&sums)[count], const Matrix& a, const Matrix& b, unsigned meta,        \
+                                       unsigned keeps_sums) {                                                        \
+    asm volatile("{\n.reg .pred keeps;\n.reg .b64 a, b;\nsetp.ne.u32 keeps, %" n5 ", 0;\nmov.b64 a, {%" n ", %" n1   \
+                 "};\nmov.b64 b, {%" n2 ", %" n3 "};\nwgmma.mma_async.sp.sync.aligned.m64n" columns                  \
+                 "k32.f32.f16.f16 {" SPARSECONV_OPERANDS_##count "}, a, b, %" n4 ", 0, keeps, 1, 1, 0, " other_first \
+                                                                 ";\n}"                                              \
+                 : SPARSECONV_SUMS_##count                                                                           \
+                 : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(meta), "r"(keeps_sums));              \
   }
+#define SPARSECONV_MULTIPLY_SPARSE(...) SPARSECONV_MULTIPLY(MultiplySparse, "1", __VA_ARGS__)
 SPARSECONV_MULTIPLY_SPARSE(32, "64", "32", "33", "34", "35", "36", "37")
-SPARSECONV_MULTIPLY_SPARSE(48, "96", "48", "49", "50", "51", "52", "53")
-SPARSECONV_MULTIPLY_SPARSE(56, "112", "56", "57", "58", "59", "60", "61")
-SPARSECONV_MULTIPLY_SPARSE(60, "120", "60", "61", "62", "63", "64", "65")
 SPARSECONV_MULTIPLY_SPARSE(64, "128", "64", "65", "66", "67", "68", "69")
 SPARSECONV_MULTIPLY_SPARSE(96, "192", "96", "97", "98", "99", "100", "101")
 SPARSECONV_MULTIPLY_SPARSE(112, "224", "112", "113", "114", "115", "116", "117")
 SPARSECONV_MULTIPLY_SPARSE(120, "240", "120", "121", "122", "123", "124", "125")
 SPARSECONV_MULTIPLY_SPARSE(128, "256", "128", "129", "130", "131", "132", "133")
+// The same, but 16 bytes of B are eight of the summed axis: rows of its matrices are columns of the product.
+#define SPARSECONV_MULTIPLY_SPARSE_OCTETS(...) SPARSECONV_MULTIPLY(MultiplySparseOctets, "0", __VA_ARGS__)
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(32, "64", "32", "33", "34", "35", "36", "37")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(60, "120", "60", "61", "62", "63", "64", "65")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(112, "224", "112", "113", "114", "115", "116", "117")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(116, "232", "116", "117", "118", "119", "120", "121")
 #endif
 
 }  // namespace sparseconv::cuda

@@ -395,38 +395,44 @@ struct PointwiseParams {
   long long y_part;  // in sums of Y that are not final, from the first output to that of the next part of the chunks
 };
 
-// The segment kernel, float16 on sm_90a: `sparseconv_segments_<rows>x<segments>`, for windows of three columns that
-// leave rows as wide as they are, multiples of kSegmentPositions. A warpgroup computes `rows` rows of outputs at a
-// time, more than one only where a tile has whole rows. segment_conv.cuh says how it works.
+// The octet kernel, float16 on sm_90a: `sparseconv_octets_n<blocks>`, for windows of few channels that move by one row
+// and column. A warpgroup computes up to `blocks` times eight positions at a time. octet_conv.cuh says how it works.
 //
-// A tile is `tile_rows` rows of outputs, `tile_segments` segments of each (the last tile of a row may have fewer), of
-// 64 output channels and an image. Its rows of X go by a ring of `ring_rows` of them in shared memory; copies of the
-// first of these lie behind the last, so that the rows that are computed together always lie together. Then follow
-// outputs on their way to Y, the weight of the block's row tile, and where its channels lie.
+// A tile is `tile_rows` rows of outputs, `tile_columns` columns of each, of 64 output channels and an image. A
+// warpgroup computes `group_rows` rows of it at a time. Rows of X go by a ring of `ring_rows` of them in shared memory,
+// for each eight places a plane of it: pixels of 16 bytes, those of a row, then those of the next; copies of the first
+// rows lie behind the last, so that those that are computed together always lie together. A row is `lead_pixels` zeros,
+// `staged_columns` columns of X, of which the first is `halo_columns` in front of the tile's, and more zeros. Behind
+// the ring follow what is not needed of transposed columns, outputs on their way to Y, the weight of the block's row
+// tile, where its channels lie, and a table of where its steps read.
 //
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; gridDim.x is a multiple of row_tiles, so that a
 // block stays with one of them.
-constexpr int kMaxSegmentSteps = 96;  // of the weight
-// Of a block: warpgroups that multiply, and one that stages.
-constexpr int kWarpgroupThreads = 128, kSegmentWarpgroups = 2;
-constexpr int kSegmentThreads = kWarpgroupThreads * (kSegmentWarpgroups + 1);
-struct SegmentParams {
+constexpr int kWarpgroupThreads = 128, kOctetWarpgroups = 2;  // that multiply; one stages
+constexpr int kOctetThreads = kWarpgroupThreads * (kOctetWarpgroups + 1);
+constexpr unsigned kOctetDumpBytes = 16;
+struct OctetParams {
   const void* x;  // [N, C, H, W]
-  void* y;        // [N, K, OH, W]
+  void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
   const void* weight;   // of all row tiles; see ring_weight.h
   const int* channels;  // [row_tiles][places]; -1 at a place without one
   int weight_bytes;     // of a row tile, a multiple of 16
   int header_bytes;     // of that
   int places;           // a multiple of 32
+  int inputs_pitch;     // bytes of the table for each slot of the ring, a multiple of 16
   int in_channels, out_channels;
-  int in_h, out_h, width;
+  int in_h, in_w;
+  int out_h, out_w;
   int pad_top;
   int window_rows;  // of X, that a row of outputs reads
   int ring_rows;
-  int tile_segments;
-  int segment_bytes;  // 16 for each place, and 16 that keep neighbours apart
-  int row_tiles, tiles_x, tiles_y, tile_rows;
+  int first_pixel;  // of a row, that its first output reads first
+  int row_pixels;   // an even number
+  int lead_pixels, staged_columns, halo_columns;
+  int group_rows;
+  int out_buffers;  // for outputs on their way to Y: one for each warpgroup, or one for both
+  int row_tiles, tiles_x, tiles_y, tile_rows, tile_columns;
   int num_tiles;
 };
 

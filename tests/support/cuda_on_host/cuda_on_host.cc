@@ -107,6 +107,7 @@ struct Warp {
   unsigned round = 0;
   uint64_t values[2][warpSize] = {};
   const unsigned char* rows[warpSize] = {};  // of LoadMatrices
+  unsigned char* columns[warpSize] = {};     // of StoreMatrices
   uint16_t matrices[warpSize][8] = {};
   SparseOperands operands[warpSize] = {};  // of MultiplySparse
   float products[16][8] = {};
@@ -409,6 +410,21 @@ void LoadMatrices(unsigned row, unsigned (&parts)[4]) {
   }
 }
 
+void StoreMatrices(unsigned column, const unsigned (&parts)[4]) {
+  constexpr auto kName = "stmatrix";
+  Warp& warp = CurrentFullWarp(kName);
+  const unsigned lane = state.current->number % warpSize;
+  warp.columns[lane] = SharedPointer(column, sizeof(warp.matrices[0]), sizeof(warp.matrices[0]));
+  for (unsigned i = 0; i < 4; ++i) {
+    for (unsigned j = 0; j < 2; ++j) {
+      warp.matrices[8 * i + lane % 4 * 2 + j][lane / 4] = static_cast<uint16_t>(parts[i] >> (16 * j));
+    }
+  }
+  MeetInWarp(kName, 0, [](Warp& all) {
+    for (int i = 0; i < warpSize; ++i) std::memcpy(all.columns[i], all.matrices[i], sizeof(all.matrices[i]));
+  });
+}
+
 void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[4],
                     unsigned metadata) {
   constexpr auto kName = "mma.sp";
@@ -455,7 +471,8 @@ class MatrixOperand {
 
 // Each warp of a warpgroup computes its 16 of 64 rows, at once: what a kernel reads of sums before it waits for them is
 // not found out.
-void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata) {
+void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata,
+                            bool has_octets) {
   constexpr auto kName = "wgmma.sp";
   CurrentFullWarp(kName);
   const unsigned lane = state.current->number % warpSize, warp = state.current->number / warpSize % 4;
@@ -471,7 +488,9 @@ void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_
       const unsigned k = 4 * quad + (stored % 2 == 0 ? places & 3u : places >> 2);
       for (unsigned j = 0; j < positions; ++j) {
         for (unsigned n = 0; n < 2; ++n) {
-          sums[4 * j + 2 * i + n] += value * inputs.At(k / 8, j, k % 8, lane % 4 * 2 + n);
+          const unsigned column = lane % 4 * 2 + n;
+          const float input = has_octets ? inputs.At(k / 8, j, column, k % 8) : inputs.At(k / 8, j, k % 8, column);
+          sums[4 * j + 2 * i + n] += value * input;
         }
       }
     }

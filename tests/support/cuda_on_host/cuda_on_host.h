@@ -91,9 +91,12 @@ alignas(16) extern const unsigned char kZeros[16];
 
 // What the threads of a warp do together; see the kernels' intrinsics.cuh.
 void LoadMatrices(unsigned row, unsigned (&parts)[4]);
+void StoreMatrices(unsigned column, const unsigned (&parts)[4]);
 void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4], const unsigned (&b)[4],
                     unsigned metadata);
-void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata);
+// `has_octets`: 16 bytes of b are eight of the summed axis.
+void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata,
+                            bool has_octets = false);
 
 // Products are computed at once, but their metadata must stay where it is until they have been waited for.
 void NoteMetadata(const unsigned* metadata);
@@ -174,6 +177,7 @@ void Call(void (*kernel)(Parameters...), void** params) {
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
+#define __grid_constant__
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define CUDA_ON_HOST_TEXT(x) #x

@@ -46,10 +46,8 @@ inline unsigned FloatToBits(float value) {
 }
 
 inline float Unforeseen(float value) { return value; }
+inline unsigned Unforeseen(unsigned value) { return value; }
 
-inline float ShuffledHere(float value, int lane) {
-  return cuda_on_host::ShuffleInWarp(0xFFFFFFFFu, value, static_cast<unsigned>(lane));
-}
 inline void LetNextLaunchBegin() { cuda_on_host::LetNextLaunchBegin(); }
 inline void WaitForLaunchBefore() { cuda_on_host::WaitForLaunchBefore(); }
 
@@ -65,6 +63,16 @@ Value LoadWritten(const Value* address) {
   cuda_on_host::CheckGlobal(address, sizeof(Value));
   cuda_on_host::CheckTouch();
   return *address;
+}
+
+inline uint4 LoadVectorIf(bool exists, const void* address) {
+  return exists ? LoadWritten(static_cast<const uint4*>(address)) : uint4{};
+}
+
+inline uint4 LoadHalfVectorsIf(bool first, bool second, const void* address) {
+  const auto* halves = static_cast<const uint2*>(address);
+  const uint2 lower = first ? LoadWritten(halves) : uint2{}, upper = second ? LoadWritten(halves + 1) : uint2{};
+  return {lower.x, lower.y, upper.x, upper.y};
 }
 
 template <class Value>
@@ -93,6 +101,14 @@ inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreSha
 inline void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
   if (condition != 0) cuda_on_host::StoreShared(address, uint4{words[0], words[1], words[2], words[3]});
 }
+inline void SubtractIf(unsigned bits, unsigned bit, unsigned& value, unsigned less) {
+  if ((bits >> bit & 1u) != 0) value -= less;
+}
+inline void StoreSharedIf(unsigned bits, unsigned bit, Shared first, unsigned a, Shared second, unsigned b) {
+  if ((bits >> bit & 1u) == 0) return;
+  StoreShared(first, a);
+  StoreShared(second, b);
+}
 inline void LoadSharedPair(Shared address, unsigned& a, unsigned& b) {
   const auto pair = cuda_on_host::LoadShared<uint64_t>(address);
   a = static_cast<unsigned>(pair);
@@ -105,6 +121,7 @@ inline unsigned SelectBytes(unsigned a, unsigned b, unsigned selector) {
   return cuda_on_host::prmt_b32(a, b, selector & 0x7777u);
 }
 
+inline void StoreMatrices(Shared column, const unsigned (&parts)[4]) { cuda_on_host::StoreMatrices(column, parts); }
 inline void LoadMatrices(Shared row, unsigned (&parts)[4]) { cuda_on_host::LoadMatrices(row, parts); }
 template <int kSelector>
 void MultiplySparse(float (&sums)[4], const uint4& a, const unsigned (&b)[4], unsigned meta) {
@@ -130,6 +147,10 @@ inline Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) 
   return static_cast<Matrix>(first >> 4 & 0x3FFFu) | static_cast<Matrix>(summed_step >> 4) << 16 |
          static_cast<Matrix>(other_step >> 4) << 32;
 }
+inline Matrix MatrixOf(unsigned lower, unsigned other_step) {
+  return lower | static_cast<Matrix>(other_step >> 4) << 32;
+}
+inline unsigned LowerWord(Matrix matrix) { return static_cast<unsigned>(matrix); }
 inline Matrix Moved(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 template <size_t kSums>
 void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {
@@ -140,6 +161,15 @@ void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& me
   cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta);
 }
 
+template <size_t kSums>
+void MultiplySparseOctets(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {
+  cuda_on_host::NoteMetadata(&meta);
+  if (keeps_sums == 0) {
+    for (float& sum : sums) sum = 0.0f;
+  }
+  cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta, true);
+}
+
 inline void WaitAtBarrier(int number, unsigned threads) { cuda_on_host::WaitAtBarrier(number, threads); }
 inline void ArriveAtBarrier(int number, unsigned threads) { cuda_on_host::ArriveAtBarrier(number, threads); }
 
@@ -148,9 +178,6 @@ inline void CopyAsync8(Shared to, const void* from) { cuda_on_host::CopyAsync(to
 inline void CopyAsync16(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 16); }
 inline void CopyAsync16Cached(Shared to, const void* from) { CopyAsync16(to, from); }
 inline void CopyAsync16ByLines(Shared to, const void* from) { CopyAsync16(to, from); }
-inline void CopyAsync16OrZeros(Shared to, const void* from, bool exists) {
-  cuda_on_host::CopyAsync(to, exists ? from : cuda_on_host::kZeros, 16);
-}
 inline void CommitCopies() { cuda_on_host::CommitCopies(); }
 template <int kPending>
 void WaitForCopies() {

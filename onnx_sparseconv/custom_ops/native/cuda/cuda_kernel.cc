@@ -17,9 +17,9 @@
 #include "pointwise_plan.h"
 #include "pool_plan.h"
 #include "provider.h"
+#include "octet_plan.h"
 #include "ring_plan.h"
 #include "ring_weight.h"
-#include "segment_plan.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
 #include "wgmma_plan.h"
@@ -78,7 +78,7 @@ struct Plan {
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
   // Before `wgmma`, where Y and the residual begin at multiples of 16 bytes; one of them at most.
-  std::optional<SegmentLaunch> segments;
+  std::optional<OctetLaunch> octets;
   std::optional<RingLaunch> ring;
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
@@ -86,7 +86,7 @@ struct Plan {
 
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
-    if (wgmma || segments || ring || pointwise) return RunningKernel::kWgmma;
+    if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 };
@@ -171,7 +171,7 @@ struct RingProduct {
         channels(RoundedUp(weight.tiles.size())),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
         kernels(device.max_shared_bytes - kReservedSharedBytes),
-        segments(device.max_shared_bytes - kReservedSharedBytes) {
+        octets(device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
     SynchronizeUploads();  // the host's arrays go now
@@ -188,7 +188,7 @@ struct RingProduct {
   const size_t channels;  // offset
   const Memory memory;
   const RingKernels kernels;
-  const SegmentKernels segments;
+  const OctetKernels octets;
 };
 
 // The node's own kernel, loaded.
@@ -256,7 +256,7 @@ class CudaKernel final : public Kernel {
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
-  void LaunchSegments(const Call& call) const;
+  void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
   void LaunchPointwise(const Call& call) const;
   void LaunchSplits(const Call& call) const;
@@ -419,18 +419,18 @@ void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
   if (!wgmma_ || IsPointwise(geometry_)) return;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
   if (ring_ && key.is_x_aligned) {
-    plan->segments = ChooseSegmentLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
-    plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
+    plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
+    if (!plan->octets) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
   }
-  const double wgmma = CyclesOf(plan->wgmma), ring = CyclesOf(plan->ring), segments = CyclesOf(plan->segments);
-  if (segments >= std::min(ring, wgmma)) plan->segments.reset();
-  if (plan->segments || ring >= wgmma) plan->ring.reset();
+  const double wgmma = CyclesOf(plan->wgmma), ring = CyclesOf(plan->ring), octets = CyclesOf(plan->octets);
+  if (octets >= std::min(ring, wgmma)) plan->octets.reset();
+  if (plan->octets || ring >= wgmma) plan->ring.reset();
   if (must_run) {
-    if (plan->segments || plan->ring || plan->wgmma) return;
+    if (plan->octets || plan->ring || plan->wgmma) return;
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
   const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
-  if (plan->segments && !IsWorthLaunching(*plan->segments, csr_cycles)) plan->segments.reset();
+  if (plan->octets && !IsWorthLaunching(*plan->octets, csr_cycles)) plan->octets.reset();
   if (plan->ring && !IsWorthLaunching(*plan->ring, csr_cycles)) plan->ring.reset();
   if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
     plan->wgmma.reset();
@@ -545,7 +545,7 @@ Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
 
 // What runs a call: the plan's kernel, but where only one could that needs Y and the residual aligned, and one is not.
 RunningKernel CudaKernel::KernelOf(const Call& call) {
-  const bool needs_vectors = (call.plan.segments || call.plan.ring) && !call.plan.wgmma && !call.plan.generated;
+  const bool needs_vectors = (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.generated;
   return needs_vectors && !AreVectors(call.y, call.epilogue.residual) ? RunningKernel::kCsr : call.plan.kernel();
 }
 
@@ -558,8 +558,8 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchTensor(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);
-  } else if (call.plan.segments && AreVectors(call.y, call.epilogue.residual)) {
-    LaunchSegments(call);
+  } else if (call.plan.octets && AreVectors(call.y, call.epilogue.residual)) {
+    LaunchOctets(call);
   } else if (call.plan.ring && AreVectors(call.y, call.epilogue.residual)) {
     LaunchRing(call);
   } else if (call.plan.wgmma) {
@@ -650,12 +650,12 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
 }
 
-void CudaKernel::LaunchSegments(const Call& call) const {
-  const SegmentLaunch& launch = *call.plan.segments;
-  SegmentParams params = launch.params;
+void CudaKernel::LaunchOctets(const Call& call) const {
+  const OctetLaunch& launch = *call.plan.octets;
+  OctetParams params = launch.params;
   FillTile(call, &params);
   ring_->Fill(&params);
-  cuda::Launch(ring_->segments.Product(launch.form), launch.shape, params, call.stream);
+  cuda::Launch(ring_->octets.Product(launch.blocks), launch.shape, params, call.stream);
 }
 
 void CudaKernel::LaunchRing(const Call& call) const {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "pointwise_plan.h"
+#include "octet_plan.h"
 #include "ring_plan.h"
-#include "segment_plan.h"
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
 
@@ -110,13 +110,8 @@ WgmmaKernels::WgmmaKernels(int max_shared_bytes)
 RingKernels::RingKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
 
-SegmentKernels::SegmentKernels(int max_shared_bytes) : library_(LibraryOfWgmma()) {
-  for (const auto& [rows, segments] : kSegmentForms) {
-    const std::string name = "sparseconv_segments_" + std::to_string(rows) + "x" + std::to_string(segments);
-    products_.push_back(library_->Function(name.c_str()));
-    GetDriver().set_function_attribute(products_.back(), kMaxDynamicSharedBytes, max_shared_bytes);
-  }
-}
+OctetKernels::OctetKernels(int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(), "sparseconv_octets_n", AllOf(kOctetBlocks), max_shared_bytes) {}
 
 PointwiseKernels::PointwiseKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(), "sparseconv_pointwise_s", AllOf(kPointwiseSegments), max_shared_bytes),

@@ -80,16 +80,10 @@ class RingKernels : public ProductKernels {
   explicit RingKernels(int max_shared_bytes);
 };
 
-// Those of warpgroups for windows of three columns, by segments. The GPU must be of kWgmmaArchitecture.
-class SegmentKernels {
+// Those of warpgroups for windows of few channels, by octets. The GPU must be of kWgmmaArchitecture.
+class OctetKernels : public ProductKernels {
  public:
-  explicit SegmentKernels(int max_shared_bytes);
-  // `form` is an index of kSegmentForms.
-  FunctionHandle Product(size_t form) const { return products_[form]; }
-
- private:
-  std::shared_ptr<const Library> library_;
-  std::vector<FunctionHandle> products_;
+  explicit OctetKernels(int max_shared_bytes);
 };
 
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.

@@ -1,4 +1,4 @@
-"""The segment kernel, for windows of three columns, through ONNX Runtime against the float64 oracle."""
+"""The octet kernel, for windows of few channels, through ONNX Runtime against the float64 oracle."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.warpgroup_plan import plan_segments
+from onnx_sparseconv.kernels.warpgroup_plan import plan_octets
 from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_layers import layer_of
@@ -33,18 +33,30 @@ def a_few_multiprocessors(driver):
     driver.set_device(num_multiprocessors=6)
 
 
-# Such that none of the other kernels for windows is foretold to be faster.
 @pytest.mark.parametrize(
     "layer",
     [
         ((64, 64, 3, 3), (1, 5, 16), geometry_2d(pad=1)),
         ((130, 40, 3, 3), (1, 5, 8), geometry_2d(pad=1)),
         ((64, 64, 3, 3), (2, 29, 56), geometry_2d(pad=1)),
+        ((128, 128, 3, 3), (2, 28, 28), geometry_2d(pad=1)),
         ((64, 96, 3, 3), (3, 6, 112), geometry_2d(pad=1)),
+        ((64, 128, 3, 3), (2, 5, 112), geometry_2d(pad=1)),
         ((48, 64, 3, 3), (2, 12, 224), geometry_2d(pad=1)),
         ((64, 33, 3, 3), (1, 4, 400), geometry_2d(pad=1)),
         ((64, 64, 5, 3), (3, 12, 24), ConvGeometry((5, 3), (1, 1), (2, 1, 2, 1), (1, 1))),
         ((64, 96, 3, 3), (3, 12, 40), ConvGeometry((3, 3), (1, 1), (0, 1, 3, 1), (2, 1))),
+        ((64, 32, 3, 3), (2, 9, 24), ConvGeometry((3, 3), (1, 1), (2, 4, 2, 4), (2, 4))),
+        ((40, 32, 5, 5), (3, 11, 32), geometry_2d(5, pad=2)),
+        ((64, 32, 7, 3), (1, 9, 16), ConvGeometry((7, 3), (1, 1), (3, 1, 3, 1), (1, 1))),
+        ((64, 40, 3, 3), (1, 9, 16), ConvGeometry((3, 3), (1, 1), (0, 0, 0, 2), (1, 1))),
+        ((64, 40, 3, 3), (1, 12, 20), ConvGeometry((3, 3), (1, 1), (1, 3, 1, 5), (1, 1))),
+        ((64, 40, 3, 3), (1, 6, 248), ConvGeometry((3, 3), (1, 1), (1, 9, 1, 1), (1, 1))),
+        ((64, 40, 3, 5), (2, 8, 12), ConvGeometry((3, 5), (1, 1), (1, 0, 1, 0), (1, 1))),
+        ((64, 70, 3, 3), (2, 8, 60), geometry_2d(pad=1)),
+        ((64, 64, 3, 3), (5, 4, 12), geometry_2d(pad=1)),
+        ((64, 96, 3, 3), (1, 1025, 8), geometry_2d(pad=1)),
+        ((192, 128, 3, 3), (1, 20, 168), geometry_2d(pad=1)),
         ((100, 90, 1, 3), (2, 1, 64), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
     ],
     ids=str,
@@ -55,9 +67,18 @@ def test_layers(make_session, driver, layer, density):
     case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
     session = make_session(make_model(case), cuda_kernel="wgmma")
     (name,) = run_and_check(session, driver, case, (batch, weight_shape[1], *size))
-    assert name.startswith("sparseconv_segments_")
+    assert name.startswith("sparseconv_octets_n")
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("size", [(6, 28), (4, 400), (7, 112), (12, 16)], ids=str)
+@pytest.mark.parametrize("density", [0.02, 0.3])
+def test_a_residual(make_session, driver, size, density):
+    weight = random_weight((100, 64, 3, 3), density, dtype=HALF)
+    case = dataclasses.replace(CASE, weight=weight, has_residual=True)
+    (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (3, 64, *size))
+    assert name.startswith("sparseconv_octets_n")
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -65,7 +86,7 @@ def test_activations_and_a_residual(make_session, driver, activation):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
     case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
     (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 48))
-    assert name.startswith("sparseconv_segments_")
+    assert name.startswith("sparseconv_octets_n")
 
 
 @pytest.mark.parametrize("columns", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), ()], ids=str)
@@ -75,7 +96,7 @@ def test_columns_without_entries(make_session, driver, columns):
     weight[0, 0, 0, columns[0] if columns else 0] = 1.0
     case = dataclasses.replace(CASE, weight=weight)
     (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 24))
-    assert name.startswith("sparseconv_segments_")
+    assert name.startswith("sparseconv_octets_n")
 
 
 @pytest.mark.parametrize(
@@ -96,8 +117,8 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, weight_s
     session = make_session(make_model(case), cuda_kernel="wgmma")
     session.run(None, random_inputs(case, (batch, weight_shape[1], *size)))
     ((name, grid, _, _),) = driver.take_launches()
-    assert name.startswith("sparseconv_segments_")
-    foretold = plan_segments(layer_of(case, size), batch, 9 * -(-weight_shape[1] // 32), 24)
+    assert name.startswith("sparseconv_octets_n")
+    foretold = plan_octets(layer_of(case, size), batch, 9 * -(-weight_shape[1] // 32), 24)
     row_tiles = -(-weight_shape[0] // 64)
     assert min(foretold.tiles, 24 // row_tiles * row_tiles) == grid[0]
 

@@ -1,0 +1,192 @@
+#include "octet_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "../checked.h"
+#include "tensor_launch.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int64_t kOctet = 8;
+constexpr int64_t kStagedColumns = 32, kStagedPlaces = 32;  // of a task, and of all staging warps
+// More rows of a ring than that only take time to set up, no product has room for more rows of outputs, and with more
+// rows of a tile nothing more is saved.
+constexpr int64_t kMaxOctetRows = 32, kMaxGroupRows = 30, kMaxTileRows = 2048;
+// Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 and 128 channels, 1 and 64 images, on an H200. What
+// multiplies, stages and stores shares the path to shared memory, so it adds up.
+constexpr double kSharedBytesACycle = 128.0;
+constexpr double kProductShare = 1.25;       // of the cycles that products read shared memory
+constexpr double kGroupCycles = 200.0;       // of a warpgroup's rows of outputs
+constexpr double kBlockCycles = 35.0;        // to finish eight positions of it
+constexpr double kStagedCycles = 0.068;      // a pixel of a channel
+constexpr double kWaitingShare = 1.25;       // where the warpgroups wait for each other's rows
+constexpr double kSharingShare = 1.1;        // where they share a place for outputs
+constexpr double kMemoryBytesACycle = 13.0;  // of X and Y
+constexpr double kBeginCycles = 10500.0;     // of a block
+
+int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
+
+class Planner {
+ public:
+  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
+          const RingForm& weight)
+      : geometry_(geometry),
+        sizes_(sizes),
+        batch_(batch),
+        device_(device),
+        weight_(weight),
+        in_w_(sizes.in_dims[2]),
+        out_h_(sizes.out_dims[1]),
+        out_w_(sizes.out_dims[2]),
+        pad_left_(sizes.pads_begin[2]),
+        window_rows_((geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1),
+        window_columns_((geometry.kernel_shape[2] - 1) * geometry.dilations[2] + 1) {}
+
+  std::optional<OctetLaunch> Choose() {
+    // Whole rows of X, with zeros beside them; a row's first output reads the zeros.
+    const int64_t pixels = RoundUp(std::max(pad_left_ + in_w_, out_w_ - 1 + window_columns_), 2);
+    TryGroups({1, out_w_, pad_left_, in_w_, 0, 0, pixels});
+    if (in_w_ % kOctet != 0 || out_w_ % kOctet != 0) return best_;
+    // Columns of tiles, with what is beside them.
+    const int64_t halo = RoundUp(pad_left_, kOctet);
+    const int64_t most = kOctet * *std::max_element(std::begin(kOctetBlocks), std::end(kOctetBlocks));
+    for (int64_t columns = kOctet; columns < std::min(out_w_, most + 1); columns += kOctet) {
+      const int64_t tiles = CeilDivide(out_w_, columns);
+      if (columns > kOctet && CeilDivide(out_w_, columns - kOctet) == tiles) continue;
+      const int64_t staged = RoundUp(halo - pad_left_ + columns - 1 + window_columns_, kOctet);
+      TryGroups({tiles, columns, 0, staged, halo, halo - pad_left_, staged});
+    }
+    return best_;
+  }
+
+ private:
+  struct Columns {
+    int64_t tiles, of_tile;
+    int64_t lead, staged, halo;
+    int64_t first;   // pixel of a row that its first output reads first
+    int64_t pixels;  // of a row
+  };
+
+  void TryGroups(const Columns& columns) {
+    const int64_t parts = CeilDivide(columns.staged, kStagedColumns), groups = weight_.places / kStagedPlaces;
+    if (in_w_ % kOctet != 0 ? parts > 2 : parts > 4 && (parts > 8 || groups > 2)) return;
+    if (columns.pixels < kOctet) return;  // eight positions lie in two rows at most
+    for (int64_t rows = 1; rows <= std::min(out_h_, kMaxGroupRows); ++rows) {
+      const int64_t positions = (rows - 1) * columns.pixels + columns.of_tile;
+      for (const int blocks : kOctetBlocks) {
+        if (positions > kOctet * blocks) continue;
+        // What lies together of Y begins at multiples of 16 bytes.
+        if (rows * out_w_ % kOctet != 0) break;
+        for (int64_t tile_rows = 1; tile_rows <= std::min(out_h_, kMaxTileRows); ++tile_rows) {
+          if (tile_rows * out_w_ % kOctet != 0) continue;
+          if (!Try(columns, rows, blocks, tile_rows, kOctetWarpgroups)) Try(columns, rows, blocks, tile_rows, 1);
+        }
+        break;
+      }
+    }
+  }
+
+  // Whether there is room for the rows of both warpgroups; with fewer buffers, there may be.
+  bool Try(const Columns& columns, int64_t group_rows, int blocks, int64_t tile_rows, int buffers) {
+    const int64_t row_bytes = weight_.places * 2 * columns.pixels, copies = group_rows - 1;
+    const int64_t besides =
+        buffers * 64 * (16 * int64_t{blocks | 1}) + weight_.tile_bytes + 4 * weight_.places + 8 + kOctetDumpBytes;
+    const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - besides - copies * row_bytes;
+    const int64_t inputs_pitch = RoundUp(4 * weight_.max_steps, 16) + 16;  // a vector more is loaded than used
+    const int64_t of_row = row_bytes + 16 + inputs_pitch;                  // with its barriers
+    const int64_t ring_rows = std::min(room / of_row, kMaxOctetRows);
+    const bool has_room = ring_rows >= window_rows_ + 2 * group_rows - 1;
+    if (ring_rows < window_rows_ + group_rows - 1) return has_room;
+
+    const int64_t tiles_y = CeilDivide(out_h_, tile_rows);
+    const int64_t of_images = CheckedMultiply(columns.tiles * tiles_y, batch_, "the tiles");
+    const int64_t tiles = CheckedMultiply(of_images, weight_.row_tiles, "the tiles");
+    const int64_t num_blocks =
+        std::min<int64_t>(of_images, std::max(device_.num_multiprocessors / weight_.row_tiles, 1)) * weight_.row_tiles;
+    if (tiles > std::numeric_limits<int32_t>::max() - num_blocks) return has_room;
+
+    const auto in_rows = static_cast<double>(tile_rows - 1 + window_rows_);
+    const auto groups = static_cast<double>(CeilDivide(tile_rows, group_rows));
+    const double products = weight_.max_steps * (512.0 * blocks + 2304.0) / kSharedBytesACycle;
+    double computing = groups * (kProductShare * products + kBlockCycles * blocks + kGroupCycles);
+    if (groups > 1 && !has_room) computing *= kWaitingShare;
+    if (groups > 1 && buffers < kOctetWarpgroups) computing *= kSharingShare;
+    const double staging = in_rows * static_cast<double>(columns.staged * weight_.places) * kStagedCycles;
+    const auto x_bytes = static_cast<double>(columns.staged * weight_.places * 2);
+    const auto y_bytes = static_cast<double>(columns.of_tile * 64 * 2);
+    const double moving = (in_rows * x_bytes + static_cast<double>(tile_rows) * y_bytes) / kMemoryBytesACycle;
+    const double cycles =
+        kBeginCycles + static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving);
+    if (best_ && cycles >= best_->cycles) return has_room;
+
+    OctetLaunch& launch = best_.emplace();
+    launch.blocks = blocks;
+    launch.cycles = cycles;
+    OctetParams& params = launch.params;
+    params.weight_bytes = weight_.tile_bytes;
+    params.header_bytes = weight_.header_bytes;
+    params.places = weight_.places;
+    params.inputs_pitch = static_cast<int>(inputs_pitch);
+    params.in_channels = static_cast<int>(geometry_.in_channels);
+    params.out_channels = static_cast<int>(geometry_.out_channels);
+    params.in_h = static_cast<int>(sizes_.in_dims[1]);
+    params.in_w = static_cast<int>(in_w_);
+    params.out_h = static_cast<int>(out_h_);
+    params.out_w = static_cast<int>(out_w_);
+    params.pad_top = static_cast<int>(sizes_.pads_begin[1]);
+    params.window_rows = static_cast<int>(window_rows_);
+    params.ring_rows = static_cast<int>(ring_rows);
+    params.first_pixel = static_cast<int>(columns.first);
+    params.row_pixels = static_cast<int>(columns.pixels);
+    params.lead_pixels = static_cast<int>(columns.lead);
+    params.staged_columns = static_cast<int>(columns.staged);
+    params.halo_columns = static_cast<int>(columns.halo);
+    params.group_rows = static_cast<int>(group_rows);
+    params.out_buffers = buffers;
+    params.row_tiles = weight_.row_tiles;
+    params.tiles_x = static_cast<int>(columns.tiles);
+    params.tiles_y = static_cast<int>(tiles_y);
+    params.tile_rows = static_cast<int>(tile_rows);
+    params.tile_columns = static_cast<int>(columns.of_tile);
+    params.num_tiles = static_cast<int>(tiles);
+    launch.shape.grid[0] = static_cast<unsigned>(num_blocks);
+    launch.shape.threads = kOctetThreads;
+    launch.shape.begins_early = true;
+    launch.shape.dynamic_shared_bytes = static_cast<unsigned>(ring_rows * of_row + copies * row_bytes + besides);
+    return has_room;
+  }
+
+  const ConvGeometry& geometry_;
+  const ResolvedGeometry& sizes_;
+  const int64_t batch_;
+  const DeviceFacts& device_;
+  const RingForm& weight_;
+  const int64_t in_w_, out_h_, out_w_, pad_left_, window_rows_, window_columns_;
+  std::optional<OctetLaunch> best_;
+};
+
+}  // namespace
+
+bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles) {
+  return launch.cycles - kEarlyCycles < csr_cycles;
+}
+
+std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
+                                             const DeviceFacts& device, const RingForm& weight) {
+  const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
+  if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
+  // Half an octet of columns is loaded at once, and a plane of Y begins at multiples of 16 bytes.
+  if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0 || out_w % 2 != 0 || out_h * out_w % kOctet != 0) return {};
+  // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
+  constexpr int64_t kMaxImage = int64_t{1} << 29;
+  if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||
+      CheckedMultiply(out_h, out_w, "a plane of Y") > kMaxImage) {
+    return {};
+  }
+  return Planner(geometry, sizes, batch, device, weight).Choose();
+}
+
+}  // namespace sparseconv::cuda

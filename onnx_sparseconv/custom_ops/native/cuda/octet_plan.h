@@ -1,0 +1,34 @@
+// How the octet kernel (kernels/cuda/octet_conv.cuh) is launched for a call.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
+#include "csr_plan.h"
+#include "driver.h"
+#include "ring_weight.h"
+
+namespace sparseconv::cuda {
+
+// Eights of positions of a warpgroup that there are kernels for.
+constexpr int kOctetBlocks[] = {8, 15, 28, 29};
+
+struct OctetLaunch {
+  OctetParams params{};  // all but the pointers
+  int blocks = 0;        // of kOctetBlocks
+  double cycles = 0.0;   // of a multiprocessor, about
+  LaunchShape shape;
+};
+
+// Nothing where windows move by more than one row or column, where rows of X or Y are no multiples of 8, where the
+// window's rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the residual must
+// begin at multiples of 16 bytes. `batch` is at least 1.
+std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
+                                             const DeviceFacts& device, const RingForm& weight);
+
+// Whether a launch is faster than the CSR kernel's `csr_cycles`.
+bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles);
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,590 @@
+// Sparse convolution of windows of few channels by warpgroups of sparse tensor cores (float16, sm_90a), at one image
+// as at many.
+//
+// The tensor cores read eight neighbouring channels of a pixel, an *octet*, as 16 bytes, and may begin at any pixel of
+// a row. So one copy of a row of X in shared memory serves all taps of the window: each begins at another pixel, and
+// all add to the same sums. X has channels far apart, though. The warps that stage load vectors of eight columns of
+// eight channels, and store them transposed (stmatrix), in whatever order of channels the block's 64 output channels
+// have.
+//
+// Rows of X enter a ring of rows, each once for all rows of outputs that read it, with the zeros between them that
+// windows read beside a row. A product's positions go on from a row to the next one, those zeros included, so that
+// narrow rows fill it as well as wide ones. The weight stays in shared memory, a step for each tap of 32 channels
+// (ring_weight.h). Two warpgroups multiply in turn: while one stores its outputs, by way of shared memory and the copy
+// engine, the other keeps the tensor cores busy.
+#pragma once
+
+#include "epilogue.cuh"
+#include "intrinsics.cuh"
+#include "params.h"
+#include "row_ring.cuh"
+#include "warpgroups.cuh"
+
+namespace sparseconv::cuda {
+
+// `kBlocks`: of eight positions, that a warpgroup computes at a time.
+template <int kBlocks>
+class OctetConv : private RowRing<OctetConv<kBlocks>> {
+ public:
+  __device__ __forceinline__ OctetConv(const OctetParams& params, const void* shared)
+      : p_(params),
+        warp_(static_cast<int>(Uniform(threadIdx.x / 32))),
+        row_tile_(static_cast<int>(blockIdx.x) % params.row_tiles),
+        ring_(SharedAddress(shared)),
+        row_bytes_(static_cast<unsigned>(params.row_pixels) * kPixelBytes),
+        plane_bytes_(static_cast<unsigned>(params.ring_rows + params.group_rows - 1) * row_bytes_),
+        outputs_(ring_ + static_cast<unsigned>(params.places / kOctet) * plane_bytes_ + kOctetDumpBytes),
+        weight_(outputs_ + static_cast<unsigned>(params.out_buffers) * kBufferBytes),
+        planes_(weight_ + static_cast<unsigned>(params.weight_bytes)),
+        inputs_(planes_ + static_cast<unsigned>(4 * params.places)),
+        barriers_(inputs_ + static_cast<unsigned>(params.ring_rows * params.inputs_pitch)) {}
+
+  __device__ __forceinline__ void Run() {
+    LetNextLaunchBegin();
+    Prepare();
+    if (IsProductWarp()) {
+      TakeRegisters<kProductRegisters>();
+      Multiply();
+    } else {
+      GiveUpRegisters<kStagingRegisters>();
+      Stage();
+    }
+  }
+
+ private:
+  friend class RowRing<OctetConv<kBlocks>>;
+  using Base = RowRing<OctetConv<kBlocks>>;
+  using Base::Advance;
+  using Base::Release;
+  using Base::WaitForRow;
+  using Cursor = typename Base::Cursor;
+
+  static constexpr int kRows = 64, kWarpRows = 16;
+  static constexpr int kOctet = 8;  // channels of a pixel's 16 bytes, and columns that are loaded together
+  static constexpr unsigned kPixelBytes = 16;
+  // Bytes from a channel's outputs to the next one's, an odd multiple of 16.
+  static constexpr unsigned kOutPitch = 16 * (kBlocks | 1);
+  static constexpr unsigned kBufferBytes = kRows * kOutPitch;
+  // Of 168 for each thread.
+  static constexpr int kProductRegisters = 192, kStagingRegisters = 120;
+  static constexpr int kWarps = kWarpgroupThreads / 32;  // of a warpgroup
+  static constexpr int kProductWarps = kOctetWarpgroups * kWarps;
+  static constexpr int kStagingWarps = kOctetThreads / 32 - kProductWarps;
+  // Numbered barriers: those before are warps' own.
+  static constexpr int kTurnBarriers = 1 + kProductWarps, kOutputBarriers = kTurnBarriers + kOctetWarpgroups,
+                       kInputsBarrier = kOutputBarriers + kOctetWarpgroups;
+  static constexpr unsigned kValueBytes = 2048, kMetaBytes = 256;  // of a step
+  static constexpr unsigned kMatrixBytes = 128;
+  static constexpr unsigned kBatchSteps = 4;  // whose products are on their way together
+  // Octets of columns, that a warp stages of eight channels at a time, and their columns.
+  static constexpr int kTaskOctets = 4, kTaskColumns = kOctet * kTaskOctets;
+  static constexpr unsigned kNoPlane = 0xFFFFFFFFu;
+
+  static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
+  __device__ __forceinline__ bool IsProductWarp() const { return warp_ < kProductWarps; }
+
+  __device__ __forceinline__ Shared Dump() const { return outputs_ - kOctetDumpBytes; }
+  __device__ __forceinline__ int ring_rows() const { return p_.ring_rows; }
+  __device__ __forceinline__ Shared Filled(int slot) const { return barriers_ + static_cast<unsigned>(16 * slot); }
+  __device__ __forceinline__ Shared Emptied(int slot) const { return Filled(slot) + 8; }
+  __device__ __forceinline__ Shared WeightArrived() const { return Filled(p_.ring_rows); }
+
+  __device__ __forceinline__ void Prepare() const {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread == 0) {
+      for (int slot = 0; slot < p_.ring_rows; ++slot) {
+        InitBarrier(Filled(slot), kStagingWarps);
+        InitBarrier(Emptied(slot), kProductWarps);
+      }
+      InitBarrier(WeightArrived(), 1);
+      FenceBarrierInit();
+      const auto bytes = static_cast<unsigned>(p_.weight_bytes);
+      ExpectBytes(WeightArrived(), bytes);
+      CopyBulkCached(weight_, static_cast<const unsigned char*>(p_.weight) + static_cast<size_t>(row_tile_) * bytes,
+                     bytes, WeightArrived());
+      Arrive(WeightArrived());
+    }
+    for (int place = thread; place < p_.places; place += kOctetThreads) {
+      const int channel = p_.channels[row_tile_ * p_.places + place];
+      StoreShared(
+          planes_ + static_cast<unsigned>(4 * place),
+          channel < 0 ? kNoPlane : static_cast<unsigned>(channel) * static_cast<unsigned>(2 * p_.in_h * p_.in_w));
+    }
+    // What lies between the staged pixels of rows stays zero.
+    const int beside = p_.row_pixels - p_.staged_columns, rows = p_.ring_rows + p_.group_rows - 1;
+    const unsigned zeros[4] = {};
+    for (int i = thread; i < p_.places / kOctet * rows * beside; i += kOctetThreads) {
+      const int pixel = i % beside;
+      StoreSharedVectorIf(
+          1,
+          ring_ + static_cast<unsigned>(i / beside) * row_bytes_ +
+              static_cast<unsigned>(pixel + (pixel < p_.lead_pixels ? 0 : p_.staged_columns)) * kPixelBytes,
+          zeros);
+    }
+    FenceSharedForTensorCores();
+    __syncthreads();
+  }
+
+  struct Tile {
+    int image, y, x;
+    int columns;  // of outputs
+    int lines;    // rows of outputs
+    int in_rows;  // of X
+  };
+
+  __device__ __forceinline__ Tile TileAt(int index) const {
+    Tile tile;
+    int rest = index / p_.row_tiles;
+    tile.x = rest % p_.tiles_x * p_.tile_columns;
+    rest /= p_.tiles_x;
+    tile.y = rest % p_.tiles_y * p_.tile_rows;
+    tile.image = rest / p_.tiles_y;
+    tile.columns = min(p_.tile_columns, p_.out_w - tile.x);
+    tile.lines = min(p_.tile_rows, p_.out_h - tile.y);
+    tile.in_rows = tile.lines - 1 + p_.window_rows;
+    return tile;
+  }
+
+  // --- staging ------------------------------------------------------------------------------------------------------
+
+  // A warp stages eight channels of four octets of columns at a time, a task: each lane an octet of columns of one
+  // channel. It has all tasks of every fourth eight channels.
+  __device__ __forceinline__ void Stage() const {
+    const int parts = (p_.staged_columns + kTaskColumns - 1) / kTaskColumns;
+    if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
+    if (parts == 1) return StageRows<4, 1, 4, kOctet>();
+    if (parts == 2) return StageRows<4, 2, 2, kOctet>();
+    if (parts <= 4) return StageRows<4, 4, 1, kOctet>();
+    return StageRows<2, 8, 1, kOctet>();
+  }
+
+  // The next row of X to be loaded, and of the lane: its first column of X, where that lies in the first channel's
+  // plane, and in columns, from where on there is nothing in this row.
+  struct Row {
+    int index;  // of the tile, beyond all where there is no row
+    int left;   // rows of the tile, this one included
+    int y, column;
+    const unsigned char* from;
+    unsigned end;
+  };
+
+  __device__ __forceinline__ void Advance(Row& row) const {
+    if (--row.left <= 0) {
+      row.end = 0;
+      if (row.index < p_.num_tiles) row.index += static_cast<int>(gridDim.x);
+      if (row.index >= p_.num_tiles) return;
+      const Tile tile = TileAt(row.index);
+      row.left = tile.in_rows;
+      row.y = tile.y - p_.pad_top - 1;
+      row.column = tile.x - p_.halo_columns + Lane() % kTaskOctets * kOctet;
+      row.from =
+          static_cast<const unsigned char*>(p_.x) +
+          2 * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w + row.y * p_.in_w + row.column);
+    }
+    ++row.y;
+    row.from += 2 * p_.in_w;
+    row.end = static_cast<unsigned>(row.y) < static_cast<unsigned>(p_.in_h) ? static_cast<unsigned>(p_.in_w) : 0u;
+  }
+
+  // `kGroups` of eight channels and `kParts` tasks of each are what a warp may have of a row. While one is stored,
+  // others are on their way, so many rows of them. Rows of X begin at multiples of `kVector` halves.
+  template <int kGroups, int kParts, int kRowsAhead, int kVector>
+  __device__ __forceinline__ void StageRows() const {
+    using Words = uint4[kGroups][kParts];
+    const int warp = warp_ - kProductWarps, groups = p_.places / (kOctet * kStagingWarps);
+    // The row of a matrix that this lane says the place of; see Store.
+    const int other = Lane() % 8 / 2, pixel = 8 * other + 2 * ((Lane() / 8 + other) % 4) + Lane() % 2;
+    const int staged = p_.staged_columns - pixel;
+    const Shared first = ring_ + static_cast<unsigned>(warp) * plane_bytes_ +
+                         static_cast<unsigned>(p_.lead_pixels + pixel) * kPixelBytes;
+    unsigned planes[kGroups];
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      const int place = kOctet * (kStagingWarps * min(group, groups - 1) + warp) + Lane() / kTaskOctets;
+      planes[group] = LoadShared(planes_ + static_cast<unsigned>(4 * place));
+    }
+    WaitForLaunchBefore();
+
+    Row row{static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0};
+    const auto load = [&](Words& words, int group, int part) {
+      const auto column = static_cast<unsigned>(row.column + part * kTaskColumns);
+      const unsigned end = planes[group] == kNoPlane ? 0 : row.end;
+      const unsigned char* from = row.from + planes[group] + part * 2 * kTaskColumns;
+      if constexpr (kVector == kOctet) {
+        words[group][part] = LoadVectorIf(column < end, from);
+      } else {
+        words[group][part] = LoadHalfVectorsIf(column < end, column + kOctet / 2 < end, from);
+      }
+    };
+    Words words[kRowsAhead];
+    int num_rows = 0;
+#pragma unroll
+    for (int i = 0; i < kRowsAhead; ++i) {
+      Advance(row);
+      num_rows += row.index < p_.num_tiles;
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (group >= groups) break;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) load(words[i], group, part);
+      }
+    }
+    Cursor at;
+    while (true) {
+#pragma unroll
+      for (int i = 0; i < kRowsAhead; ++i) {
+        if (at.row >= num_rows) return;
+        Advance(row);
+        num_rows += row.index < p_.num_tiles;
+        if (at.row >= p_.ring_rows) WaitForBarrier(Emptied(at.slot), at.parity ^ 1);
+        Shared to = first + static_cast<unsigned>(at.slot) * row_bytes_;
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          if (group >= groups) break;
+#pragma unroll
+          for (int part = 0; part < kParts; ++part) {
+            const bool exists = part * kTaskColumns < staged;
+            const unsigned offset = static_cast<unsigned>(part * kTaskColumns) * kPixelBytes;
+            Store(words[i][group][part], exists ? to + offset : Dump(), exists, at.slot);
+            load(words[i], group, part);
+          }
+          to += kStagingWarps * plane_bytes_;
+        }
+        FenceSharedForTensorCores();
+        __syncwarp();
+        if (Lane() == 0) Arrive(Filled(at.slot));
+        Base::Advance(at);
+      }
+    }
+  }
+
+  // Word i of each lane is one matrix of eight columns and eight channels, and its columns go to eight pixels. Those of
+  // words with the same number would be the same of every octet, whose banks of shared memory are the same: so each
+  // octet's lanes begin with another word.
+  __device__ __forceinline__ void Store(uint4 w, Shared to, bool exists, int slot) const {
+    const int octet = Lane() % kTaskOctets;
+    if (octet % 2 != 0) w = {w.y, w.z, w.w, w.x};
+    if (octet / 2 != 0) w = {w.z, w.w, w.x, w.y};
+    const unsigned words[4] = {w.x, w.y, w.z, w.w};
+    StoreMatrices(to, words);
+    if (slot < p_.group_rows - 1) {
+      StoreMatrices(exists ? to + static_cast<unsigned>(p_.ring_rows) * row_bytes_ : to, words);
+    }
+  }
+
+  // --- products -----------------------------------------------------------------------------------------------------
+
+  // A warpgroup's rows of outputs.
+  struct Group {
+    int line, lines;
+  };
+
+  __device__ __forceinline__ void Multiply() {
+    WaitForBarrier(WeightArrived(), 0);
+    WaitForLaunchBefore();
+    const unsigned steps = Uniform(LoadShared(weight_));
+    FindInputs(steps);
+    const float biases[2] = {BiasOf(0), BiasOf(1)};
+    const Places places = PlacesOfOutputs();
+    const int warpgroup = warp_ / kWarps;
+    const int step = kOctetWarpgroups * p_.group_rows;
+    const bool share_outputs = p_.out_buffers < kOctetWarpgroups;
+    if (warpgroup == 1) {
+      PassTurn(kTurnBarriers, warpgroup, false);
+      if (share_outputs) PassTurn(kOutputBarriers, warpgroup, false);
+    }
+    Cursor filled, released;
+    int first = 0;  // row of the stream at which the tile begins
+    for (int index = static_cast<int>(blockIdx.x); index < p_.num_tiles; index += static_cast<int>(gridDim.x)) {
+      const Tile tile = TileAt(index);
+      for (int begin = 0; begin < tile.lines; begin += step) {
+        const bool is_last = begin + step >= tile.lines && index + static_cast<int>(gridDim.x) >= p_.num_tiles;
+        const int line = begin + warpgroup * p_.group_rows;
+        if (line >= tile.lines) {
+          TakeTurn(kTurnBarriers, warpgroup);
+          PassTurn(kTurnBarriers, warpgroup, is_last);
+          if (share_outputs) {
+            TakeTurn(kOutputBarriers, warpgroup);
+            PassTurn(kOutputBarriers, warpgroup, is_last);
+          }
+          continue;
+        }
+        const Group group{line, min(p_.group_rows, tile.lines - line)};
+        if (p_.epilogue.residual != nullptr && !share_outputs) FetchResidual(tile, group);
+        Release(first + line, filled, released);
+        while (filled.row < first + line + group.lines - 1 + p_.window_rows) WaitForRow(filled);
+        TakeTurn(kTurnBarriers, warpgroup);
+        MultiplyGroup(released.slot, steps);
+        PassTurn(kTurnBarriers, warpgroup, is_last);
+        if (share_outputs) {
+          TakeTurn(kOutputBarriers, warpgroup);
+          if (p_.epilogue.residual != nullptr) FetchResidual(tile, group);
+        }
+        WaitForProducts<0>();
+        // What is filled and was read for the last time is free before outputs are stored.
+        const int next = line + step < tile.lines ? first + line + step : first + tile.in_rows;
+        Release(min(next, filled.row), filled, released);
+        StoreGroup(tile, group, places, biases);
+        if (share_outputs) {
+          WaitForBulkReads();
+          PassTurn(kOutputBarriers, warpgroup, is_last);
+        }
+      }
+      first += tile.in_rows;
+      Release(first, filled, released);
+    }
+    WaitForBulkReads();
+  }
+
+  // The warpgroups take turns at the tensor cores, else both would multiply at the same time, and then both store; and
+  // at what they have but one of.
+  static __device__ __forceinline__ void TakeTurn(int barriers, int warpgroup) {
+    WaitAtBarrier(barriers + warpgroup, 2 * kWarpgroupThreads);
+  }
+  // To the other one. The first takes no turn after the last one of all.
+  static __device__ __forceinline__ void PassTurn(int barriers, int warpgroup, bool is_last) {
+    if (warpgroup == 0 || !is_last) ArriveAtBarrier(barriers + 1 - warpgroup, 2 * kWarpgroupThreads);
+  }
+
+  // Where each step's matrices of the first eight positions lie, as the tensor cores want it (the lower word of a
+  // Matrix), for a group whose first row of X is in any slot: what would take as long as a product, if it were found
+  // out before each.
+  __device__ __forceinline__ void FindInputs(unsigned steps) const {
+    for (int slot = warp_; slot < p_.ring_rows; slot += kProductWarps) {
+      for (unsigned step = static_cast<unsigned>(Lane()); step < steps; step += 32) {
+        const unsigned word = LoadShared(weight_ + 4 + 4 * step);
+        int row = slot + static_cast<int>(word >> 24);
+        if (row >= p_.ring_rows) row -= p_.ring_rows;
+        const Shared first = ring_ + (word & 0xFFFFu) / kOctet * plane_bytes_ +
+                             static_cast<unsigned>(row) * row_bytes_ +
+                             ((word >> 16 & 0xFFu) + static_cast<unsigned>(p_.first_pixel)) * kPixelBytes;
+        StoreShared(InputsOf(slot) + 4 * step, LowerWord(MatrixAt(first, plane_bytes_, kMatrixBytes)));
+      }
+    }
+    WaitAtBarrier(kInputsBarrier, 32 * kProductWarps);
+  }
+  __device__ __forceinline__ Shared InputsOf(int slot) const {
+    return inputs_ + static_cast<unsigned>(slot * p_.inputs_pitch);
+  }
+
+  // A batch is always on its way while what the next one needs is loaded. Metadata of a product must stay in its
+  // register until that is complete; see wgmma_conv.cuh. So there are two sets of it, and one for steps that are left.
+  // Within a batch there are no branches, else the compiler has each product wait for the one before.
+  __device__ __forceinline__ void MultiplyGroup(int slot, unsigned steps) {
+    unsigned metas[2][kBatchSteps] = {}, rest[kBatchSteps] = {};
+    const unsigned batched = steps - steps % kBatchSteps;
+    Shared inputs = InputsOf(slot);
+    uint4 next = LoadSharedVector(inputs);
+    for (unsigned begin = 0; begin < batched; begin += 2 * kBatchSteps) {
+#pragma unroll
+      for (unsigned part = 0; part < 2; ++part) {
+        const unsigned first = begin + part * kBatchSteps;
+        if (first >= batched) break;
+        const uint4 of_batch = next;
+        inputs += 4 * kBatchSteps;
+        next = LoadSharedVector(inputs);
+        MultiplyBatch<kBatchSteps>(of_batch, steps, first, metas[part]);
+        WaitForProducts<1>();
+      }
+    }
+    static_assert(kBatchSteps == 4);
+    if (steps % kBatchSteps == 1) MultiplyBatch<1>(next, steps, batched, rest);
+    if (steps % kBatchSteps == 2) MultiplyBatch<2>(next, steps, batched, rest);
+    if (steps % kBatchSteps == 3) MultiplyBatch<3>(next, steps, batched, rest);
+  }
+
+  template <unsigned kSteps>
+  __device__ __forceinline__ void MultiplyBatch(const uint4& inputs, unsigned steps, unsigned first,
+                                                unsigned (&metas)[kBatchSteps]) {
+    const Shared values = weight_ + static_cast<unsigned>(p_.header_bytes);
+    const Shared meta = values + steps * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
+                        static_cast<unsigned>(Lane() / 4 * 8 + Lane() % 2 * 4);
+    const Matrix a = MatrixAt(values, kMatrixBytes, 2 * kMatrixBytes);
+    const unsigned of_steps[kBatchSteps] = {inputs.x, inputs.y, inputs.z, inputs.w};
+#pragma unroll
+    for (unsigned i = 0; i < kSteps; ++i) LoadSharedIf(steps, metas[i], meta + (first + i) * kMetaBytes);
+    FenceSums();
+#pragma unroll
+    for (unsigned i = 0; i < kSteps; ++i) {
+      MultiplySparseOctets(sums_, Moved(a, (first + i) * kValueBytes), MatrixOf(of_steps[i], kMatrixBytes), metas[i],
+                           first + i > 0);
+    }
+    CommitProducts();
+  }
+
+  // --- outputs ------------------------------------------------------------------------------------------------------
+
+  __device__ __forceinline__ int FirstChannel() const { return row_tile_ * kRows + warp_ % kWarps * kWarpRows; }
+  __device__ __forceinline__ Shared Outputs() const {
+    return outputs_ + static_cast<unsigned>(warp_ % (p_.out_buffers * kWarps) * kWarpRows) * kOutPitch;
+  }
+
+  // Of the group's first output of the warp's first channel, in Y.
+  __device__ __forceinline__ long long FirstElement(const Tile& tile, const Group& group) const {
+    const long long plane = static_cast<long long>(tile.image) * p_.out_channels + FirstChannel();
+    return (plane * p_.out_h + tile.y + group.line) * p_.out_w + tile.x;
+  }
+
+  // What lies together of a channel's outputs: a run.
+  struct Runs {
+    int count;
+    int elements;  // of each
+  };
+  __device__ __forceinline__ Runs RunsOf(const Tile& tile, const Group& group) const {
+    if (tile.columns == p_.out_w) return {1, group.lines * tile.columns};
+    return {group.lines, tile.columns};
+  }
+
+  // A residual comes to where the last outputs have left. As many lanes as a run has vectors of 16 bytes copy them,
+  // those of several channels at once where there are few.
+  __device__ __forceinline__ void FetchResidual(const Tile& tile, const Group& group) const {
+    WaitForBulkReads();
+    WaitForWarp();
+    const Runs runs = RunsOf(tile, group);
+    const int vectors = runs.elements / kOctet, channels = min(p_.out_channels - FirstChannel(), kWarpRows);
+    const int shift = vectors <= 8 ? 3 : vectors <= 16 ? 4 : 5;  // of the lanes
+    const int vector = Lane() & ((1 << shift) - 1);
+    for (int run = 0; run < runs.count; ++run) {
+      const Half* from =
+          static_cast<const Half*>(p_.epilogue.residual) + FirstElement(tile, group) + run * p_.out_w + vector * kOctet;
+      const Shared to = Outputs() + static_cast<unsigned>(2 * run * p_.tile_columns + 16 * vector);
+      for (int channel = Lane() >> shift; channel < channels && vector < vectors; channel += 32 >> shift) {
+        CopyAsync16(to + static_cast<unsigned>(channel) * kOutPitch,
+                    from + static_cast<long long>(channel) * p_.out_h * p_.out_w);
+      }
+    }
+    CommitCopies();
+  }
+
+  // By one lane.
+  __device__ __forceinline__ void CopyOutputs(const Tile& tile, const Group& group) const {
+    const Runs runs = RunsOf(tile, group);
+    const int channels = min(p_.out_channels - FirstChannel(), kWarpRows);
+    const long long plane = static_cast<long long>(p_.out_h) * p_.out_w;
+    for (int run = 0; run < runs.count; ++run) {
+      Half* to = static_cast<Half*>(p_.y) + FirstElement(tile, group) + run * p_.out_w;
+      Shared from = Outputs() + static_cast<unsigned>(2 * run * p_.tile_columns);
+#pragma unroll 4
+      for (int channel = 0; channel < channels; ++channel, to += plane, from += kOutPitch) {
+        StoreBulk(to, from, static_cast<unsigned>(2 * runs.elements));
+      }
+    }
+  }
+
+  // Of the thread's positions, two neighbours of each eight, a bit for each eight of them: whether there are outputs,
+  // not what lies between rows, and whether there begins another row.
+  struct Places {
+    unsigned exist = 0, begin_rows = 0;
+  };
+
+  // Finishes outputs, and stores them.
+  __device__ __forceinline__ void StoreGroup(const Tile& tile, const Group& group, const Places& places,
+                                             const float (&biases)[2]) {
+    WaitForBulkReads();
+    if (p_.epilogue.residual != nullptr) WaitForCopies<0>();
+    WaitForWarp();
+    KeepOutputs(places, biases);
+    FenceSharedForTensorCores();  // and the copy engine
+    WaitForWarp();
+    if (IsElected()) {
+      CopyOutputs(tile, group);
+      CommitBulkStores();
+    }
+    // Behind code in which threads part, the compiler else lets products wait for each other.
+    WaitForWarp();
+  }
+
+  __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(1 + warp_, 32); }
+
+  __device__ __forceinline__ Places PlacesOfOutputs() const {
+    Places places;
+    int column = Lane() % 4 * 2, row = 0;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      if (column >= p_.row_pixels) {
+        column -= p_.row_pixels;
+        ++row;
+        places.begin_rows |= 1u << block;
+      }
+      if (column < p_.tile_columns && row < p_.group_rows) places.exist |= 1u << block;
+      column += 8;
+    }
+    return places;
+  }
+
+  // Where the outputs of a block begin, from where those of the one before did.
+  __device__ __forceinline__ Shared FirstOutput() const {
+    return Outputs() + static_cast<unsigned>(Lane() / 4) * kOutPitch + static_cast<unsigned>(Lane() % 4 * 4);
+  }
+  __device__ __forceinline__ unsigned Gap() const {
+    return static_cast<unsigned>(2 * (p_.row_pixels - p_.tile_columns));
+  }
+
+  __device__ __forceinline__ void KeepOutputs(Places places, const float (&biases)[2]) {
+    const Epilogue& e = p_.epilogue;
+    // Bits are told apart here: kept apart for all tiles, they would take a register each.
+    places.exist = Unforeseen(places.exist);
+    places.begin_rows = Unforeseen(places.begin_rows);
+#pragma unroll
+    for (int i = 0; i < 4 * kBlocks; ++i) sums_[i] += biases[i / 2 % 2];
+    if (e.residual != nullptr) {
+      Shared at = FirstOutput();
+#pragma unroll
+      for (unsigned block = 0; block < kBlocks; ++block) {
+        SubtractIf(places.begin_rows, block, at, Gap());
+        if ((places.exist >> block & 1u) != 0) {
+#pragma unroll
+          for (unsigned i = 0; i < 2; ++i) {
+            const Half2 pair = LoadShared(at + 16 * block + 8 * i * kOutPitch);
+            sums_[4 * block + 2 * i] += ToFloat(Lower(pair));
+            sums_[4 * block + 2 * i + 1] += ToFloat(Upper(pair));
+          }
+        }
+      }
+    }
+    if (e.activation == kRelu) return KeepSums<true>(places);
+    if (e.activation != kNoActivation) {
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+        Floats<4> outputs;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) outputs.at[i] = sums_[4 * block + i];
+        outputs = ActivateElsewhere(e.activation, outputs, e.alpha, e.beta);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums_[4 * block + i] = outputs.at[i];
+      }
+    }
+    KeepSums<false>(places);
+  }
+
+  template <bool kIsRelu>
+  __device__ __forceinline__ void KeepSums(const Places& places) const {
+    Shared at = FirstOutput();
+#pragma unroll
+    for (unsigned block = 0; block < kBlocks; ++block) {
+      SubtractIf(places.begin_rows, block, at, Gap());
+      const float* sums = sums_ + 4 * block;
+      const Half2 lower = ToHalves(sums[0], sums[1]), upper = ToHalves(sums[2], sums[3]);
+      const Shared to = at + 16 * block;
+      StoreSharedIf(places.exist, block, to, kIsRelu ? AtLeastZero(lower) : lower, to + 8 * kOutPitch,
+                    kIsRelu ? AtLeastZero(upper) : upper);
+    }
+  }
+
+  // Of the thread's channels, the same for all tiles.
+  __device__ __forceinline__ float BiasOf(int upper) const {
+    const auto* bias = static_cast<const Half*>(p_.epilogue.bias);
+    const int channel = FirstChannel() + Lane() / 4 + 8 * upper;
+    return bias != nullptr && channel < p_.out_channels ? LoadElement(bias + channel) : 0.0f;
+  }
+
+  const OctetParams& p_;
+  const int warp_, row_tile_;
+  const Shared ring_;
+  const unsigned row_bytes_;
+  const unsigned plane_bytes_;  // of all rows, from eight channels to the next eight
+  const Shared outputs_, weight_, planes_, inputs_, barriers_;
+  float sums_[4 * kBlocks];
+};
+
+}  // namespace sparseconv::cuda
