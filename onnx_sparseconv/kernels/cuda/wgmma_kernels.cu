@@ -26,10 +26,10 @@ using sparseconv::cuda::RingParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
-#define SPARSECONV_WARPGROUP_KERNEL(name, Convolution, Params, threads)                             \
+#define SPARSECONV_WARPGROUP_KERNEL(name, Convolution, Params, threads)                                               \
   extern "C" __global__ void __launch_bounds__(threads, 1) sparseconv_##name(const __grid_constant__ Params params) { \
-    extern __shared__ uint4 wgmma_stages[];                                                         \
-    Convolution(params, wgmma_stages).Run();                                                        \
+    extern __shared__ uint4 wgmma_stages[];                                                                           \
+    Convolution(params, wgmma_stages).Run();                                                                          \
   }
 
 SPARSECONV_WARPGROUP_KERNEL(wgmma_p24, WgmmaConv<24>, WgmmaParams, kWgmmaThreads)

@@ -4,8 +4,8 @@
 #include <mutex>
 #include <utility>
 
-#include "pointwise_plan.h"
 #include "octet_plan.h"
+#include "pointwise_plan.h"
 #include "ring_plan.h"
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
