@@ -263,7 +263,7 @@ def gpu_networks_table() -> str:
     """Times faster than dense of whole networks that are converted once, by type, images and CUDA graph."""
     columns = [(dtype, *rest) for dtype in ("float32", "float16") for rest in ((64, False), (1, False), (1, True))]
     cells: dict[str, dict[tuple[str, int, bool], str]] = {}
-    for dtype, results in (("float32", ["gpu-models"]), ("float16", ["gpu-models-half", "gpu-models-half-ring"])):
+    for dtype, results in (("float32", ["gpu-models"]), ("float16", ["gpu-models-half", "gpu-models-half-octets"])):
         for record in _newest_models(*results):
             original = record["original"]
             name = original["path"].removesuffix(".onnx").removesuffix(".half")
@@ -375,7 +375,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-networks": gpu_networks_table,
-    "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models-half-ring", "gpu-models"),
+    "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models-half-octets", "gpu-models"),
     "gpu-models-one-batch": lambda: gpu_models_table(
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),
