@@ -10,8 +10,8 @@
 // Rows of X enter a ring of rows, each once for all rows of outputs that read it, with the zeros between them that
 // windows read beside a row. A product's positions go on from a row to the next one, those zeros included, so that
 // narrow rows fill it as well as wide ones. The weight stays in shared memory, a step for each tap of 32 channels
-// (ring_weight.h). Two warpgroups multiply in turn: while one stores its outputs, by way of shared memory and the copy
-// engine, the other keeps the tensor cores busy.
+// (window_weight.h). Two warpgroups multiply in turn: while one stores its outputs, by way of shared memory and the
+// copy engine, the other keeps the tensor cores busy.
 #pragma once
 
 #include "epilogue.cuh"

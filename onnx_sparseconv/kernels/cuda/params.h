@@ -342,7 +342,7 @@ struct RingParams {
   const void* x;  // [N, C, H, W]
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
-  const void* weight;   // of all row tiles; see ring_weight.h
+  const void* weight;   // of all row tiles; see window_weight.h
   const int* channels;  // [row_tiles][places]; -1 at a place without one
   int weight_bytes;     // of a row tile, a multiple of 16
   int header_bytes;     // of that
@@ -415,7 +415,7 @@ struct OctetParams {
   const void* x;  // [N, C, H, W]
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
-  const void* weight;   // of all row tiles; see ring_weight.h
+  const void* weight;   // of all row tiles; see window_weight.h
   const int* channels;  // [row_tiles][places]; -1 at a place without one
   int weight_bytes;     // of a row tile, a multiple of 16
   int header_bytes;     // of that

@@ -9,7 +9,7 @@
 // rows of X enter a ring of rows, each once for all rows of outputs that read it. The warps that stage turn columns of
 // images into images of columns in registers. The weight stays in shared memory: all steps of the block's 64 output
 // channels. Non-zeros that do not fit into 2:4, three or four in four neighbours, have steps of their own, which read
-// the same pixels (ring_weight.h).
+// the same pixels (window_weight.h).
 //
 // Two warpgroups multiply, each a row of outputs by itself: while one stores, the other keeps the tensor cores busy. A
 // thread has runs of neighbouring outputs in its registers, and stores them from there.

@@ -19,11 +19,11 @@
 #include "pool_plan.h"
 #include "provider.h"
 #include "ring_plan.h"
-#include "ring_weight.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
 #include "wgmma_plan.h"
 #include "wgmma_weight.h"
+#include "window_weight.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -165,12 +165,12 @@ struct WgmmaProduct {
 };
 
 // The weight as the kernels for windows of few channels read it, likewise.
-struct RingProduct {
-  RingProduct(const Context& context, const DeviceFacts& device, const RingWeight& weight)
+struct WindowProduct {
+  WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight)
       : form(weight.form),
         channels(RoundedUp(weight.tiles.size())),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        kernels(device.max_shared_bytes - kReservedSharedBytes),
+        ring(device.max_shared_bytes - kReservedSharedBytes),
         octets(device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
@@ -184,10 +184,10 @@ struct RingProduct {
     params->channels = static_cast<const int*>(memory.at(channels));
   }
 
-  const RingForm form;
+  const WindowForm form;
   const size_t channels;  // offset
   const Memory memory;
-  const RingKernels kernels;
+  const RingKernels ring;
   const OctetKernels octets;
 };
 
@@ -284,7 +284,7 @@ class CudaKernel final : public Kernel {
   std::optional<CsrWeight> csr_weight_;
   std::optional<TensorProduct> tensor_;
   std::optional<WgmmaProduct> wgmma_;
-  std::optional<RingProduct> ring_;
+  std::optional<WindowProduct> windows_;
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
   mutable std::atomic<bool> has_warned_{false};
@@ -341,8 +341,8 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
   wgmma_.emplace(context_, device_, weight, facts);
-  if (HasRingForm(geometry_, device_.max_shared_bytes)) {
-    ring_.emplace(context_, device_, PackRingWeight(attributes.weight, geometry_));
+  if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
+    windows_.emplace(context_, device_, PackWindowWeight(attributes.weight, geometry_));
   }
   running_.store(RunningKernel::kWgmma);
 }
@@ -418,9 +418,9 @@ void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (!wgmma_ || IsPointwise(geometry_)) return;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
-  if (ring_ && key.is_x_aligned) {
-    plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
-    if (!plan->octets) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, ring_->form);
+  if (windows_ && key.is_x_aligned) {
+    plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
+    if (!plan->octets) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
   }
   const double wgmma = CyclesOf(plan->wgmma), ring = CyclesOf(plan->ring), octets = CyclesOf(plan->octets);
   if (octets >= std::min(ring, wgmma)) plan->octets.reset();
@@ -654,16 +654,16 @@ void CudaKernel::LaunchOctets(const Call& call) const {
   const OctetLaunch& launch = *call.plan.octets;
   OctetParams params = launch.params;
   FillTile(call, &params);
-  ring_->Fill(&params);
-  cuda::Launch(ring_->octets.Product(launch.blocks), launch.shape, params, call.stream);
+  windows_->Fill(&params);
+  cuda::Launch(windows_->octets.Product(launch.blocks), launch.shape, params, call.stream);
 }
 
 void CudaKernel::LaunchRing(const Call& call) const {
   const RingLaunch& launch = *call.plan.ring;
   RingParams params = launch.params;
   FillTile(call, &params);
-  ring_->Fill(&params);
-  cuda::Launch(ring_->kernels.Product(launch.positions), launch.shape, params, call.stream);
+  windows_->Fill(&params);
+  cuda::Launch(windows_->ring.Product(launch.positions), launch.shape, params, call.stream);
 }
 
 void CudaKernel::LaunchPointwise(const Call& call) const {

@@ -32,7 +32,7 @@ int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * 
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
-          const RingForm& weight)
+          const WindowForm& weight)
       : geometry_(geometry),
         sizes_(sizes),
         batch_(batch),
@@ -163,7 +163,7 @@ class Planner {
   const ResolvedGeometry& sizes_;
   const int64_t batch_;
   const DeviceFacts& device_;
-  const RingForm& weight_;
+  const WindowForm& weight_;
   const int64_t in_w_, out_h_, out_w_, pad_left_, window_rows_, window_columns_;
   std::optional<OctetLaunch> best_;
 };
@@ -175,7 +175,7 @@ bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles) {
 }
 
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                             const DeviceFacts& device, const RingForm& weight) {
+                                             const DeviceFacts& device, const WindowForm& weight) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
   if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
   // Half an octet of columns is loaded at once, and a plane of Y begins at multiples of 16 bytes.

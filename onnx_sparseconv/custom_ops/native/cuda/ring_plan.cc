@@ -10,6 +10,11 @@
 namespace sparseconv::cuda {
 namespace {
 
+// Bytes from a pixel of the ring to the next one.
+constexpr int64_t PixelBytes(int places) { return 16 * int64_t{places} + 16; }
+
+// More rows of a ring than that only take shared memory.
+constexpr int64_t kMaxRingRows = 16;
 // With more, staging takes longer than the other kernel for windows.
 constexpr int64_t kMaxChannels = 96;
 constexpr int64_t kUnitPlaces = 2, kBlockColumns = 4 * kRingColumns;
@@ -24,7 +29,7 @@ constexpr double kBeginCycles = 4700.0;  // of a block
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const Eights& eights,
-          const DeviceFacts& device, const RingForm& weight)
+          const DeviceFacts& device, const WindowForm& weight)
       : geometry_(geometry),
         sizes_(sizes),
         batch_(batch),
@@ -47,7 +52,7 @@ class Planner {
   void Try(int positions, int64_t tile_rows) {
     // Positions behind a row's last output read what lies there.
     const int64_t row_pixels = (positions - 1) * stride_x_ + window_columns_;
-    const int64_t pixel_bytes = RingPixelBytes(weight_.places), row_bytes = row_pixels * pixel_bytes;
+    const int64_t pixel_bytes = PixelBytes(weight_.places), row_bytes = row_pixels * pixel_bytes;
     const int64_t in_rows = (tile_rows - 1) * stride_y_ + window_rows_;
     // A row's first column may lie anywhere in its first octet.
     const int64_t blocks_of_row = CeilDivide(row_pixels + kRingColumns - 1, kBlockColumns);
@@ -127,7 +132,7 @@ class Planner {
   const int64_t batch_;
   const Eights eights_;
   const DeviceFacts& device_;
-  const RingForm& weight_;
+  const WindowForm& weight_;
   const int64_t stride_y_, stride_x_, window_rows_, window_columns_;
   std::optional<RingLaunch> best_;
 };
@@ -137,7 +142,7 @@ class Planner {
 bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles) { return launch.cycles - kEarlyCycles < csr_cycles; }
 
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                           const DeviceFacts& device, const RingForm& weight) {
+                                           const DeviceFacts& device, const WindowForm& weight) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
   if (geometry.in_channels > kMaxChannels || in_h == 0 || in_w == 0 || in_w % kRingColumns != 0 ||
       out_w % kRingColumns != 0)

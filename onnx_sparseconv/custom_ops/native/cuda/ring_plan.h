@@ -8,7 +8,7 @@
 #include "../attributes.h"
 #include "csr_plan.h"
 #include "driver.h"
-#include "ring_weight.h"
+#include "window_weight.h"
 
 namespace sparseconv::cuda {
 
@@ -25,7 +25,7 @@ struct RingLaunch {
 // Nothing where rows of X or Y are no multiples of 8, where the window's rows and the weight do not fit shared memory,
 // or where the tensors are too large. X, Y and the residual must begin at multiples of 16 bytes. `batch` is at least 1.
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                           const DeviceFacts& device, const RingForm& weight);
+                                           const DeviceFacts& device, const WindowForm& weight);
 
 // Whether a launch is faster than the CSR kernel's `csr_cycles`.
 bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles);

@@ -1,13 +1,13 @@
-// A weight in the form that the kernels for few channels read (ring_conv.cuh and segment_conv.cuh in kernels/cuda): for
-// each row tile, 64 output channels, an order of all input channels in which few of its rows have more than two
-// non-zeros in four neighbours, for any tap.
+// A weight in the form that the kernels for windows of few channels read (octet_conv.cuh and ring_conv.cuh in
+// kernels/cuda): for each row tile, 64 output channels, an order of all input channels in which few of its rows have
+// more than two non-zeros in four neighbours, for any tap.
 //
 // A row tile is a sequence of steps. A step multiplies one tap of 32 places by two of four columns of its rows. Of each
 // tap and each 32 places there is a step with the first two entries of all neighbours, and where rows have more, one
-// with the others; steps without entries are left out, but each column of the window has one. A row tile is
+// with the others; steps without entries are left out, but there is one at least. A row tile is
 //
-//   header   [header_bytes]    32-bit words: the number of steps, then for each, column by column of the window:
-//                              the row that it reads (bits 24 to 31), the column (16 to 23), and its first place
+//   header   [header_bytes]    32-bit words: the number of steps, then for each the row that it reads (bits 24 to 31),
+//                              the column (16 to 23), and its first place
 //   values   [steps][2048]     as wgmma_operand.h has them
 //   places   [steps][256]
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace sparseconv::cuda {
 
-struct RingForm {
+struct WindowForm {
   int places = 0;     // of input channels, a multiple of 32
   int row_tiles = 0;  // of 64 output channels; the last one may have fewer
   int max_steps = 0;  // of a row tile
@@ -28,23 +28,17 @@ struct RingForm {
   int tile_bytes = 0;  // of the longest row tile; all take as much
 };
 
-struct RingWeight {
-  RingForm form;
+struct WindowWeight {
+  WindowForm form;
   std::vector<uint8_t> tiles;     // [row_tiles][tile_bytes]
   std::vector<int32_t> channels;  // [row_tiles][places], -1 at a place without one
 };
 
-// Bytes from a pixel of the ring to the next one.
-constexpr int RingPixelBytes(int places) { return 16 * places + 16; }
-
-// More rows of a ring than that only take shared memory.
-constexpr int64_t kMaxRingRows = 16;
-
 // Whether these kernels may run the node: windows of one group, not of too many channels, whose steps, one of each tap
 // and 32 channels, fit the shared memory of a block. The weight must have the form of the other
 // kernels of warpgroups, too (HasWgmmaForm).
-bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes);
+bool HasWindowForm(const ConvGeometry& geometry, int64_t max_shared_bytes);
 
-RingWeight PackRingWeight(const SparseWeight& weight, const ConvGeometry& geometry);
+WindowWeight PackWindowWeight(const SparseWeight& weight, const ConvGeometry& geometry);
 
 }  // namespace sparseconv::cuda

@@ -1,4 +1,4 @@
-#include "ring_weight.h"
+#include "window_weight.h"
 
 #include <algorithm>
 #include <array>
@@ -150,7 +150,7 @@ class Packer {
     packed_.form.row_tiles = static_cast<int>(CeilDivide(geometry.out_channels, int64_t{kWgmmaTileRows}));
   }
 
-  RingWeight Pack() {
+  WindowWeight Pack() {
     std::vector<Steps> tiles;
     for (int tile = 0; tile < packed_.form.row_tiles; ++tile) {
       ReadTile(tile);
@@ -193,16 +193,12 @@ class Packer {
 
   Steps MakeSteps(const std::vector<int>& order) const {
     Steps steps;
-    const auto width = static_cast<int>(geometry_.kernel_shape[2]);
-    for (int column = 0; column < width; ++column) {
-      const size_t before = steps.words.size();
-      for (int tap = column; tap < taps_; tap += width) {
-        for (int first = 0; first < packed_.form.places; first += kStepPlaces) {
-          for (int level = 0; level < 2; ++level) AddStep({order, tap, first, level}, false, &steps);
-        }
+    for (int tap = 0; tap < taps_; ++tap) {
+      for (int first = 0; first < packed_.form.places; first += kStepPlaces) {
+        for (int level = 0; level < 2; ++level) AddStep({order, tap, first, level}, false, &steps);
       }
-      if (steps.words.size() == before) AddStep({order, column, 0, 0}, true, &steps);
     }
+    if (steps.words.empty()) AddStep({order, 0, 0, 0}, true, &steps);
     return steps;
   }
 
@@ -245,7 +241,6 @@ class Packer {
   void WriteTile(const Steps& steps, uint8_t* tile) const {
     const auto count = static_cast<uint32_t>(steps.words.size());
     std::memcpy(tile, &count, sizeof(count));
-    if (count == 0) return;
     std::memcpy(tile + sizeof(count), steps.words.data(), steps.words.size() * sizeof(uint32_t));
     uint8_t* const values = tile + packed_.form.header_bytes;
     std::memcpy(values, steps.values.data(), steps.values.size());
@@ -257,23 +252,22 @@ class Packer {
   const int taps_, channels_;
   std::vector<Rows> rows_;        // [channels][taps], of the row tile
   std::vector<uint16_t> values_;  // [channels][taps][rows]; stale where there is no entry
-  RingWeight packed_;
+  WindowWeight packed_;
 };
 
 }  // namespace
 
-bool HasRingForm(const ConvGeometry& geometry, int64_t max_shared_bytes) {
+bool HasWindowForm(const ConvGeometry& geometry, int64_t max_shared_bytes) {
   const int64_t reach_y = (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
   const int64_t reach_x = (geometry.kernel_shape[2] - 1) * geometry.dilations[2];
   const bool is_window = geometry.group == 1 && geometry.taps() > 1 && geometry.kernel_shape[0] == 1;
-  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxRingRows || reach_x >= kMaxReach)
-    return false;
+  if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxReach || reach_x >= kMaxReach) return false;
   const int64_t chunks = CeilDivide(geometry.in_channels, int64_t{kStepPlaces});
   const auto step_bytes = static_cast<int64_t>(kWgmmaValueBytes + kWgmmaPlaceBytes);
   return chunks * geometry.taps() * step_bytes < max_shared_bytes;
 }
 
-RingWeight PackRingWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
+WindowWeight PackWindowWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
   return Packer(weight, geometry).Pack();
 }
 
