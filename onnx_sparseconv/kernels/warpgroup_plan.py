@@ -30,8 +30,9 @@ _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the octet kernel.
 _OCTET, _OCTET_BLOCKS, _MAX_OCTET_CHANNELS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), 128, 32
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
-_OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 10500.0
-_WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.1, 13.0
+_OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
+_WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.05, 13.0
+_COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
@@ -196,6 +197,8 @@ def _octet_plans(
     staging = in_rows * columns.staged * places * _STAGED_CYCLES
     moving = (in_rows * columns.staged * places * 2 + tile_rows * columns.of_tile * 128) / _OCTET_BYTES_A_CYCLE
     computed = columns.tiles * columns.of_tile * math.ceil(out_h / tile_rows) * tile_rows
+    x_bytes = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
+    begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
     for buffers in (WARPGROUPS, 1):
         besides = buffers * 64 * 16 * (blocks | 1) + weight_bytes + 4 * places + 8 + 16
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
@@ -205,7 +208,7 @@ def _octet_plans(
             if groups > 1:
                 computing *= (1 if has_room else _WAITING_SHARE) * (1 if buffers == WARPGROUPS else _SHARING_SHARE)
             cycles = math.ceil(of_images * row_tiles / num_blocks) * max(computing + staging, moving)
-            yield WarpgroupPlan(_OCTET_BEGIN_CYCLES + cycles, of_images * row_tiles, 1, out_h * out_w / computed)
+            yield WarpgroupPlan(begin + cycles, of_images * row_tiles, 1, out_h * out_w / computed)
         if has_room:
             return
 

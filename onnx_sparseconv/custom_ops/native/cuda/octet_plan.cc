@@ -23,9 +23,11 @@ constexpr double kGroupCycles = 200.0;       // of a warpgroup's rows of outputs
 constexpr double kBlockCycles = 35.0;        // to finish eight positions of it
 constexpr double kStagedCycles = 0.068;      // a pixel of a channel
 constexpr double kWaitingShare = 1.25;       // where the warpgroups wait for each other's rows
-constexpr double kSharingShare = 1.1;        // where they share a place for outputs
+constexpr double kSharingShare = 1.05;       // where they share a place for outputs
 constexpr double kMemoryBytesACycle = 13.0;  // of X and Y
-constexpr double kBeginCycles = 10500.0;     // of a block
+constexpr double kBeginCycles = 9500.0;      // of a block
+// What blocks wait for in the beginning, where X is in no cache: all of it from so many bytes on.
+constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
 
@@ -118,8 +120,9 @@ class Planner {
     const auto x_bytes = static_cast<double>(columns.staged * weight_.places * 2);
     const auto y_bytes = static_cast<double>(columns.of_tile * 64 * 2);
     const double moving = (in_rows * x_bytes + static_cast<double>(tile_rows) * y_bytes) / kMemoryBytesACycle;
-    const double cycles =
-        kBeginCycles + static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving);
+    const double all_x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels * sizes_.in_dims[1] * in_w_);
+    const double cycles = kBeginCycles + kColdCycles * std::min(1.0, all_x_bytes / kColdBytes) +
+                          static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving);
     if (best_ && cycles >= best_->cycles) return has_room;
 
     OctetLaunch& launch = best_.emplace();
