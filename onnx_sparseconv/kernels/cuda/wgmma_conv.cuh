@@ -258,9 +258,10 @@ class WgmmaConv : private Warpgroups {
     return outputs;
   }
 
-  // Of `run_outputs`, where so many rows are left, and a run begins at column x.
+  // Of `run_outputs`, where so many rows are left, and a run begins at column x: a tile's last one may lie beyond a
+  // row.
   __device__ __forceinline__ int EndOfRun(int rows, int x) const {
-    if (rows <= 0) return 0;
+    if (rows <= 0 || x >= t_.out_w) return 0;
     return p_.run_lines == 1 ? t_.out_w - x : rows * t_.out_w;
   }
 

@@ -68,6 +68,24 @@ def test_layers(make_session, driver, layer, density):
     assert record.kernel == "cuda.wgmma"
 
 
+@pytest.mark.parametrize(
+    ("layer", "multiprocessors"),
+    [
+        (((58, 38, 1, 4), (10, 96), ConvGeometry((1, 4), (1, 1), (0, 4, 0, 9), (1, 1))), 132),
+        (((70, 68, 5, 2), (5, 56), ConvGeometry((5, 2), (1, 1), (3, 6, 2, 3), (1, 3))), 5),
+    ],
+    ids=str,
+)
+def test_a_run_of_outputs_beyond_a_rows_end(make_session, driver, layer, multiprocessors):
+    """A tile's second run may lie there as a whole: it stores nothing, else it would overwrite the next row."""
+    weight_shape, size, geometry = layer
+    driver.set_device(num_multiprocessors=multiprocessors)
+    case = SparseConvCase(random_weight(weight_shape, 0.1, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    launches = run_and_check(session, driver, case, (1, weight_shape[1], *size))
+    assert [name for name, _ in launches] == ["sparseconv_interleave", "sparseconv_wgmma_p24"]
+
+
 @pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28), (2, 32)], ids=str)
 @pytest.mark.parametrize("activation", list(Activation))
 def test_activations_and_a_residual(make_session, driver, activation, size):
