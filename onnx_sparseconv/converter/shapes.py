@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
 
@@ -13,6 +14,9 @@ Shape = tuple[int | None, ...]
 
 # Shape inference reads the values of small initializers (the shape of a Reshape); weights would only cost memory.
 MAX_VALUE_ELEMENTS = 1024
+# Operators that slide a window over the axes behind the first two, and inputs that have only these.
+_WINDOWED = frozenset({"Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"})
+_FLAT = 2
 
 
 class ShapeMap:
@@ -27,6 +31,8 @@ class ShapeMap:
         light = _without_weights(proto)
         try:
             _refuse_zero_strides(light)
+            _refuse_recursive_functions(light)
+            _refuse_other_axes(light)
             light = onnx.shape_inference.infer_shapes(light, data_prop=True)
         except Exception:  # inference is a help, not a need: what the model itself states is still used
             self.complete = False
@@ -80,6 +86,48 @@ def _refuse_zero_strides(proto: ModelProto) -> None:
     nodes = [n for owner in (proto.graph, *proto.functions) for n in iterate_nodes(owner.node)]
     if any(a.name == "strides" and 0 in a.ints for n in nodes for a in n.attribute):
         raise ValueError("a stride is 0")
+
+
+def _refuse_recursive_functions(proto: ModelProto) -> None:
+    """Version 1.17 of onnx follows calls of functions without an end, until there is no stack left.
+
+    Raises:
+        ValueError: a function calls itself, or others that call it.
+    """
+    bodies = {(f.domain, f.name): f.node for f in proto.functions}
+    left = {name: {(n.domain, n.op_type) for n in iterate_nodes(body)} & bodies.keys() for name, body in bodies.items()}
+    while left:
+        done = {name for name, calls in left.items() if not calls & left.keys()}
+        if not done:
+            raise ValueError("a function calls itself")
+        left = {name: calls for name, calls in left.items() if name not in done}
+
+
+def _refuse_other_axes(proto: ModelProto) -> None:
+    """Versions of onnx before 1.20 end the process where a window slides over an input of two axes, or of other axes
+    than its weight has.
+
+    Only what the model itself states is looked at, and functions must not be recursive.
+
+    Raises:
+        ValueError: a convolution or pooling has such an input.
+    """
+    functions = {(f.domain, f.name): f for f in proto.functions}
+
+    def refuse(nodes: Iterable[NodeProto], ranks: dict[str, int]) -> None:
+        for node in iterate_nodes(nodes):
+            given = [ranks.get(name) for name in node.input]
+            if node.domain in {"", "ai.onnx"} and node.op_type in _WINDOWED and given and given[0] is not None:
+                weight = given[1] if node.op_type == "Conv" and len(given) > 1 else None
+                if given[0] == _FLAT or weight not in {None, given[0]}:
+                    raise ValueError(f"the input of a {node.op_type} has {given[0]} axes")
+            called = functions.get((node.domain, node.op_type))
+            if called is not None:
+                refuse(called.node, {a: r for a, r in zip(called.input, given, strict=False) if r is not None})
+
+    stated = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
+    ranks = {info.name: len(shape) for info in stated if (shape := _shape_of(info)) is not None}
+    refuse(proto.graph.node, ranks | {t.name: len(t.dims) for t in proto.graph.initializer})
 
 
 def _without_weights(proto: ModelProto) -> ModelProto:

@@ -283,6 +283,45 @@ def test_a_model_in_memory_whose_data_are_elsewhere(tmp_path, monkeypatch):
         convert(onnx.load(source, load_external_data=False))
 
 
+# --- models that end the process in the shape inference of an older onnx -------------------------------------------
+
+
+def one_node(op_type, *functions, x_shape=(1, 16, 6, 6)):
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["X", "W"], ["Y"], domain="local" if functions else "")],
+        "g",
+        [helper.make_tensor_value_info("X", TensorProto.FLOAT, x_shape)],
+        [helper.make_tensor_value_info("Y", TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(pruned(), "W")],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("local", 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=functions)
+
+
+def calling(name, *others):
+    nodes = [helper.make_node(other, ["x", "w"], ["y"], domain="local") for other in others]
+    return helper.make_function("local", name, ["x", "w"], ["y"], nodes, [helper.make_opsetid("local", 1)])
+
+
+ENDS_THE_PROCESS = {
+    "a function calls itself": one_node("f", calling("f", "f")),
+    "functions call each other": one_node("f", calling("f", "g"), calling("g", "f")),
+    "two axes": one_node("Conv", x_shape=(1, 16)),
+    "three axes": one_node("Conv", x_shape=(1, 16, 6)),
+}
+
+
+@pytest.mark.parametrize("proto", ENDS_THE_PROCESS.values(), ids=ENDS_THE_PROCESS.keys())
+def test_what_an_older_onnx_cannot_infer_is_read_or_refused(proto):
+    messages = []
+    for command in (lambda: inspect(proto), lambda: convert(proto, options=FORCE)):
+        try:
+            command()
+        except SparseConvError as error:
+            messages.append(str(error))
+    assert not [m for m in messages if "\n" in m or not m]
+
+
 # --- hostile nodes ------------------------------------------------------------------------------------------------
 
 HOSTILE = {
