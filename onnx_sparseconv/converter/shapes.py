@@ -113,6 +113,7 @@ def _refuse_other_axes(proto: ModelProto) -> None:
         ValueError: a convolution or pooling has such an input.
     """
     functions = {(f.domain, f.name): f for f in proto.functions}
+    seen = set()  # functions, and axes of their inputs: calls may double from one to the next
 
     def refuse(nodes: Iterable[NodeProto], ranks: dict[str, int]) -> None:
         for node in iterate_nodes(nodes):
@@ -122,7 +123,9 @@ def _refuse_other_axes(proto: ModelProto) -> None:
                 if given[0] == _FLAT or weight not in {None, given[0]}:
                     raise ValueError(f"the input of a {node.op_type} has {given[0]} axes")
             called = functions.get((node.domain, node.op_type))
-            if called is not None:
+            call = (node.domain, node.op_type, *given)
+            if called is not None and call not in seen:
+                seen.add(call)
                 refuse(called.node, {a: r for a, r in zip(called.input, given, strict=False) if r is not None})
 
     stated = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)

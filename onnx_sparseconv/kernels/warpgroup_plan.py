@@ -185,7 +185,7 @@ def _octet_plans(
     (rows, blocks, tile_rows), (batch, steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
     window_rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] + 1
-    weight_bytes = math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
+    weight_bytes = _window_weight_bytes(steps)
     row_bytes = 2 * places * columns.pixels
     of_row = row_bytes + 16 + math.ceil(4 * steps / 16) * 16 + 16
     out_h, out_w = out_size(layer)
@@ -213,13 +213,18 @@ def _octet_plans(
             return
 
 
+def _window_weight_bytes(steps: float) -> float:
+    """Of a row tile; see window_weight.h."""
+    return math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
+
+
 def _ring_plan(
     layer: SparseLayer, eights: _Eights, tile: tuple[int, int], work: tuple[float, float]
 ) -> WarpgroupPlan | None:
     (positions, rows), (steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
     window_rows, row_pixels = _window(layer, _Tiling(positions, positions, 1))
-    weight_bytes = math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
+    weight_bytes = _window_weight_bytes(steps)
     units = places // 2 * math.ceil((row_pixels + _RING_COLUMNS - 1) / (4 * _RING_COLUMNS))
     besides = weight_bytes + 4 * (places + units) + 16
     ring_bytes = window_rows * (row_pixels * (16 * places + 16) + 16)

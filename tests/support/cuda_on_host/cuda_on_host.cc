@@ -377,8 +377,6 @@ void WaitForBarrier(unsigned number, unsigned parity) {
   SwitchToScheduler();
 }
 
-const unsigned char kZeros[16] = {};
-
 void StoreBulk(void* to, unsigned from, unsigned bytes) {
   if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
   CheckGlobal(to, 16);

@@ -86,8 +86,6 @@ void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
 void StoreBulk(void* to, unsigned from, unsigned bytes);
 void WaitForBulkReads();
-// What a copy that brings zeros copies.
-alignas(16) extern const unsigned char kZeros[16];
 
 // What the threads of a warp do together; see the kernels' intrinsics.cuh.
 void LoadMatrices(unsigned row, unsigned (&parts)[4]);
@@ -96,7 +94,7 @@ void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4],
                     unsigned metadata);
 // `has_octets`: 16 bytes of b are eight of the summed axis.
 void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata,
-                            bool has_octets = false);
+                            bool has_octets);
 
 // Products are computed at once, but their metadata must stay where it is until they have been waited for.
 void NoteMetadata(const unsigned* metadata);
@@ -177,7 +175,6 @@ void Call(void (*kernel)(Parameters...), void** params) {
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
-#define __grid_constant__
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
 #define CUDA_ON_HOST_TEXT(x) #x

@@ -153,21 +153,17 @@ inline Matrix MatrixOf(unsigned lower, unsigned other_step) {
 inline unsigned LowerWord(Matrix matrix) { return static_cast<unsigned>(matrix); }
 inline Matrix Moved(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 template <size_t kSums>
-void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {
+void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums,
+                    bool has_octets = false) {
   cuda_on_host::NoteMetadata(&meta);
   if (keeps_sums == 0) {
     for (float& sum : sums) sum = 0.0f;
   }
-  cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta);
+  cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta, has_octets);
 }
-
 template <size_t kSums>
 void MultiplySparseOctets(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {
-  cuda_on_host::NoteMetadata(&meta);
-  if (keeps_sums == 0) {
-    for (float& sum : sums) sum = 0.0f;
-  }
-  cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta, true);
+  MultiplySparse(sums, a, b, meta, keeps_sums, true);
 }
 
 inline void WaitAtBarrier(int number, unsigned threads) { cuda_on_host::WaitAtBarrier(number, threads); }

@@ -422,9 +422,9 @@ void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
     plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
     if (!plan->octets) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
   }
-  const double wgmma = CyclesOf(plan->wgmma), ring = CyclesOf(plan->ring), octets = CyclesOf(plan->octets);
-  if (octets >= std::min(ring, wgmma)) plan->octets.reset();
-  if (plan->octets || ring >= wgmma) plan->ring.reset();
+  const double wgmma = CyclesOf(plan->wgmma);
+  if (CyclesOf(plan->octets) >= wgmma) plan->octets.reset();
+  if (CyclesOf(plan->ring) >= wgmma) plan->ring.reset();
   if (must_run) {
     if (plan->octets || plan->ring || plan->wgmma) return;
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
