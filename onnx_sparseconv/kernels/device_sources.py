@@ -8,6 +8,7 @@ LIBRARY_KERNELS = "library_kernels.cu"
 EARLY_KERNELS = "early_kernels.cu"
 TENSOR_KERNELS = "tensor_kernels.cu"
 WGMMA_KERNELS = "wgmma_kernels.cu"
+WGMMA_FLOAT_KERNELS = "wgmma_float_kernels.cu"
 # What every source is compiled with, whatever the architecture.
 LANGUAGE_OPTIONS = ("--std=c++17",)
 

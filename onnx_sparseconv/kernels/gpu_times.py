@@ -217,8 +217,8 @@ _MOST_ZEROS = 0.985
 
 def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """What a layer asks of the library's warpgroup kernel, or of the CSR kernel where that runs by itself instead; None
-    where nothing like it was measured: other than float16, other kernels than 3x3, strides, dilations, few channels or
-    outputs.
+    where nothing like it was measured: other kernels than 3x3, strides, dilations, few channels or outputs. Of floats,
+    it is the kernel that rounds them to as many bits as TF32 has.
 
     Args:
         layer: with a known input size.
@@ -244,13 +244,19 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
         return None
     chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
     plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
-    steps = math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
-    other = plan_octets(layer, batch, steps, multiprocessors) or plan_ring(layer, batch, steps, multiprocessors)
+    other = _plan_few_channels(layer, batch, multiprocessors)
     if other is not None and other.cycles < plan.cycles:
         return _choose(other, layer, batch, multiprocessors)
     if plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
         return None
     return _choose(plan, layer, batch, multiprocessors)
+
+
+def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
+    if layer.element_type != np.float16:
+        return None
+    steps = math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
+    return plan_octets(layer, batch, steps, multiprocessors) or plan_ring(layer, batch, steps, multiprocessors)
 
 
 def _choose(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> _Choice:
@@ -316,7 +322,6 @@ def _library_work(layer: SparseLayer, architecture: int, batch: int, multiproces
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:
     return (
         architecture == _ARCHITECTURE
-        and layer.element_type == np.float16
         and layer.group_in_channels >= CHANNELS
         and layer.group_out_channels >= ROWS
         and _zeros(layer) <= _MOST_ZEROS

@@ -19,6 +19,7 @@ from onnx_sparseconv.kernels.device_sources import (
     LANGUAGE_OPTIONS,
     LIBRARY_KERNELS,
     TENSOR_KERNELS,
+    WGMMA_FLOAT_KERNELS,
     WGMMA_KERNELS,
     read_device_sources,
 )
@@ -26,7 +27,13 @@ from onnx_sparseconv.kernels.nvrtc import Nvrtc, Program, find
 
 NVRTC_VERSION = (12, 1)
 # The oldest architecture that the kernels of a source run on; the driver translates for newer ones, but for 90a.
-ARCHITECTURES = {LIBRARY_KERNELS: "75", EARLY_KERNELS: "90", TENSOR_KERNELS: "80", WGMMA_KERNELS: "90a"}
+ARCHITECTURES = {
+    LIBRARY_KERNELS: "75",
+    EARLY_KERNELS: "90",
+    TENSOR_KERNELS: "80",
+    WGMMA_KERNELS: "90a",
+    WGMMA_FLOAT_KERNELS: "90a",
+}
 # PTX that NVRTC passes on as it stands in the source may be newer than what it writes by itself:
 # wgmma.mma_async.sp is of this version, which drivers from CUDA 12.2 on understand.
 _WRITTEN_VERSION, _WGMMA_VERSION = b"\n.version 8.1\n", b"\n.version 8.2\n"
@@ -64,7 +71,7 @@ def make_ptx(nvrtc: Nvrtc, source: str) -> bytes:
     compiled = nvrtc.compile(library_program(source, f"compute_{ARCHITECTURES[source]}"))
     if compiled.log:
         raise CompileError(f"{nvrtc.name} has remarks on {source}: {compiled.log}", compiled.log)
-    if source == WGMMA_KERNELS:
+    if ARCHITECTURES[source] == "90a":
         return _COMMENT + compiled.ptx.replace(_WRITTEN_VERSION, _WGMMA_VERSION)
     return _COMMENT + compiled.ptx
 

@@ -19,6 +19,7 @@ _POSITIONS = (24, 28, 30, 32)
 _POSITION_CYCLES, _CHUNK_CYCLES, _OVERLAP = 4.6, 150.0, 0.3
 _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
+_FLOAT_STORE_CYCLES, _RECOMPUTE_CYCLES = 6500.0, 2400.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES = 2304
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
@@ -36,7 +37,7 @@ _COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
-_POINTWISE_BEGIN_CYCLES = 2000.0
+_POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES = 2000.0, 3000.0
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
 _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 9.3, 1.3
@@ -74,7 +75,7 @@ def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocesso
     """The plan of a layer that takes the fewest cycles.
 
     Args:
-        layer: float16, 1-D or 2-D, with a known input size.
+        layer: 1-D or 2-D, with a known input size.
         batch: images, at least 1.
         chunks: of 32 channels that a block of rows goes through, those among them that come once more.
         multiprocessors: of the GPU.
@@ -89,7 +90,7 @@ def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: flo
     """The same of the ring kernel; None where it cannot run the layer, or its rows do not fit shared memory.
 
     Args:
-        layer: as of `plan_warpgroups`.
+        layer: as of `plan_warpgroups`, float16.
         batch: images, at least 1.
         steps: of 32 channels and a tap, that 64 outputs go through.
         multiprocessors: of the GPU.
@@ -115,7 +116,7 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
     """The same of the octet kernel, likewise.
 
     Args:
-        layer: as of `plan_warpgroups`.
+        layer: as of `plan_warpgroups`, float16.
         batch: images, at least 1.
         steps: as of `plan_ring`.
         multiprocessors: of the GPU.
@@ -247,24 +248,28 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
     plane = math.prod(out_size(layer))
     row_tiles, row_blocks = pointwise_rows(layer)
     blocks = max(int(multiprocessors) // row_blocks, 1) * row_blocks
-    values = batch * layer.out_channels * plane
+    num_bytes = layer.element_type.itemsize * batch * layer.out_channels * plane
+    is_float = layer.element_type == np.float32
 
     def plan(run: tuple[int, int, int]) -> WarpgroupPlan:
         tiles, segments, of_warpgroup = run[0] * row_blocks, *run[1:]
         of_tile = _TILE_CYCLES + (_WIDE_TILE_CYCLES if of_warpgroup == max(_SEGMENTS) else 0.0)
+        of_tile += _FLOAT_TILE_CYCLES if is_float else 0.0
         of_chunks = chunks * (_SEGMENT_CHUNK_CYCLES + segments * _SEGMENT_CYCLES)
         cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
         if tiles <= min(blocks, multiprocessors):
-            cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), values, multiprocessors)
-        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts, 1.0)
+            cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), num_bytes, multiprocessors)
+        begin = _POINTWISE_BEGIN_CYCLES + (_RECOMPUTE_CYCLES if is_float else 0.0)
+        return WarpgroupPlan(begin + cycles, tiles, parts, 1.0)
 
     best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
     is_plain = layer.strides == (1, 1) and not any(layer.pads)
-    if is_plain and plane % (_SEGMENT_POSITIONS // 2) == 0:
+    if is_plain and not is_float and plane % (_SEGMENT_POSITIONS // 2) == 0:
         return best
     # A row of X is read as a whole where only some of its columns are.
-    elements = batch * layer.in_channels * (math.prod(layer.in_size or ()) // layer.strides[0] + plane)
-    return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + _memory_cycles(2 * elements, multiprocessors))
+    read = layer.element_type.itemsize * (math.prod(layer.in_size or ()) // layer.strides[0])
+    moved = batch * layer.in_channels * (read + 2 * plane)
+    return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + _memory_cycles(moved, multiprocessors))
 
 
 def pointwise_rows(layer: SparseLayer) -> tuple[int, int]:
@@ -357,28 +362,32 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     needs = [products, (steps * _STEP_BYTES + pixels * 2 * IMAGES) / _BYTES_A_CYCLE, pixels * _COLUMN_CYCLES]
     sums = max(needs) + _OVERLAP * (sum(needs) - max(needs)) + chunks * _CHUNK_CYCLES
     outputs = _STORE_CYCLES + (_FULL_CYCLES if tiling.positions == max(_POSITIONS) else 0.0)
+    outputs += _FLOAT_STORE_CYCLES if layer.element_type == np.float32 else 0.0
 
     window = math.ceil(columns / _LINE_PIXELS) * _LINE_PIXELS
     if 8 * window > 9 * columns:
         window = math.ceil(columns / _SECTOR_PIXELS) * _SECTOR_PIXELS
     all_rows = (tiles_y - 1) * tiling.height * layer.strides[0] + rows
-    x_bytes = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
+    itemsize = layer.element_type.itemsize
+    x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
     before = _BEGIN_CYCLES + _memory_cycles(x_bytes + interleaved, multiprocessors)
-    values = batch * layer.out_channels * out_h * out_w
-    cycles, parts = _share(tiles, chunks, (sums, outputs), values, multiprocessors)
+    before += _RECOMPUTE_CYCLES if itemsize > 2 else 0.0
+    num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
+    cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
     computed = tiles_x * tiles_y * WARPGROUPS * tiling.positions * (IMAGES if eights.is_strips else 1)
     return WarpgroupPlan(before + cycles, tiles, parts, out_h * out_w / computed)
 
 
 def _share(
-    tiles: int, chunks: float, each: tuple[float, float], values: int, multiprocessors: float
+    tiles: int, chunks: float, each: tuple[float, float], num_bytes: int, multiprocessors: float
 ) -> tuple[float, int]:
-    """Cycles, and parts of a tile's chunks that multiprocessors share; ``each`` tile's are of all chunks, and more."""
+    """Cycles, and parts of a tile's chunks that multiprocessors share; ``each`` tile's are of all chunks, and more; of an output
+    of so many bytes."""
     of_chunks, of_tile = each
     best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
     for parts in range(2, int(min(multiprocessors // max(tiles, 1), chunks, _MAX_PARTS)) + 1):
-        reduced = _LAUNCH_CYCLES + _memory_cycles(2 * (2 * parts + 1) * values, multiprocessors)
+        reduced = _LAUNCH_CYCLES + _memory_cycles((2 * parts + 1) * num_bytes, multiprocessors)
         best = min(best, (math.ceil(chunks / parts) / chunks * of_chunks + of_tile + reduced, parts))
     return best
 

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.support.cuda_host_build import library_image, tensor_image, wgmma_image
+from tests.support.cuda_host_build import library_image, tensor_image, wgmma_float_image, wgmma_image
 from tests.support.native_build import ROOT, build_library, find_tool
 
 # A bare name: it is found because `FakeDriver` has loaded the file, and not where nobody has.
@@ -110,7 +110,7 @@ class FakeDriver:
 
     def __init__(self) -> None:
         os.environ[_KERNELS_VARIABLE] = ":".join(
-            str(image) for image in (library_image(), tensor_image(), wgmma_image())
+            str(image) for image in (library_image(), tensor_image(), wgmma_image(), wgmma_float_image())
         )
         self._library = ctypes.CDLL(str(build_driver()))
         self._library.fake_cuda_calls.restype = ctypes.c_long

@@ -22,7 +22,13 @@ from typing import Any
 
 import numpy as np
 
-from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS, TENSOR_KERNELS, WGMMA_KERNELS, read_device_sources
+from onnx_sparseconv.kernels.device_sources import (
+    LIBRARY_KERNELS,
+    TENSOR_KERNELS,
+    WGMMA_FLOAT_KERNELS,
+    WGMMA_KERNELS,
+    read_device_sources,
+)
 from tests.support.native_build import ROOT, find_tool
 from tests.support.ptx_on_host import translate_inline_ptx
 
@@ -82,6 +88,12 @@ def tensor_image() -> Path:
 def wgmma_image() -> Path:
     """Those for warpgroups of sparse tensor cores."""
     return build_host_image(read_device_sources()[WGMMA_KERNELS])
+
+
+@functools.cache
+def wgmma_float_image() -> Path:
+    """The same for float."""
+    return build_host_image(read_device_sources()[WGMMA_FLOAT_KERNELS])
 
 
 def launch(

@@ -237,13 +237,14 @@ def activate(case, x):
             return x / (1 + np.exp(-x)), 1.1
 
 
-def oracle(case, inputs, stored_sums=0):
+def oracle(case, inputs, stored_sums=0, *, has_rounded_factors=False):
     """The exact output, and a bound on the error of each element.
 
     Args:
         case: the layer.
         inputs: of the model.
         stored_sums: how often float16 sums are rounded, and stored, before they are whole.
+        has_rounded_factors: whether floats are rounded to halves before they are multiplied.
 
     A sum of n products in float has an error of at most about n eps sum |w| |x| (Higham, 3.1); bias and residual are
     two more terms. The activation passes that on times its Lipschitz constant and adds a few roundings of its own;
@@ -260,6 +261,9 @@ def oracle(case, inputs, stored_sums=0):
     bound = lipschitz * terms * eps * magnitude
     if case.dtype == np.float16:
         bound = bound + 1.01 * lipschitz * stored_sums * (2.0**-11 * magnitude + 2.0**-25)
+    if has_rounded_factors:
+        least = convolve(case, np.abs(case.weight), np.full_like(inputs["X"], 2.0**-24))
+        bound = bound + 2.01 * lipschitz * (2.0**-11 * magnitude + least)
     if case.activation >= Activation.LEAKY_RELU:
         bound = bound + 8 * eps * (np.abs(y) + lipschitz * np.abs(exact) + abs(case.beta) + 1)
     if case.dtype == np.float16:

@@ -94,6 +94,14 @@ void* Context::GetStream() const {
   return stream;
 }
 
+bool Context::AllowsTf32() const {
+  // As the CUDA provider numbers what it lends to custom ops. An option that is off looks like one that there is not.
+  constexpr int kVersion = 3, kUseTf32 = 10011;
+  void* value = nullptr;
+  return Succeeded(api_, KernelContextGetResource::Call(api_, context_, kVersion, kUseTf32, &value)) &&
+         value != nullptr;
+}
+
 void Context::Warn(const std::string& message) const {
   const OrtLogger* logger = nullptr;
   Check(api_, KernelContextGetLogger::Call(api_, context_, &logger));

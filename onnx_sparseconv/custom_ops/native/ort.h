@@ -65,6 +65,9 @@ class Context {
   void* GetOutput(size_t index, const Shape& shape) const;
   // The GPU's stream of this call, null on the CPU.
   void* GetStream() const;
+  // Whether the CUDA provider's own float operators may round their inputs to TF32, as they do by default; false where
+  // it does not say.
+  bool AllowsTf32() const;
   // Through the session's logger.
   void Warn(const std::string& message) const;
 

@@ -121,6 +121,7 @@ using KernelContextGetAllocator =
     ApiFunction<253, OrtStatus*(const OrtKernelContext*, const OrtMemoryInfo*, OrtAllocator**)>;
 using KernelContextGetScratchBuffer =
     ApiFunction<277, OrtStatus*(const OrtKernelContext*, const OrtMemoryInfo*, size_t, void**)>;
+using KernelContextGetResource = ApiFunction<265, OrtStatus*(const OrtKernelContext*, int, int, void**)>;
 using KernelContextGetStream = ApiFunction<193, OrtStatus*(const OrtKernelContext*, void**)>;
 using KernelContextGetLogger = ApiFunction<246, OrtStatus*(const OrtKernelContext*, const OrtLogger**)>;
 using KernelContextParallelFor =

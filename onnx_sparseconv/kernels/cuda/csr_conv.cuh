@@ -82,7 +82,20 @@ class CsrConv {
 
   __device__ __forceinline__ void Run() const {
     LetNextLaunchBegin();
-    const long long begin = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+    bool has_waited = false;
+    RunPositions(blockIdx.x, has_waited);
+  }
+
+  // All positions, whatever the grid, behind what has been waited for.
+  __device__ __forceinline__ void RunAll() const {
+    bool has_waited = true;
+    for (long long i = blockIdx.x; i * blockDim.x < out_plane_; i += gridDim.x) RunPositions(i, has_waited);
+  }
+
+ private:
+  // Those of the block with this index along x.
+  __device__ __forceinline__ void RunPositions(long long block, bool& has_waited) const {
+    const long long begin = block * blockDim.x + threadIdx.x;
     const bool is_active = begin < out_plane_;
     // Spare threads compute the last position once more and do not store it: they are needed at the barriers.
     const unsigned position = static_cast<unsigned>(is_active ? begin : out_plane_ - 1);
@@ -90,7 +103,6 @@ class CsrConv {
     const CsrPosition start = Locate(position);
     const Border border = BorderOf(start);
     const int step = static_cast<int>(gridDim.y) * p_.block_rows;
-    bool has_waited = false;
     for (int row = static_cast<int>(blockIdx.y) * p_.block_rows; row < p_.out_channels; row += step) {
       for (int i = static_cast<int>(blockIdx.z); i < num_sub_batches; i += static_cast<int>(gridDim.z)) {
         SumRows(row, i * kSubBatch, start, border, has_waited, [&](int k, const float (&sums)[kSubBatch]) {
@@ -100,7 +112,6 @@ class CsrConv {
     }
   }
 
- private:
   // Entries at a time: some 8 loads should be under way in each thread.
   static constexpr int kUnroll = 8 / kSubBatch;
 

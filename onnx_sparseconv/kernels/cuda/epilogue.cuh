@@ -8,6 +8,11 @@ namespace sparseconv::cuda {
 
 __device__ __forceinline__ float LoadElement(const float* address) { return LoadWritten(address); }
 __device__ __forceinline__ float LoadElement(const Half* address) { return ToFloat(LoadWritten(address)); }
+// What is read once, in float.
+template <class T>
+__device__ __forceinline__ float LoadElementOnce(const T* address) {
+  return ToFloat(LoadOnce(address));
+}
 __device__ __forceinline__ void StoreRounded(float* address, float value) { *address = value; }
 __device__ __forceinline__ void StoreRounded(Half* address, float value) { *address = ToHalf(value); }
 

@@ -1,13 +1,15 @@
-// Copies planes to where each begins at a multiple of 16 bytes, as the pointwise kernel reads them (see GatherParams).
+// Copies planes to where each begins at a multiple of 16 bytes, as halves, as the pointwise kernel reads them (see
+// GatherParams).
 #pragma once
 
 #include "intrinsics.cuh"
+#include "magnitude.cuh"
 #include "params.h"
 
 namespace sparseconv::cuda {
 
 // Neighbours in memory, by words, wherever they begin. Reads less than a word before them, and less than two behind.
-__device__ __forceinline__ uint4 LoadNeighbours(const Half* from) {
+__device__ __forceinline__ uint4 LoadNeighbours(const Half* from, Magnitude&) {
   const bool is_odd = reinterpret_cast<unsigned long long>(from) % sizeof(Half2) != 0;
   const auto* words = reinterpret_cast<const Half2*>(is_odd ? from - 1 : from);
   const unsigned selector = is_odd ? 0x5432 : 0x3210;
@@ -18,25 +20,46 @@ __device__ __forceinline__ uint4 LoadNeighbours(const Half* from) {
           SelectBytes(found[2], found[3], selector), SelectBytes(found[3], found[4], selector)};
 }
 
+// The same, by vectors where they begin at multiples of 16 bytes.
+__device__ __forceinline__ uint4 LoadNeighbours(const float* from, Magnitude& magnitude) {
+  float values[kSegmentPositions];
+  if (reinterpret_cast<unsigned long long>(from) % sizeof(uint4) == 0) {
+#pragma unroll
+    for (int i = 0; i < kSegmentPositions; i += 4) {
+      const uint4 four = LoadOnce(reinterpret_cast<const uint4*>(from + i));
+      values[i] = BitsToFloat(four.x), values[i + 1] = BitsToFloat(four.y);
+      values[i + 2] = BitsToFloat(four.z), values[i + 3] = BitsToFloat(four.w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSegmentPositions; ++i) values[i] = LoadOnce(from + i);
+  }
+  return RoundedEight(values, magnitude);
+}
+
 // Those of a plane from position `first` on.
-__device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const Half* plane, int first) {
+template <class T>
+__device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const T* plane, int first, Magnitude& magnitude) {
   const int positions = p.out_h * p.out_w;
   int row = first / p.out_w, column = first - row * p.out_w;
-  Half halves[kSegmentPositions];
+  T values[kSegmentPositions];
 #pragma unroll
   for (int i = 0; i < kSegmentPositions; ++i) {
     const int y = row * p.strides[0] - p.pads_begin[0], x = column * p.strides[1] - p.pads_begin[1];
     const bool is_inside = first + i < positions && y >= 0 && y < p.in_h && x >= 0 && x < p.in_w;
-    halves[i] = is_inside ? LoadOnce(plane + (y * p.in_w + x)) : Half{0};
+    values[i] = is_inside ? LoadOnce(plane + (y * p.in_w + x)) : T{0};
     if (++column == p.out_w) column = 0, ++row;
   }
-  return {Joined(halves[0], halves[1]), Joined(halves[2], halves[3]), Joined(halves[4], halves[5]),
-          Joined(halves[6], halves[7])};
+  return RoundedEight(values, magnitude);
 }
 
+// T is the type of X, Half or float. Neighbours in memory that lie behind a plane's end are of the next plane, so what
+// magnitudes are noted of them are of X as well.
+template <class T>
 __device__ __forceinline__ void Gather(const GatherParams& p) {
   LetNextLaunchBegin();
   WaitForLaunchBefore();
+  Magnitude magnitude;
   const auto threads = static_cast<long long>(gridDim.x) * blockDim.x;
   const auto plane_size = static_cast<long long>(p.in_h) * p.in_w;
   const long long end = p.num_segments / p.plane_segments * plane_size - kSegmentPositions - 2;
@@ -44,10 +67,12 @@ __device__ __forceinline__ void Gather(const GatherParams& p) {
     const int index = static_cast<int>(i), plane = index / p.plane_segments;
     const int first = (index - plane * p.plane_segments) * kSegmentPositions;
     const long long begin = plane * plane_size;
-    const Half* from = static_cast<const Half*>(p.x) + begin;
+    const T* from = static_cast<const T*>(p.x) + begin;
     const bool has_neighbours = p.is_whole != 0 && begin + first > 0 && begin + first <= end;
-    static_cast<uint4*>(p.out)[index] = has_neighbours ? LoadNeighbours(from + first) : LoadPositions(p, from, first);
+    static_cast<uint4*>(p.out)[index] =
+        has_neighbours ? LoadNeighbours(from + first, magnitude) : LoadPositions(p, from, first, magnitude);
   }
+  if constexpr (sizeof(T) == sizeof(float)) magnitude.Store(p.magnitudes + blockIdx.x);
 }
 
 }  // namespace sparseconv::cuda

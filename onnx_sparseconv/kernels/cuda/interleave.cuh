@@ -3,20 +3,20 @@
 #pragma once
 
 #include "intrinsics.cuh"
+#include "magnitude.cuh"
 #include "params.h"
 
 namespace sparseconv::cuda {
 
-__device__ __forceinline__ void Interleave(const InterleaveParams& p) {
-  LetNextLaunchBegin();
-  const int pixel = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+// All channels of the block, of one pixel. T is the type of X, Half or float.
+template <class T>
+__device__ __forceinline__ void InterleavePixel(const InterleaveParams& p, int pixel, Magnitude& magnitude) {
   const int row_pixels = p.windows * p.window_columns;
-  if (pixel >= p.rows * row_pixels) return;
   const int row = pixel / row_pixels, place = pixel - row * row_pixels;
   const int window = place / p.window_columns, column = place - window * p.window_columns;
   const int y = row - p.pads_begin[0], x = window * p.window_step + column - p.pads_begin[1];
-  const int first_channel = static_cast<int>(blockIdx.y) * kInterleaveChannels;
-  const int channels = min(p.in_channels - first_channel, kInterleaveChannels);
+  const int first_channel = static_cast<int>(blockIdx.y) * p.block_channels;
+  const int channels = min(p.in_channels - first_channel, p.block_channels);
   const auto eight = static_cast<long long>(blockIdx.z);
   const long long plane = static_cast<long long>(p.in_h) * p.in_w, image = p.in_channels * plane;
   const long long step = p.strips == 0 ? image : static_cast<long long>(p.strip_step) * p.in_w;
@@ -28,16 +28,30 @@ __device__ __forceinline__ void Interleave(const InterleaveParams& p) {
     const int image_y = y + j * p.strip_step;
     is_inside[j] = j < images && image_y >= 0 && image_y < p.in_h && x >= 0 && x < p.in_w;
   }
-  const Half* from = static_cast<const Half*>(p.x) + first_image * image + first_channel * plane + (y * p.in_w + x);
+  const T* from = static_cast<const T*>(p.x) + first_image * image + first_channel * plane + (y * p.in_w + x);
   uint4* to = static_cast<uint4*>(p.out) + (eight * p.in_channels + first_channel) * (p.rows * row_pixels) + pixel;
   WaitForLaunchBefore();
 #pragma unroll 2
   for (int i = 0; i < channels; ++i, from += plane, to += p.rows * row_pixels) {
-    Half halves[kTensorImages];
+    T values[kTensorImages];
 #pragma unroll
-    for (int j = 0; j < kTensorImages; ++j) halves[j] = is_inside[j] ? LoadOnce(from + j * step) : Half{0};
-    *to = {Joined(halves[0], halves[1]), Joined(halves[2], halves[3]), Joined(halves[4], halves[5]),
-           Joined(halves[6], halves[7])};
+    for (int j = 0; j < kTensorImages; ++j) values[j] = is_inside[j] ? LoadOnce(from + j * step) : T{0};
+    *to = RoundedEight(values, magnitude);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void Interleave(const InterleaveParams& p) {
+  LetNextLaunchBegin();
+  Magnitude magnitude;
+  const int pixel = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (pixel < p.rows * p.windows * p.window_columns) {
+    InterleavePixel<T>(p, pixel, magnitude);
+  } else {
+    WaitForLaunchBefore();
+  }
+  if constexpr (sizeof(T) == sizeof(float)) {
+    magnitude.Store(p.magnitudes + (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
   }
 }
 

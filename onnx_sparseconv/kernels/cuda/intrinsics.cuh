@@ -213,6 +213,10 @@ __device__ __forceinline__ void StoreShared(Shared address, unsigned value) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void StoreSharedPair(Shared address, unsigned a, unsigned b) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+
 __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }

@@ -51,6 +51,15 @@ struct CsrParams {
   int pads_begin[3];
 };
 
+// Computes a float convolution once more, on a GPU that multiplied halves, unless these held X well enough:
+// `sparseconv_recompute`. Grid: as the CSR kernel's of sub_batch 1, or smaller.
+struct RecomputeParams {
+  CsrParams csr;
+  const unsigned* magnitudes;  // of X, as what rounded it to halves noted them
+  int num_magnitudes;
+  unsigned* happened;  // in the host's memory: becomes 1 where it was computed
+};
+
 // Adds up the sums that several blocks computed of the same outputs: `sparseconv_reduce_<f32|f16>`, a thread for each
 // output, and `sparseconv_reduce_vectors`, float16 on sm_90a, a thread for kReduceVector.
 //
@@ -244,7 +253,8 @@ struct TensorParams {
   int sum_pitch;      // words from one row of outputs to the next, in shared memory
 };
 
-// Interleaves images: `sparseconv_interleave`, halves. X as the warpgroup kernel reads it, with the padding:
+// Interleaves images: `sparseconv_interleave`, and `sparseconv_interleave_f32`, which rounds floats to halves. X as the
+// warpgroup kernel reads it, with the padding:
 //
 //   out [eights of images][C][rows][windows][window_columns][8 images]
 //
@@ -252,13 +262,14 @@ struct TensorParams {
 // are zeros. With few images, each is an eight by itself: its `strips`, as many neighbouring rows of outputs each, take
 // the place of the eight images, and `rows` are those of a strip.
 //
-// Grid: x = pixels, a thread each, y = kInterleaveChannels channels each, z = eights.
-constexpr int kInterleaveChannels = 4;
+// Grid: x = pixels, a thread each, y = block_channels channels each, z = eights.
 struct InterleaveParams {
   const void* x;  // [N, C, H, W]
   void* out;
+  unsigned* magnitudes;  // of floats, [blocks], the largest that each saw, as bits; x fastest, z slowest
   int batch;
   int in_channels;
+  int block_channels;
   int in_h, in_w;
   int strips;      // of an image; 0 where eights are of images
   int strip_step;  // rows of X from one strip to the next, else 0
@@ -286,6 +297,7 @@ struct WarpgroupParams {
   const unsigned* chunk_begins;  // [chunks + 1], in units of 16 bytes
   const unsigned* block_begins;  // [groups * row_blocks_per_group + 1], first chunks
   const int* channels;           // [chunks][kWgmmaChannels], of the group
+  const float* scales;           // [K], by which sums are multiplied before all else; of floats alone
   int header_bytes;              // of a chunk
   int input_bytes;               // of a stage, a multiple of 128; behind them, the weight's part
   int table_bytes;               // behind the stages, a multiple of 16; behind them, barriers
@@ -295,9 +307,9 @@ struct WarpgroupParams {
 constexpr int kWgmmaRowPitch = 64 + 16;
 constexpr int kWgmmaRowBytes = kWgmmaProductThreads * kWgmmaRowPitch;
 
-// The warpgroup kernel, float16 on sm_90a: `sparseconv_wgmma_p<positions>`. wgmma_conv.cuh says how it works. The
-// tile's X is what `sparseconv_interleave` wrote; a pixel holds 8 images, or strips of one: then the tile's batch and
-// out_h are as if each strip were an image.
+// The warpgroup kernel on sm_90a: `sparseconv_wgmma_p<positions>`, float16, and `sparseconv_wgmma_f32_p<positions>`.
+// wgmma_conv.cuh says how it works. The tile's X is what the interleaving kernel wrote; a pixel holds 8 images, or
+// strips of one: then the tile's batch and out_h are as if each strip were an image.
 //
 // A warpgroup computes one row tile, at one run of positions: run_lines neighbouring rows of outputs, run_w columns of
 // each. The table has an entry for each of a tile's pixels.
@@ -374,8 +386,8 @@ struct RingParams {
 // Positions of a plane that lie together in a pixel of the pointwise kernel, a segment; the last one may have fewer.
 constexpr int kSegmentPositions = 8;
 
-// The pointwise kernel, float16 on sm_90a: `sparseconv_pointwise_s<segments>`, for 1x1. pointwise_conv.cuh says how it
-// works.
+// The pointwise kernel on sm_90a, for 1x1: `sparseconv_pointwise_s<segments>`, float16, and
+// `sparseconv_pointwise_f32_s<segments>`. pointwise_conv.cuh says how it works.
 //
 // The tile's rows (tiles_y, tile_h) are images, its columns segments; there are no eights of images. A warpgroup
 // computes one row tile at one run: run_segments segments of each of run_images images. Where a tile has two runs, the
@@ -436,20 +448,22 @@ struct OctetParams {
   int num_tiles;
 };
 
-// On their way to Y, outputs of a warp lie in 8 segments of 16 rows, and 16 bytes that keep segments apart.
+// On their way to Y, outputs of a warp lie in 8 segments of 16 rows, and 16 bytes that keep segments apart; floats, in
+// half as many segments.
 constexpr int kPointwisePartSegments = 8;
 constexpr int kPointwisePitch = 16 * 16 + 16;
 constexpr int kPointwisePartBytes = kWgmmaProductThreads / 32 * kPointwisePartSegments * kPointwisePitch;
 
 // Copies the positions of planes that a pointwise convolution reads, such that each plane begins at a multiple of 16
-// bytes: `sparseconv_gather`, halves. out [planes][segments][kSegmentPositions]; positions outside of X are zeros,
-// those behind a plane's last one anything.
+// bytes: `sparseconv_gather`, and `sparseconv_gather_f32`, which rounds floats to halves. out
+// [planes][segments][kSegmentPositions]; positions outside of X are zeros, those behind a plane's last one anything.
 //
 // Grid: x = blocks of threads, which go through the segments of all planes.
 struct GatherParams {
   const void* x;  // [planes, in_h, in_w]
   void* out;
-  int num_segments;  // of all planes
+  unsigned* magnitudes;  // of floats, [gridDim.x], as of InterleaveParams
+  int num_segments;      // of all planes
   int plane_segments;
   int in_h, in_w;
   int out_h, out_w;

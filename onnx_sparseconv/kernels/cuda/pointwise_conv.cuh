@@ -1,4 +1,4 @@
-// Sparse 1x1 convolution by warpgroups of sparse tensor cores (float16, sm_90a).
+// Sparse 1x1 convolution by warpgroups of sparse tensor cores (sm_90a).
 //
 // A 1x1 convolution multiplies the weight by planes of X as they lie in memory, row after row. So 8 neighbouring
 // positions of a plane, a segment, are what 8 images are to the kernel for windows: X is staged as it is, in copies of
@@ -8,21 +8,22 @@
 //
 // Such a layer waits for memory, not for products. So there are many stages: copies of a tile are on their way while
 // the one before it is finished. A residual takes the same way: behind a tile's channels, the planes of the residual
-// are staged like further channels, 32 of them at a time, and added to the sums from there.
+// are staged like further channels, 32 of them at a time, and added to the sums from there. One of floats is added
+// where outputs are stored.
 #pragma once
 
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
 
-template <int kSegments>
+template <class T, int kSegments>
 class PointwiseConv : private Warpgroups {
  public:
   __device__ __forceinline__ PointwiseConv(const PointwiseParams& params, const void* shared)
       : Warpgroups(params.common, shared),
         p_(params),
         chunks_(ChunksOf(TileAt(static_cast<int>(blockIdx.x)))),
-        part_(Filled(t_.num_stages) + threadIdx.x / 32 * kPointwisePartSegments * kPointwisePitch) {}
+        part_(Filled(t_.num_stages) + threadIdx.x / 32 * kPartSegments * kPitch) {}
 
   __device__ __forceinline__ void Run() {
     LetNextLaunchBegin();
@@ -39,7 +40,12 @@ class PointwiseConv : private Warpgroups {
   static constexpr unsigned kRunBytes = kSegments * kWgmmaPixelBytes;  // of a stage
   static constexpr int kMaxRuns = 2;
   static constexpr int kWarpRows = 16;
-  static constexpr int kPartSegments = kPointwisePartSegments;
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
+  // Of outputs on their way: positions of a segment lie together, of 16 rows.
+  static constexpr int kOutBytes = kSegmentPositions * sizeof(T);
+  static constexpr int kPitch = kWarpRows * kOutBytes + 16;
+  static constexpr int kPartSegments = kPointwisePartSegments * sizeof(Half) / sizeof(T);
+  static_assert(kWgmmaProductThreads / 32 * kPartSegments * kPitch <= kPointwisePartBytes);
   static constexpr int kParts = kSegments / kPartSegments;
 
   __device__ __forceinline__ int Runs() const {
@@ -114,7 +120,7 @@ class PointwiseConv : private Warpgroups {
         WaitForLaunchBefore();  // the weight, and where planes lie, need no such wait
         stage(x);
       }
-      if (t_.epilogue.residual == nullptr) return;
+      if (kIsFloat || t_.epilogue.residual == nullptr) return;
       WaitForLaunchBefore();
       const Source residual = source_of(t_.epilogue.residual, p_.residual_plane_bytes, t_.out_channels,
                                         tile.group * t_.group_out_channels, tile);
@@ -204,7 +210,7 @@ class PointwiseConv : private Warpgroups {
     unsigned meta = 0;
     Position at;
     const int num_chunks = Uniform(chunks_.count);
-    const Biases biases = BiasesOf(TileAt(static_cast<int>(blockIdx.x)), row_tile);
+    const Finishes<T> finishes = FinishesOf<T>(TileAt(static_cast<int>(blockIdx.x)), row_tile);
     ForTiles([&](const Tile& tile) {
       if (num_chunks == 0) ClearSums();
       for (at.chunk = 0; at.chunk < num_chunks; Advance(at)) {
@@ -216,8 +222,8 @@ class PointwiseConv : private Warpgroups {
         MultiplyChunk(StageAddress(at.stage), operands, meta, at.chunk > 0);
         Release(at.stage);
       }
-      if (t_.epilogue.residual != nullptr) AddResiduals(at, row_tile, operands.input);
-      StoreTile(OutputsOf(tile, row_tile), run, biases);
+      if (!kIsFloat && t_.epilogue.residual != nullptr) AddResiduals(at, row_tile, operands.input);
+      StoreTile(OutputsOf(tile, row_tile), run, finishes);
     });
   }
 
@@ -268,10 +274,10 @@ class PointwiseConv : private Warpgroups {
 
   // Where the sums of a warp belong in Y.
   struct Outputs {
-    Half* first;   // that of its first channel, in the tile's first image and at its first segment
-    int images;    // of the tile's, those that are in Y
-    int place;     // positions of a plane before the tile's first
-    int channels;  // those that are in Y
+    long long first;  // index of that of its first channel, in the tile's first image and at its first segment
+    int images;       // of the tile's, those that are in Y
+    int place;        // positions of a plane before the tile's first
+    int channels;     // those that are in Y
   };
 
   __device__ __forceinline__ Outputs OutputsOf(const Tile& tile, int row_tile) const {
@@ -279,7 +285,7 @@ class PointwiseConv : private Warpgroups {
     const int channel = FirstChannel(tile, row_tile);
     outputs.place = tile.x * kSegmentPositions;
     outputs.first =
-        static_cast<Half*>(t_.y) + blockIdx.y * p_.y_part +
+        blockIdx.y * p_.y_part +
         (static_cast<long long>(tile.y) * t_.out_channels + tile.group * t_.group_out_channels + channel) * p_.plane +
         outputs.place;
     outputs.images = t_.batch - tile.y;
@@ -288,14 +294,14 @@ class PointwiseConv : private Warpgroups {
   }
 
   // Outputs pass through shared memory, a part of a warp's at a time: so neighbouring lanes store neighbours.
-  __device__ __forceinline__ void StoreTile(const Outputs& outputs, int run, const Biases& biases) const {
+  __device__ __forceinline__ void StoreTile(const Outputs& outputs, int run, const Finishes<T>& finishes) const {
     const int segments = p_.run_images * p_.run_segments;
 #pragma unroll 1
     for (int i = 0; i < kParts && i * kPartSegments < segments; ++i) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         // Sums must be named by constants. What is added to them would be for all parts before the first one.
-        if (part == i) KeepPart(part, {Unforeseen(biases.lower), Unforeseen(biases.upper)});
+        if (part == i) KeepPart(part, {finishes.lower.Unforeseen(), finishes.upper.Unforeseen()});
       }
       WaitForWarp();
       StorePart(outputs, run, i);
@@ -304,13 +310,17 @@ class PointwiseConv : private Warpgroups {
   }
 
   __device__ __forceinline__ Shared PartAddress(int segment, int row) const {
-    return part_ + static_cast<unsigned>(segment * kPointwisePitch + row * static_cast<int>(kPixelBytes));
+    return part_ + static_cast<unsigned>(segment * kPitch + row * kOutBytes);
   }
 
-  // Finishes outputs.
-  __device__ __forceinline__ void KeepPart(int part, const Biases& biases) const {
+  // Whether the residual is still to be added to what is stored.
+  __device__ __forceinline__ bool AddsAtStores() const { return kIsFloat && t_.epilogue.residual != nullptr; }
+
+  // Finishes outputs, but those to which a residual is still to be added.
+  __device__ __forceinline__ void KeepPart(int part, const Finishes<T>& finishes) const {
     const Epilogue& e = t_.epilogue;
-    const Half2 least = e.activation == kRelu ? 0u : kTwiceMinusInfinity;
+    const bool is_final = !AddsAtStores();
+    const unsigned least = is_final ? Least<T>() : kNoLeast<T>;
     constexpr int kAtOnce = 4;  // segments
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -320,15 +330,19 @@ class PointwiseConv : private Warpgroups {
 #pragma unroll
         for (int i = 0; i < 2 * kAtOnce; ++i) {
           const int segment = part * kPartSegments + first + i / 2;
-          sums.at[i] = sums_[4 * segment + 2 * upper + i % 2] + (upper == 0 ? biases.lower : biases.upper);
+          sums.at[i] = (upper == 0 ? finishes.lower : finishes.upper)(sums_[4 * segment + 2 * upper + i % 2]);
         }
-        if (e.activation != kNoActivation && e.activation != kRelu) {
-          sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
-        }
+        if (is_final && HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          StoreShared(PartAddress(first + i, static_cast<int>(Lane()) / 4 + 8 * upper) + Lane() % 4 * 4,
-                      AtLeast(least, ToHalves(sums.at[2 * i], sums.at[2 * i + 1])));
+          const Shared to = PartAddress(first + i, static_cast<int>(Lane()) / 4 + 8 * upper) +
+                            Lane() % 4 * static_cast<unsigned>(2 * sizeof(T));
+          const float* pair = sums.at + 2 * i;
+          if constexpr (kIsFloat) {
+            StoreSharedPair(to, Word<T>(least, pair), Word<T>(least, pair + 1));
+          } else {
+            StoreShared(to, Word<T>(least, pair));
+          }
         }
       }
     }
@@ -336,7 +350,7 @@ class PointwiseConv : private Warpgroups {
 
   __device__ __forceinline__ void StorePart(const Outputs& outputs, int run, int part) const {
     if (p_.out_columns == 8) {
-      StoreColumns<8>(outputs, run, part);
+      if constexpr (!kIsFloat) StoreColumns<8>(outputs, run, part);
     } else if (p_.out_columns == 4) {
       StoreColumns<4>(outputs, run, part);
     } else if (p_.out_columns == 2) {
@@ -358,14 +372,55 @@ class PointwiseConv : private Warpgroups {
       const SegmentPlace place = PlaceOfSegment(run, part * kPartSegments + segment);
       const int step = place.segment * kSegmentPositions + column;
       if (place.image >= outputs.images || outputs.place + step >= p_.plane) continue;
-      Half* to = outputs.first + (static_cast<long long>(place.image) * t_.out_channels + row) * p_.plane + step;
-      const Shared from = PartAddress(segment, row) + static_cast<unsigned>(2 * column);
+      const long long first =
+          outputs.first + (static_cast<long long>(place.image) * t_.out_channels + row) * p_.plane + step;
+      const Shared from = PartAddress(segment, row) + static_cast<unsigned>(static_cast<int>(sizeof(T)) * column);
+      const int rows = outputs.channels - row;
+      if constexpr (kIsFloat) {
+        if (AddsAtStores()) {
+          StoreSums<kColumns, kRowsAtOnce>(first, from, rows);
+          continue;
+        }
+      }
+      T* to = static_cast<T*>(t_.y) + first;
 #pragma unroll 4
       for (int i = 0; i < kWarpRows; i += kRowsAtOnce, to += kRowsAtOnce * p_.plane) {
-        if (row + i >= outputs.channels) break;
-        Columns<kColumns> columns;
-        columns.LoadShared(from + static_cast<unsigned>(i) * kPixelBytes);
+        if (i >= rows) break;
+        Columns<kColumns * sizeof(T)> columns;
+        columns.LoadShared(from + static_cast<unsigned>(i * kOutBytes));
         columns.Store(to);
+      }
+    }
+  }
+
+  // Outputs from index `first` on, kRowsAtOnce rows apart, with the residual: several of it are on their way together.
+  template <int kColumns, int kRowsAtOnce>
+  __device__ __forceinline__ void StoreSums(long long first, Shared from, int rows) const {
+    constexpr int kAtOnce = kWarpRows / kRowsAtOnce < 4 ? kWarpRows / kRowsAtOnce : 4, kCount = kVector<float>;
+    const Epilogue& e = t_.epilogue;
+    const unsigned least = Least<T>();
+    const long long step = static_cast<long long>(kRowsAtOnce) * p_.plane;
+#pragma unroll 1
+    for (int begin = 0; begin < kWarpRows; begin += kAtOnce * kRowsAtOnce, first += kAtOnce * step) {
+      Columns<kColumns * sizeof(T)> residuals[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i * kRowsAtOnce < rows) residuals[i].Load(static_cast<const T*>(e.residual) + first + i * step);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (begin + i * kRowsAtOnce >= rows) break;
+        Columns<kColumns * sizeof(T)> columns;
+        columns.LoadShared(from + static_cast<unsigned>((begin + i * kRowsAtOnce) * kOutBytes));
+        Floats<kCount> sums = {};
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) {
+          sums.at[j] = BitsToFloat(columns.words[j]) + BitsToFloat(residuals[i].words[j]);
+        }
+        if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+#pragma unroll
+        for (int j = 0; j < kColumns; ++j) columns.words[j] = Word<T>(least, sums.at + j);
+        columns.Store(static_cast<T*>(t_.y) + first + i * step);
       }
     }
   }

@@ -104,12 +104,12 @@ class TensorTile {
     return static_cast<unsigned>(row * t_.strides[1] * t_.line_pitch + PlaceOf(column));
   }
 
-  // Of a channel of the tile's group; there may be no such channel.
+  // Of a channel of the tile's group; there may be no such channel. T is the type of the bias.
+  template <class T = Half>
   __device__ __forceinline__ float BiasOf(const Tile& tile, int channel) const {
     const bool has_bias = t_.epilogue.bias != nullptr && channel < t_.group_out_channels;
-    return has_bias ? ToFloat(LoadOnce(static_cast<const Half*>(t_.epilogue.bias) + tile.group * t_.group_out_channels +
-                                       channel))
-                    : 0.0f;
+    const T* biases = static_cast<const T*>(t_.epilogue.bias);
+    return has_bias ? LoadElementOnce(biases + tile.group * t_.group_out_channels + channel) : 0.0f;
   }
 
   const TileParams& t_;

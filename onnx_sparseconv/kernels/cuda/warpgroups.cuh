@@ -1,4 +1,7 @@
-// What the kernels of warpgroups of sparse tensor cores have in common (float16, sm_90a).
+// What the kernels of warpgroups of sparse tensor cores have in common (sm_90a).
+//
+// They multiply halves and add up floats. X, Y, bias and residual are of a type T, Half or float; floats are rounded to
+// halves before (interleave.cuh, gather.cuh), to as many bits as TF32 has.
 //
 // Two whole matrices are read from shared memory by the tensor cores themselves (wgmma.mma_async.sp): they find eight
 // halves of eight channels in 128 contiguous bytes. So a pixel of a stage holds 8 halves of 32 channels, and what the
@@ -108,9 +111,23 @@ class Warpgroups : protected TensorTile {
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
-  // Biases of the thread's channels.
-  struct Biases {
-    float lower, upper;
+  // What is done to a channel's sums of products: those of floats have a weight that was scaled such that it is well
+  // within the range of halves.
+  template <class T>
+  struct Finish {
+    float scale, bias;
+
+    __device__ __forceinline__ float operator()(float sum) const {
+      return sizeof(T) == sizeof(float) ? sum * scale + bias : sum + bias;
+    }
+    // The same, unforeseen.
+    __device__ __forceinline__ Finish Unforeseen() const { return {cuda::Unforeseen(scale), cuda::Unforeseen(bias)}; }
+  };
+
+  // Of the thread's channels.
+  template <class T>
+  struct Finishes {
+    Finish<T> lower, upper;
   };
 
   // Of the warp; those of the thread are the one Lane() / 4 behind it, and the one 8 behind that.
@@ -118,67 +135,110 @@ class Warpgroups : protected TensorTile {
     return (tile.first_row_tile + row_tile) * kRows + static_cast<int>(threadIdx.x % kWarpgroup) / 32 * 16;
   }
 
-  __device__ __forceinline__ Biases BiasesOf(const Tile& tile, int row_tile) const {
+  template <class T>
+  __device__ __forceinline__ Finishes<T> FinishesOf(const Tile& tile, int row_tile) const {
     const int channel = FirstChannel(tile, row_tile) + static_cast<int>(Lane()) / 4;
-    return {BiasOf(tile, channel), BiasOf(tile, channel + 8)};
+    return {FinishOf<T>(tile, channel), FinishOf<T>(tile, channel + 8)};
+  }
+
+  template <class T>
+  __device__ __forceinline__ Finish<T> FinishOf(const Tile& tile, int channel) const {
+    const bool is_scaled = sizeof(T) == sizeof(float) && channel < t_.group_out_channels;
+    return {is_scaled ? w_.scales[tile.group * t_.group_out_channels + channel] : 1.0f, BiasOf<T>(tile, channel)};
+  }
+
+  // Neighbouring values, 16 bytes of them.
+  template <class T>
+  static constexpr int kVector = 16 / sizeof(T);
+
+  template <class T>
+  static __device__ __forceinline__ void Add(const uint4& vector, Floats<kVector<T>>& sums) {
+    const unsigned words[] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (int i = 0; i < kVector<T>; ++i) {
+      if constexpr (sizeof(T) == sizeof(float)) {
+        sums.at[i] += BitsToFloat(words[i]);
+      } else {
+        sums.at[i] += ToFloat(i % 2 == 0 ? Lower(words[i / 2]) : Upper(words[i / 2]));
+      }
+    }
+  }
+
+  // What a Relu does is done to what is stored, with a bound that changes nothing where there is none.
+  __device__ __forceinline__ bool HasActivation() const {
+    return t_.epilogue.activation != kNoActivation && t_.epilogue.activation != kRelu;
+  }
+  template <class T>
+  static constexpr unsigned kNoLeast = sizeof(T) == sizeof(float) ? 0xFF800000u : kTwiceMinusInfinity;
+  template <class T>
+  __device__ __forceinline__ unsigned Least() const {
+    return t_.epilogue.activation == kRelu ? 0u : kNoLeast<T>;
+  }
+  // Two halves, or a float, at least `least`; NaN stays NaN.
+  template <class T>
+  static __device__ __forceinline__ unsigned Word(unsigned least, const float* sums) {
+    if constexpr (sizeof(T) == sizeof(float))
+      return FloatToBits(Larger(BitsToFloat(least), sums[0]));
+    else
+      return AtLeast(least, ToHalves(sums[0], sums[1]));
   }
 
   // A barrier, not __syncwarp: behind that, the compiler lets products wait for each other.
   __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(2 + static_cast<int>(threadIdx.x) / 32, 32); }
 
-  // Neighbouring halves.
-  template <int kColumns>
+  // Neighbouring elements, so many bytes of them: a half, or a whole vector of 4, 8 or 16 bytes.
+  template <int kBytes>
   struct Columns {
-    Half2 pairs[(kColumns + 1) / 2] = {};
+    unsigned words[(kBytes + 3) / 4] = {};
 
-    __device__ __forceinline__ void Load(const Half* from) {
-      if constexpr (kColumns == 1) {
-        pairs[0] = LoadOnce(from);
-      } else if constexpr (kColumns == 2) {
-        pairs[0] = LoadOnce(reinterpret_cast<const Half2*>(from));
-      } else if constexpr (kColumns == 4) {
-        const uint2 words = LoadOnce(reinterpret_cast<const uint2*>(from));
-        pairs[0] = words.x, pairs[1] = words.y;
+    __device__ __forceinline__ void Load(const void* from) {
+      if constexpr (kBytes == 2) {
+        words[0] = LoadOnce(static_cast<const Half*>(from));
+      } else if constexpr (kBytes == 4) {
+        words[0] = LoadOnce(static_cast<const unsigned*>(from));
+      } else if constexpr (kBytes == 8) {
+        const uint2 pair = LoadOnce(static_cast<const uint2*>(from));
+        words[0] = pair.x, words[1] = pair.y;
       } else {
-        Set(LoadOnce(reinterpret_cast<const uint4*>(from)));
+        Set(LoadOnce(static_cast<const uint4*>(from)));
       }
     }
 
     __device__ __forceinline__ void LoadShared(Shared from) {
-      if constexpr (kColumns == 1) {
-        pairs[0] = LoadSharedHalf(from);
-      } else if constexpr (kColumns == 2) {
-        pairs[0] = cuda::LoadShared(from);
-      } else if constexpr (kColumns == 4) {
-        LoadSharedPair(from, pairs[0], pairs[1]);
+      if constexpr (kBytes == 2) {
+        words[0] = LoadSharedHalf(from);
+      } else if constexpr (kBytes == 4) {
+        words[0] = cuda::LoadShared(from);
+      } else if constexpr (kBytes == 8) {
+        LoadSharedPair(from, words[0], words[1]);
       } else {
         Set(LoadSharedVector(from));
       }
     }
 
-    __device__ __forceinline__ void Store(Half* to) const {
-      if constexpr (kColumns == 1) {
-        StoreOnce(to, Lower(pairs[0]));
-      } else if constexpr (kColumns == 2) {
-        StoreOnce(reinterpret_cast<Half2*>(to), pairs[0]);
-      } else if constexpr (kColumns == 4) {
-        StoreOnce(reinterpret_cast<uint2*>(to), uint2{pairs[0], pairs[1]});
+    __device__ __forceinline__ void Store(void* to) const {
+      if constexpr (kBytes == 2) {
+        StoreOnce(static_cast<Half*>(to), Lower(words[0]));
+      } else if constexpr (kBytes == 4) {
+        StoreOnce(static_cast<unsigned*>(to), words[0]);
+      } else if constexpr (kBytes == 8) {
+        StoreOnce(static_cast<uint2*>(to), uint2{words[0], words[1]});
       } else {
-        StoreOnce(reinterpret_cast<uint4*>(to), uint4{pairs[0], pairs[1], pairs[2], pairs[3]});
+        StoreOnce(static_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
       }
     }
 
     __device__ __forceinline__ void StoreShared(Shared to) const {
-      if constexpr (kColumns == 1) {
-        StoreSharedHalf(to, Lower(pairs[0]));
+      if constexpr (kBytes == 2) {
+        StoreSharedHalf(to, Lower(words[0]));
       } else {
 #pragma unroll
-        for (unsigned i = 0; i < kColumns / 2; ++i) cuda::StoreShared(to + 4 * i, pairs[i]);
+        for (unsigned i = 0; i < kBytes / 4; ++i) cuda::StoreShared(to + 4 * i, words[i]);
       }
     }
 
-    __device__ __forceinline__ void Set(const uint4& words) {
-      pairs[0] = words.x, pairs[1] = words.y, pairs[2] = words.z, pairs[3] = words.w;
+    __device__ __forceinline__ void Set(const uint4& four) {
+      words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
     }
   };
 

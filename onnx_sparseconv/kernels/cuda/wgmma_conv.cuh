@@ -1,4 +1,4 @@
-// Sparse convolution by warpgroups of sparse tensor cores (float16, sm_90a).
+// Sparse convolution by warpgroups of sparse tensor cores (sm_90a).
 //
 // As in tensor_conv.cuh, weights without structure become 2:4 by another order of what is summed, and the input is
 // staged as pixels of 8 images; warpgroups.cuh says in which order. 32 columns are the same tap of 32 channels.
@@ -16,7 +16,7 @@
 
 namespace sparseconv::cuda {
 
-template <int kPositions>
+template <class T, int kPositions>
 class WgmmaConv : private Warpgroups {
  public:
   __device__ __forceinline__ WgmmaConv(const WgmmaParams& params, const void* shared)
@@ -122,7 +122,7 @@ class WgmmaConv : private Warpgroups {
     ForTiles([&](const Tile& tile) {
       const Chunks chunks = ChunksOf(tile);
       const int num_chunks = Uniform(chunks.count);
-      const Biases biases = BiasesOf(tile, static_cast<int>(row_tile));
+      const Finishes<T> finishes = FinishesOf<T>(tile, static_cast<int>(row_tile));
       if (num_chunks == 0) ClearSums();
       for (at.chunk = 0; at.chunk < num_chunks; Advance(at)) {
         WaitForBarrier(Filled(at.stage), at.round % 2);
@@ -133,7 +133,7 @@ class WgmmaConv : private Warpgroups {
           Release(at.stage);
         }
       }
-      StoreTile(OutputsOf(tile, static_cast<int>(row_tile), run), biases);
+      StoreTile(OutputsOf(tile, static_cast<int>(row_tile), run), finishes);
     });
   }
 
@@ -222,17 +222,18 @@ class WgmmaConv : private Warpgroups {
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 
-  // Outputs pass through shared memory, a part of a warp's at a time: those of 8 channels of 4 images, a row for each.
-  // So neighbouring lanes store neighbouring columns.
-  static constexpr int kParts = 4;
+  // Outputs pass through shared memory, a part of a warp's at a time: those of 8 channels of 4 images, a row of 64
+  // bytes for each. So neighbouring lanes store neighbouring columns.
   static constexpr int kPartRows = 32;
-  static constexpr int kVector = 8;  // halves that are kept together
+  static constexpr int kPartPositions = 64 / sizeof(T);
+  static constexpr int kParts = 4 * kMaxWgmmaPositions / kPartPositions;
 
-  // Which of a thread's sums make up a part: of its two channels, and of the images of a pair.
+  // Which of a thread's sums make up a part: of its two channels, of the images of a pair, and of its positions.
   struct Part {
-    int upper, odd;
+    int upper, odd, first;
 
-    __device__ __forceinline__ explicit Part(int index) : upper(index / 2), odd(index % 2) {}
+    __device__ __forceinline__ explicit Part(int index)
+        : upper(index / 2 % 2), odd(index % 2), first(index / 4 * kPartPositions) {}
   };
 
   // Where the sums of a warp belong in Y.
@@ -265,9 +266,9 @@ class WgmmaConv : private Warpgroups {
     return p_.run_lines == 1 ? t_.out_w - x : rows * t_.out_w;
   }
 
-  __device__ __forceinline__ void StoreTile(const Outputs& outputs, const Biases& biases) const {
+  __device__ __forceinline__ void StoreTile(const Outputs& outputs, const Finishes<T>& finishes) const {
 #pragma unroll 1
-    for (int i = 0; i < kParts; ++i) {
+    for (int i = 0; i < kParts && Part(i).first < kPositions; ++i) {
       if (t_.epilogue.residual != nullptr) {
         MovePart<false>(outputs, Part(i));
         WaitForWarp();
@@ -275,7 +276,7 @@ class WgmmaConv : private Warpgroups {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
         // They must be named by constants. What is added to them would be for all parts before the first one.
-        if (part == i) KeepPart(Part(part), Unforeseen(Part(part).upper == 0 ? biases.lower : biases.upper));
+        if (part == i) KeepPart(Part(part), (Part(part).upper == 0 ? finishes.lower : finishes.upper).Unforeseen());
       }
       WaitForWarp();
       MovePart<true>(outputs, Part(i));
@@ -283,38 +284,32 @@ class WgmmaConv : private Warpgroups {
     }
   }
 
+  // Of a part, positions being counted from its first.
   __device__ __forceinline__ Shared RowAddress(int row, int position) const {
-    return rows_ + static_cast<unsigned>(row * kWgmmaRowPitch + 2 * position);
+    return rows_ + static_cast<unsigned>(row * kWgmmaRowPitch + static_cast<int>(sizeof(T)) * position);
   }
 
   // Finishes outputs, where the residuals are that belong to them.
-  __device__ __forceinline__ void KeepPart(const Part& part, float bias) const {
+  __device__ __forceinline__ void KeepPart(const Part& part, const Finish<T>& finish) const {
+    constexpr int kCount = kVector<T>;
     const Epilogue& e = t_.epilogue;
-    const Half2 least = e.activation == kRelu ? 0u : kTwiceMinusInfinity;
+    const unsigned least = Least<T>();
 #pragma unroll
-    for (int first = 0; first < kPositions; first += kVector) {
+    for (int first = 0; first < kPartPositions; first += kCount) {
+      if (part.first + first >= kPositions) continue;
       const Shared address = RowAddress(static_cast<int>(Lane()), first);
-      Floats<kVector> sums;
+      Floats<kCount> sums;
 #pragma unroll
-      for (int i = 0; i < kVector; ++i) {
-        const int position = first + i;
-        sums.at[i] = position < kPositions ? sums_[4 * position + 2 * part.upper + part.odd] + bias : 0.0f;
+      for (int i = 0; i < kCount; ++i) {
+        const int position = part.first + first + i;
+        sums.at[i] = position < kPositions ? finish(sums_[4 * position + 2 * part.upper + part.odd]) : 0.0f;
       }
-      if (e.residual != nullptr) {
-        const uint4 vector = LoadSharedVector(address);
-        const Half2 residuals[] = {vector.x, vector.y, vector.z, vector.w};
+      if (e.residual != nullptr) Add<T>(LoadSharedVector(address), sums);
+      if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+      unsigned words[4];
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) {
-          sums.at[i] += ToFloat(i % 2 == 0 ? Lower(residuals[i / 2]) : Upper(residuals[i / 2]));
-        }
-      }
-      if (e.activation != kNoActivation && e.activation != kRelu) {
-        sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
-      }
-      Half2 halves[kVector / 2];
-#pragma unroll
-      for (int i = 0; i < kVector / 2; ++i) halves[i] = AtLeast(least, ToHalves(sums.at[2 * i], sums.at[2 * i + 1]));
-      StoreSharedVectorIf(1, address, halves);
+      for (int i = 0; i < 4; ++i) words[i] = Word<T>(least, sums.at + i * kCount / 4);
+      StoreSharedVectorIf(1, address, words);
     }
   }
 
@@ -322,7 +317,7 @@ class WgmmaConv : private Warpgroups {
   template <bool kIsOutput>
   __device__ __forceinline__ void MovePart(const Outputs& outputs, const Part& part) const {
     if (p_.out_columns == 8) {
-      MoveColumns<kIsOutput, 8>(outputs, part);
+      if constexpr (sizeof(T) == sizeof(Half)) MoveColumns<kIsOutput, 8>(outputs, part);
     } else if (p_.out_columns == 4) {
       MoveColumns<kIsOutput, 4>(outputs, part);
     } else if (p_.out_columns == 2) {
@@ -334,39 +329,39 @@ class WgmmaConv : private Warpgroups {
 
   template <bool kIsOutput, int kColumns>
   __device__ __forceinline__ void MoveColumns(const Outputs& outputs, const Part& part) const {
-    constexpr int kRowLanes = kMaxWgmmaPositions / kColumns;
-    constexpr int kAtOnce = kColumns == 8 ? 2 : 4;
+    constexpr int kRowLanes = kPartPositions / kColumns, kLaneRows = 32 / kRowLanes;  // at a time
+    constexpr int kAtOnce = kLaneRows == 8 ? 2 : 4;
     const int lane = static_cast<int>(Lane()), position = lane % kRowLanes * kColumns;
-    // Rows go through the pairs of images, then through the channels. Those of a lane are kColumns apart.
-    const int row = lane / kRowLanes, output = p_.run_outputs[position];
+    // Rows go through the pairs of images, then through the channels. Those of a lane are kLaneRows apart.
+    const int row = lane / kRowLanes, output = p_.run_outputs[part.first + position];
     const int all = outputs.images - (output < outputs.last_end ? 0 : 1);
     const int images = static_cast<unsigned>(output) < outputs.end ? all - part.odd - row % 4 * 2 : 0;
     const int channels = outputs.channels - row / 4 - 8 * part.upper;
     const long long index = outputs.first + (row / 4 + 8 * part.upper) * outputs.channel +
                             (row % 4 * 2 + part.odd) * outputs.image + output;
     // Of residuals, nothing is stored.
-    Half* first = static_cast<Half*>(kIsOutput ? t_.y : const_cast<void*>(t_.epilogue.residual)) + index;
+    T* first = static_cast<T*>(kIsOutput ? t_.y : const_cast<void*>(t_.epilogue.residual)) + index;
     const Shared shared = RowAddress(row, position);
 #pragma unroll
-    for (int next = 0; next < kPartRows; next += kAtOnce * kColumns) {
-      Columns<kColumns> columns[kAtOnce];
-      Half* at = first;
+    for (int next = 0; next < kPartRows; next += kAtOnce * kLaneRows) {
+      Columns<kColumns * sizeof(T)> columns[kAtOnce];
+      T* at = first;
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int skipped = next + i * kColumns;
+        const int skipped = next + i * kLaneRows;
         if (kIsOutput) {
           columns[i].LoadShared(shared + static_cast<unsigned>(skipped * kWgmmaRowPitch));
         } else {
           if (skipped % 4 * 2 < images && skipped / 4 < channels) columns[i].Load(at);
-          at += RowStep<kColumns>(outputs, skipped);
+          at += RowStep<kLaneRows>(outputs, skipped);
         }
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int skipped = next + i * kColumns;
+        const int skipped = next + i * kLaneRows;
         if (kIsOutput) {
           if (skipped % 4 * 2 < images && skipped / 4 < channels) columns[i].Store(at);
-          at += RowStep<kColumns>(outputs, skipped);
+          at += RowStep<kLaneRows>(outputs, skipped);
         } else {
           columns[i].StoreShared(shared + static_cast<unsigned>(skipped * kWgmmaRowPitch));
         }
@@ -376,9 +371,9 @@ class WgmmaConv : private Warpgroups {
   }
 
   // In the tensor, from where a lane's row belongs to where its next one does, `skipped` rows behind its first one.
-  template <int kColumns>
+  template <int kLaneRows>
   static __device__ __forceinline__ int RowStep(const Outputs& outputs, int skipped) {
-    const int next = skipped + kColumns;
+    const int next = skipped + kLaneRows;
     return (next / 4 - skipped / 4) * outputs.channel + (next % 4 - skipped % 4) * 2 * outputs.image;
   }
 

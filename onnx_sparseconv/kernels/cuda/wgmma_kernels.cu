@@ -1,5 +1,5 @@
-// The kernels that the library carries, as PTX, for GPUs of compute capability 9.0. kernels/library_ptx.py makes the
-// PTX.
+// The kernels that the library carries, as PTX, for float16 on GPUs of compute capability 9.0. kernels/library_ptx.py
+// makes the PTX.
 #include "gather.cuh"
 #include "interleave.cuh"
 #include "octet_conv.cuh"
@@ -7,10 +7,12 @@
 #include "pointwise_conv.cuh"
 #include "reduce.cuh"
 #include "ring_conv.cuh"
+#include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
 using sparseconv::cuda::Gather;
 using sparseconv::cuda::GatherParams;
+using sparseconv::cuda::Half;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kOctetThreads;
@@ -26,29 +28,23 @@ using sparseconv::cuda::RingParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
-#define SPARSECONV_WARPGROUP_KERNEL(name, Convolution, Params, threads)                                               \
-  extern "C" __global__ void __launch_bounds__(threads, 1) sparseconv_##name(const __grid_constant__ Params params) { \
-    extern __shared__ uint4 wgmma_stages[];                                                                           \
-    Convolution(params, wgmma_stages).Run();                                                                          \
-  }
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p24, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 24>)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 28>)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 30>)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p32, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 32>)
+SPARSECONV_WARPGROUP_KERNEL(octets_n8, OctetParams, kOctetThreads, OctetConv<8>)
+SPARSECONV_WARPGROUP_KERNEL(octets_n15, OctetParams, kOctetThreads, OctetConv<15>)
+SPARSECONV_WARPGROUP_KERNEL(octets_n28, OctetParams, kOctetThreads, OctetConv<28>)
+SPARSECONV_WARPGROUP_KERNEL(octets_n29, OctetParams, kOctetThreads, OctetConv<29>)
+SPARSECONV_WARPGROUP_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
+SPARSECONV_WARPGROUP_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
+SPARSECONV_WARPGROUP_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 24>)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 32>)
 
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p24, WgmmaConv<24>, WgmmaParams, kWgmmaThreads)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p28, WgmmaConv<28>, WgmmaParams, kWgmmaThreads)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p30, WgmmaConv<30>, WgmmaParams, kWgmmaThreads)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p32, WgmmaConv<32>, WgmmaParams, kWgmmaThreads)
-SPARSECONV_WARPGROUP_KERNEL(octets_n8, OctetConv<8>, OctetParams, kOctetThreads)
-SPARSECONV_WARPGROUP_KERNEL(octets_n15, OctetConv<15>, OctetParams, kOctetThreads)
-SPARSECONV_WARPGROUP_KERNEL(octets_n28, OctetConv<28>, OctetParams, kOctetThreads)
-SPARSECONV_WARPGROUP_KERNEL(octets_n29, OctetConv<29>, OctetParams, kOctetThreads)
-SPARSECONV_WARPGROUP_KERNEL(ring_p8, RingConv<8>, RingParams, kRingThreads)
-SPARSECONV_WARPGROUP_KERNEL(ring_p16, RingConv<16>, RingParams, kRingThreads)
-SPARSECONV_WARPGROUP_KERNEL(ring_p32, RingConv<32>, RingParams, kRingThreads)
-SPARSECONV_WARPGROUP_KERNEL(pointwise_s24, PointwiseConv<24>, PointwiseParams, kWgmmaThreads)
-SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseConv<32>, PointwiseParams, kWgmmaThreads)
+extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave<Half>(params); }
 
-extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave(params); }
-
-extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather(params); }
+extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather<Half>(params); }
 
 extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
     sparseconv_reduce_vectors(const ReduceParams params) {

@@ -8,7 +8,13 @@ import pytest
 
 from onnx_sparseconv.errors import CompileError
 from onnx_sparseconv.kernels import library_ptx, nvrtc
-from onnx_sparseconv.kernels.device_sources import EARLY_KERNELS, LIBRARY_KERNELS, TENSOR_KERNELS, WGMMA_KERNELS
+from onnx_sparseconv.kernels.device_sources import (
+    EARLY_KERNELS,
+    LIBRARY_KERNELS,
+    TENSOR_KERNELS,
+    WGMMA_FLOAT_KERNELS,
+    WGMMA_KERNELS,
+)
 from onnx_sparseconv.kernels.library_ptx import library_program, make_ptx, ptx_path
 
 FOR_EVERY_GPU = (
@@ -29,6 +35,9 @@ KERNELS = {
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
     | {f"sparseconv_pointwise_s{n}" for n in (24, 32)}
     | {"sparseconv_interleave", "sparseconv_gather", "sparseconv_reduce_vectors"},
+    WGMMA_FLOAT_KERNELS: {f"sparseconv_wgmma_f32_p{n}" for n in (24, 28, 30, 32)}
+    | {f"sparseconv_pointwise_f32_s{n}" for n in (24, 32)}
+    | {"sparseconv_interleave_f32", "sparseconv_gather_f32", "sparseconv_recompute"},
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 80 registers: three blocks
 # and more on every multiprocessor; 384 of 168: one.
@@ -37,6 +46,7 @@ LIMITS = {
     EARLY_KERNELS: (80, 32, 4096),
     TENSOR_KERNELS: (168, 96, 0),
     WGMMA_KERNELS: (168, 96, 0),
+    WGMMA_FLOAT_KERNELS: (168, 160, 4096),
 }
 COMPILERS = nvrtc.installed()
 OLDEST = next((c for c in COMPILERS if c.version == library_ptx.NVRTC_VERSION), None)
@@ -48,7 +58,7 @@ needs_nvrtc_12_1 = pytest.mark.skipif(OLDEST is None, reason="needs nvidia-cuda-
 @pytest.mark.parametrize(("source", "architecture"), library_ptx.ARCHITECTURES.items())
 def test_the_committed_text_is_for_old_drivers_and_gpus(source, architecture):
     text = ptx_path(source).read_text(encoding="ascii")
-    version = "8.2" if source == WGMMA_KERNELS else "8.1"
+    version = "8.2" if architecture == "90a" else "8.1"
     assert f"\n.version {version}\n.target sm_{architecture}\n" in text
     assert set(re.findall(r"\.entry (\w+)\(", text)) == KERNELS[source]
 
@@ -87,10 +97,11 @@ def test_another_version_of_nvrtc_is_refused(capsys):
 @pytest.mark.parametrize(
     ("source", "architecture"),
     [(source, a) for source in (LIBRARY_KERNELS, EARLY_KERNELS, TENSOR_KERNELS) for a in (75, 80, 86, 89, 90, 100, 120)]
-    + [(WGMMA_KERNELS, 90)],
+    + [(WGMMA_KERNELS, 90), (WGMMA_FLOAT_KERNELS, 90)],
 )
 def test_the_assembler_finds_registers_enough(source, architecture):
-    oldest, is_alone = library_ptx.ARCHITECTURES[source].removesuffix("a"), source == WGMMA_KERNELS
+    oldest = library_ptx.ARCHITECTURES[source].removesuffix("a")
+    is_alone = library_ptx.ARCHITECTURES[source] != oldest
     if architecture < int(oldest):
         pytest.skip(f"{source} is not for sm_{architecture}")
     # NVRTC 12.1 does not assemble wgmma.mma_async.sp, it only writes it.

@@ -440,6 +440,29 @@ EXPORT int cuMemFree_v2(unsigned long long pointer) {
   return result;
 }
 
+EXPORT int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
+  const int result = EnterContext("cuMemHostAlloc");
+  if (result != kSuccess) return result;
+  if (bytes == 0) return kInvalidValue;
+  *pointer = std::malloc(bytes);
+  if (*pointer == nullptr) return kOutOfMemory;
+  std::memset(*pointer, 0xFF, bytes);
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.blocks.insert(*pointer);
+  return kSuccess;
+}
+
+EXPORT int cuMemFreeHost(void* pointer) {
+  const int result = Enter("cuMemFreeHost");
+  if (Current() == nullptr) return kInvalidContext;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  if (s.blocks.erase(pointer) == 0) return kInvalidValue;
+  std::free(pointer);
+  return result;
+}
+
 EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
   const int result = EnterContext("cuMemcpyHtoD_v2");
   if (result != kSuccess) return result;

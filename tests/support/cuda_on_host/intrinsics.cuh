@@ -97,6 +97,9 @@ inline void LoadSharedIf(unsigned condition, unsigned& value, Shared address) {
 }
 inline Half LoadSharedHalf(Shared address) { return cuda_on_host::LoadShared<Half>(address); }
 inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreShared(address, value); }
+inline void StoreSharedPair(Shared address, unsigned a, unsigned b) {
+  cuda_on_host::StoreShared(address, static_cast<uint64_t>(b) << 32 | a);
+}
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
   if (condition != 0) cuda_on_host::StoreShared(address, uint4{words[0], words[1], words[2], words[3]});

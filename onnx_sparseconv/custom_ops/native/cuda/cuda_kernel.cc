@@ -12,6 +12,7 @@
 #include "csr_plan.h"
 #include "driver.h"
 #include "generated_plan.h"
+#include "half_rounding.h"
 #include "images.h"
 #include "library_kernels.h"
 #include "octet_plan.h"
@@ -62,11 +63,12 @@ struct PlanKey {
   int64_t batch;
   Axes in_dims;
   bool is_x_aligned;
-  int x_columns;  // halves that X is aligned to: 4, 2 or 1
+  int x_columns;     // halves that X is aligned to: 4, 2 or 1
+  bool allows_tf32;  // floats may be rounded to as many bits as TF32 has
 
   bool operator==(const PlanKey& other) const {
     return batch == other.batch && in_dims == other.in_dims && is_x_aligned == other.is_x_aligned &&
-           x_columns == other.x_columns;
+           x_columns == other.x_columns && allows_tf32 == other.allows_tf32;
   }
 };
 
@@ -81,6 +83,7 @@ struct Plan {
   std::optional<OctetLaunch> octets;
   std::optional<RingLaunch> ring;
   std::optional<PointwiseLaunch> pointwise;
+  std::optional<RecomputeLaunch> recompute;  // behind a kernel of warpgroups, of floats
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
 
@@ -134,23 +137,28 @@ struct TensorProduct {
 
 // The weight as the warpgroup kernels read it, in device memory, and these kernels.
 struct WgmmaProduct {
-  WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, const WgmmaFacts& about)
+  // `scales` are those of a ScaledWeight, and none where X is of halves.
+  WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, const WgmmaFacts& about,
+               const std::vector<float>& scales)
       : facts(about),
         chunk_begins(RoundedUp(weight.chunks.size())),
         block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
         channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
-        memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        kernels(device.max_shared_bytes - kReservedSharedBytes),
-        pointwise(device.max_shared_bytes - kReservedSharedBytes) {
+        scales_offset(channels + RoundedUp(BytesOf(weight.channels))),
+        memory(context, scales_offset + RoundedUp(BytesOf(scales))),
+        kernels(scales.empty(), device.max_shared_bytes - kReservedSharedBytes),
+        pointwise(scales.empty(), device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.chunks.data(), weight.chunks.size());
     memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
     memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
+    if (!scales.empty()) memory.Upload(scales_offset, scales.data(), BytesOf(scales));
     SynchronizeUploads();  // the host's arrays go now
   }
 
   // All pointers to the weight.
   void Fill(WarpgroupParams* params) const {
+    params->scales = static_cast<const float*>(memory.at(scales_offset));
     params->chunks = memory.at(0);
     params->chunk_begins = static_cast<const unsigned*>(memory.at(chunk_begins));
     params->block_begins = static_cast<const unsigned*>(memory.at(block_begins));
@@ -158,7 +166,7 @@ struct WgmmaProduct {
   }
 
   const WgmmaFacts facts;
-  const size_t chunk_begins, block_begins, channels;  // offsets
+  const size_t chunk_begins, block_begins, channels, scales_offset;  // offsets
   const Memory memory;
   const WgmmaKernels kernels;
   const PointwiseKernels pointwise;
@@ -244,27 +252,32 @@ class CudaKernel final : public Kernel {
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
   std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
-  void PlanWgmma(const PlanKey& key, Plan* plan) const;
+  void PlanWindows(const PlanKey& key, Plan* plan) const;
   std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
+  void WarnOfRange(const ort::Context& context) const;
   static RunningKernel KernelOf(const Call& call);
   void Launch(const Call& call) const;
   template <class Params>
   void LaunchLibrary(FunctionHandle function, LaunchShape shape, const Params& params, StreamHandle stream) const;
   template <class Params>
   static void FillTile(const Call& call, Params* tile);
+  CsrParams MakeCallCsrParams(const Call& call) const;
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
+  void* LendHalves(const Call& call, size_t bytes, const LaunchShape& shape, unsigned** magnitudes,
+                   RecomputeParams* noted, std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
+  void LaunchRecompute(const Call& call, const RecomputeParams& noted) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
-  static void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
-                       std::optional<ort::DeviceScratch>* sums);
+  void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
+                std::optional<ort::DeviceScratch>* sums) const;
   ReduceParams MakeReduceParams(const Call& call, const void* partial, int num_splits, int64_t part_values) const;
-  void ReduceVectors(const Call& call, const void* partial, const LaunchShape& product, int64_t part_values) const;
+  void ReduceParts(const Call& call, const void* partial, const LaunchShape& product, int64_t part_values) const;
   void Pool(const Call& call, const Axes& pooled_dims, void* y) const;
   GeneratedParams MakeGeneratedParams(const Call& call) const;
   Epilogue MakeEpilogue(const Inputs& inputs) const;
@@ -285,9 +298,10 @@ class CudaKernel final : public Kernel {
   std::optional<TensorProduct> tensor_;
   std::optional<WgmmaProduct> wgmma_;
   std::optional<WindowProduct> windows_;
+  std::optional<HostFlag> was_recomputed_;  // a call of floats, on warpgroups
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
-  mutable std::atomic<bool> has_warned_{false};
+  mutable std::atomic<bool> has_warned_{false}, has_warned_of_range_{false};
   mutable std::atomic<RunningKernel> running_{RunningKernel::kCsr};  // in the last call, at first the likely one
 };
 
@@ -328,19 +342,25 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   const bool can_load = device_.architecture == kWgmmaArchitecture && GetDriver().version >= kWgmmaDriver;
-  if (!is_half() || !can_load || !HasWgmmaForm(attributes.weight, geometry_)) {
+  const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
+  if (!can_load || !HasWgmmaForm(halves, geometry_)) {
     if (must_run) {
       Fail(
-          "'sparseconv.cuda_kernel' asks for the warpgroup kernel, which runs float16 in 1-D and 2-D, and 1x1x1; "
-          "weights that are halves, groups of 24 input and 40 output channels at least, kernels of up to 49 "
-          "taps; on compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
+          "'sparseconv.cuda_kernel' asks for the warpgroup kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
+          "halves, or finite floats, groups of 24 input and 40 output channels at least, kernels of up to 49 taps; on "
+          "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
     }
     return;
   }
-  const WgmmaWeight weight = PackWgmmaWeight(attributes.weight, geometry_, ChooseWgmmaForm(geometry_));
-  const WgmmaFacts facts = FactsOf(weight, attributes.weight.values.size());
+  const WgmmaWeight weight = PackWgmmaWeight(halves, geometry_, ChooseWgmmaForm(geometry_));
+  const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
-  wgmma_.emplace(context_, device_, weight, facts);
+  wgmma_.emplace(context_, device_, weight, facts, scaled ? scaled->scales : std::vector<float>());
+  if (!is_half()) {
+    was_recomputed_.emplace(context_);
+    return;  // whether it runs, the calls' provider decides
+  }
   if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
     windows_.emplace(context_, device_, PackWindowWeight(attributes.weight, geometry_));
   }
@@ -413,10 +433,9 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
   return launch;
 }
 
-// Windows, by the fastest one of the kernels of warpgroups.
-void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
+// By the fastest one of the kernels of warpgroups.
+void CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
-  if (!wgmma_ || IsPointwise(geometry_)) return;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
   if (windows_ && key.is_x_aligned) {
     plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
@@ -438,7 +457,6 @@ void CudaKernel::PlanWgmma(const PlanKey& key, Plan* plan) const {
 }
 
 std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
-  if (!wgmma_ || !IsPointwise(geometry_)) return std::nullopt;
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   auto launch = ChoosePointwiseLaunch(geometry_, sizes, batch, device_, wgmma_->facts);
   if (!launch && must_run) {
@@ -467,8 +485,17 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
       Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
     }
   }
-  PlanWgmma(key, &plan);
-  plan.pointwise = PlanPointwise(plan.sizes, key.batch);
+  const bool must_run_wgmma = op_.cuda.kernel == KernelChoice::kWgmma;
+  if (wgmma_ && (is_half() || key.allows_tf32 || must_run_wgmma)) {
+    if (IsPointwise(geometry_)) {
+      plan.pointwise = PlanPointwise(plan.sizes, key.batch);
+    } else {
+      PlanWindows(key, &plan);
+    }
+    if (!is_half() && plan.kernel() == RunningKernel::kWgmma) {
+      plan.recompute = ChooseRecomputeLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_);
+    }
+  }
   if (plan.kernel() == RunningKernel::kCsr) plan.tensor = PlanTensor(plan.sizes, key);
   return plan;
 }
@@ -481,6 +508,14 @@ void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
   context.Warn(Concat(op_.name(), " node '", node_name_, "' runs the ", kernel,
                       " kernel for X of this shape, and may not run its own code for others: its image for sm_",
                       image_->architecture, " does not fit, ", plan.reason));
+}
+
+void CudaKernel::WarnOfRange(const ort::Context& context) const {
+  if (has_warned_of_range_.exchange(true)) return;
+  context.Warn(Concat(op_.name(), " node '", node_name_,
+                      "': a call was computed once more, without tensor cores, which takes far longer: its X has "
+                      "values beyond 65504, or none of 2^-7. With the provider option use_tf32=0, or the session "
+                      "config entry 'sparseconv.cuda_kernel' set to csr, all calls run without tensor cores"));
 }
 
 void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView& tensor) {
@@ -512,13 +547,15 @@ void CudaKernel::Compute(const ort::Context& context) const {
   const PlanKey key{inputs.batch, inputs.in_dims, x_address % kVectorBytes == 0,
                     x_address % (2 * kPairBytes) == 0 ? 4
                     : x_address % kPairBytes == 0     ? 2
-                                                      : 1};
+                                                      : 1,
+                    was_recomputed_ && context.AllowsTf32()};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(key); });
   const ort::Shape shape = OutputShape(inputs, geometry_, plan->sizes.out_dims);
   const Axes y_dims = pool_ ? PooledDims(*pool_, plan->sizes.out_dims, geometry_.spatial_rank) : plan->sizes.out_dims;
   void* y = context.GetOutput(0, pool_ ? PooledShape(shape, geometry_, y_dims) : shape);
   if (inputs.batch == 0) return;
   if (!plan->reason.empty()) WarnOnce(context, *plan);
+  if (was_recomputed_ && was_recomputed_->IsSet()) WarnOfRange(context);
 
   const StreamHandle stream = StreamOf(context);
   ContextHandle stream_context = context_.handle();
@@ -579,12 +616,18 @@ void CudaKernel::LaunchLibrary(FunctionHandle function, LaunchShape shape, const
   cuda::Launch(function, shape, params, stream);
 }
 
-void CudaKernel::LaunchCsr(const Call& call) const {
+// All but the rows of a block.
+CsrParams CudaKernel::MakeCallCsrParams(const Call& call) const {
   CsrParams params = MakeCsrParams(geometry_, call.plan.sizes, call.inputs.batch);
   params.x = call.inputs.x.data;
   params.y = call.y;
   params.epilogue = call.epilogue;
   csr_weight_->Fill(&params);
+  return params;
+}
+
+void CudaKernel::LaunchCsr(const Call& call) const {
+  CsrParams params = MakeCallCsrParams(call);
   const CsrLaunch& launch = call.plan.csr;
   params.block_rows = launch.block_rows;
   LaunchLibrary(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
@@ -618,17 +661,17 @@ void* Lend(const ort::Context& context, const Inputs& inputs, size_t bytes,
 }
 
 // The most columns, up to `columns`, that addresses are multiples of.
-int ColumnsAt(uintptr_t addresses, int columns) {
-  while (addresses % (sizeof(uint16_t) * static_cast<size_t>(columns)) != 0) columns /= 2;
+int ColumnsAt(uintptr_t addresses, int columns, size_t element_bytes) {
+  while (addresses % (element_bytes * static_cast<size_t>(columns)) != 0) columns /= 2;
   return columns;
 }
 
 // Where blocks share tiles, they store sums that are not final, in memory that is lent for them.
 void CudaKernel::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
-                          std::optional<ort::DeviceScratch>* sums) {
+                          std::optional<ort::DeviceScratch>* sums) const {
   const unsigned parts = shape.grid[1];
   if (parts == 1) return;
-  tile->y = Lend(call.context, call.inputs, parts * static_cast<size_t>(part_values) * sizeof(uint16_t), sums);
+  tile->y = Lend(call.context, call.inputs, parts * static_cast<size_t>(part_values) * element_bytes(), sums);
   tile->epilogue = {};
 }
 
@@ -640,14 +683,41 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   wgmma_->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, sums;
   LendSums(call, launch.shape, params.y_part, &tile, &sums);
-  params.out_columns = ColumnsAt(
-      reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual), params.out_columns);
+  params.out_columns =
+      ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual),
+                params.out_columns, element_bytes());
   InterleaveParams interleave = launch.interleave.params;
   interleave.x = tile.x;
-  tile.x = interleave.out = Lend(call.context, call.inputs, launch.interleave.bytes, &x);
+  RecomputeParams noted{};
+  tile.x = interleave.out =
+      LendHalves(call, launch.interleave.bytes, launch.interleave.shape, &interleave.magnitudes, &noted, &x);
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
-  if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
+  if (sums) ReduceParts(call, tile.y, launch.shape, params.y_part);
+  if (call.plan.recompute) LaunchRecompute(call, noted);
+}
+
+// Lends memory for what rounds X to halves, or takes these as they are, by a launch of this shape, and behind it for
+// the magnitudes that its blocks note.
+void* CudaKernel::LendHalves(const Call& call, size_t bytes, const LaunchShape& shape, unsigned** magnitudes,
+                             RecomputeParams* noted, std::optional<ort::DeviceScratch>* scratch) const {
+  if (is_half()) return Lend(call.context, call.inputs, bytes, scratch);
+  const size_t blocks = size_t{shape.grid[0]} * shape.grid[1] * shape.grid[2];
+  auto* memory =
+      static_cast<unsigned char*>(Lend(call.context, call.inputs, bytes + blocks * sizeof(unsigned), scratch));
+  *magnitudes = reinterpret_cast<unsigned*>(memory + bytes);
+  noted->magnitudes = *magnitudes;
+  noted->num_magnitudes = static_cast<int>(blocks);
+  return memory;
+}
+
+// Behind all launches of a call whose X was rounded to halves.
+void CudaKernel::LaunchRecompute(const Call& call, const RecomputeParams& noted) const {
+  RecomputeParams params = noted;
+  params.csr = MakeCallCsrParams(call);
+  params.csr.block_rows = call.plan.recompute->block_rows;
+  params.happened = was_recomputed_->at();
+  cuda::Launch(wgmma_->kernels.Recompute(), call.plan.recompute->shape, params, call.stream);
 }
 
 void CudaKernel::LaunchOctets(const Call& call) const {
@@ -674,23 +744,26 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
   wgmma_->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, residual, sums;
   LendSums(call, launch.shape, params.y_part, &tile, &sums);
-  params.out_columns = ColumnsAt(reinterpret_cast<uintptr_t>(tile.y), params.out_columns);
+  params.out_columns = ColumnsAt(reinterpret_cast<uintptr_t>(tile.y), params.out_columns, element_bytes());
+  RecomputeParams noted{};
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;
-    planes = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &scratch);
+    planes = gather.params.out =
+        LendHalves(call, gather.bytes, gather.shape, &gather.params.magnitudes, &noted, &scratch);
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
   params.x_plane_bytes = launch.must_gather ? 0 : PlaneBytes(tile.x, launch);
   if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
-  if (tile.epilogue.residual != nullptr) {
+  if (is_half() && tile.epilogue.residual != nullptr) {
     params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch);
     if (params.residual_plane_bytes == 0) {
       params.residual_plane_bytes = gathered(tile.epilogue.residual, GatherResidual(launch, device_), residual);
     }
   }
   cuda::Launch(wgmma_->pointwise.Product(launch.segments), launch.shape, params, call.stream);
-  if (sums) ReduceVectors(call, tile.y, launch.shape, params.y_part);
+  if (sums) ReduceParts(call, tile.y, launch.shape, params.y_part);
+  if (call.plan.recompute) LaunchRecompute(call, noted);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.
@@ -737,9 +810,13 @@ ReduceParams CudaKernel::MakeReduceParams(const Call& call, const void* partial,
 }
 
 // The same of what blocks of a warpgroup kernel share.
-void CudaKernel::ReduceVectors(const Call& call, const void* partial, const LaunchShape& product,
-                               int64_t part_values) const {
+void CudaKernel::ReduceParts(const Call& call, const void* partial, const LaunchShape& product,
+                             int64_t part_values) const {
   const ReduceParams reduce = MakeReduceParams(call, partial, static_cast<int>(product.grid[1]), part_values);
+  if (!is_half()) {
+    LaunchLibrary(library_kernels_->Reduce(), ReduceShape(part_values, kReduceThreads), reduce, call.stream);
+    return;
+  }
   LaunchShape shape = ReduceShape(CeilDivide(part_values, int64_t{kReduceVector}), kReduceVectorThreads);
   shape.begins_early = true;
   cuda::Launch(wgmma_->kernels.Reduce(), shape, reduce, call.stream);

@@ -89,11 +89,11 @@ Driver OpenDriver() {
   }
   ResolveAll(library, &driver.device_get, &driver.device_attribute, &driver.primary_context_retain,
              &driver.primary_context_release, &driver.context_current, &driver.context_push, &driver.context_pop,
-             &driver.context_device, &driver.memory_allocate, &driver.memory_free, &driver.copy_to_device,
-             &driver.stream_synchronize, &driver.stream_context, &driver.library_load, &driver.library_unload,
-             &driver.library_kernel, &driver.kernel_function, &driver.function_attribute,
-             &driver.set_function_attribute, &driver.resident_blocks, &driver.active_clusters, &driver.launch_config,
-             &driver.launch);
+             &driver.context_device, &driver.memory_allocate, &driver.memory_free, &driver.host_allocate,
+             &driver.host_free, &driver.copy_to_device, &driver.stream_synchronize, &driver.stream_context,
+             &driver.library_load, &driver.library_unload, &driver.library_kernel, &driver.kernel_function,
+             &driver.function_attribute, &driver.set_function_attribute, &driver.resident_blocks,
+             &driver.active_clusters, &driver.launch_config, &driver.launch);
   driver.function_load.Resolve(library.Find(driver.function_load.name()));
   return driver;
 }
@@ -155,21 +155,42 @@ Context::~Context() {
   if (is_retained_) GetDriver().primary_context_release.Try(device_);
 }
 
+namespace {
+
+// Calls free(driver) while the context is current. The driver may be gone where a session outlives main.
+template <typename Free>
+void InContext(const Context& context, const Free& free) {
+  const Driver& driver = GetDriver();
+  if (!driver.context_push.Try(context.handle())) return;
+  free(driver);
+  ContextHandle popped = nullptr;
+  driver.context_pop.Try(&popped);
+}
+
+}  // namespace
+
 Memory::Memory(const Context& context, size_t bytes) : context_(context) {
   GetDriver().memory_allocate(&pointer_, bytes);
 }
 
 Memory::~Memory() {
-  // The driver may be gone where a session outlives main.
-  const Driver& driver = GetDriver();
-  if (!driver.context_push.Try(context_.handle())) return;
-  driver.memory_free.Try(pointer_);
-  ContextHandle popped = nullptr;
-  driver.context_pop.Try(&popped);
+  InContext(context_, [&](const Driver& driver) { driver.memory_free.Try(pointer_); });
 }
 
 void Memory::Upload(size_t offset, const void* from, size_t bytes) const {
   if (bytes > 0) GetDriver().copy_to_device(pointer_ + offset, from, bytes);
+}
+
+HostFlag::HostFlag(const Context& context) : context_(context) {
+  constexpr unsigned kForAllContexts = 1, kMapped = 2;
+  void* word = nullptr;
+  GetDriver().host_allocate(&word, sizeof(*word_), kForAllContexts | kMapped);
+  word_ = static_cast<unsigned*>(word);
+  *word_ = 0;
+}
+
+HostFlag::~HostFlag() {
+  InContext(context_, [&](const Driver& driver) { driver.host_free.Try(word_); });
 }
 
 void SynchronizeUploads() { GetDriver().stream_synchronize(nullptr); }

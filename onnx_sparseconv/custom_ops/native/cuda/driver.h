@@ -107,6 +107,8 @@ struct Driver {
   EntryPoint<Result(Device*)> context_device{"cuCtxGetDevice"};
   EntryPoint<Result(DevicePointer*, size_t)> memory_allocate{"cuMemAlloc_v2"};
   EntryPoint<Result(DevicePointer)> memory_free{"cuMemFree_v2"};
+  EntryPoint<Result(void**, size_t, unsigned flags)> host_allocate{"cuMemHostAlloc"};
+  EntryPoint<Result(void*)> host_free{"cuMemFreeHost"};
   EntryPoint<Result(DevicePointer, const void*, size_t)> copy_to_device{"cuMemcpyHtoD_v2"};
   EntryPoint<Result(StreamHandle)> stream_synchronize{"cuStreamSynchronize"};
   EntryPoint<Result(StreamHandle, ContextHandle*)> stream_context{"cuStreamGetCtx"};
@@ -182,6 +184,24 @@ class Memory {
  private:
   const Context& context_;
   DevicePointer pointer_ = 0;
+};
+
+// A word of the host's memory that kernels may set; at first 0. It must be made while `context` is current, and
+// `context` must outlive it.
+class HostFlag {
+ public:
+  explicit HostFlag(const Context& context);
+  ~HostFlag();
+  HostFlag(const HostFlag&) = delete;
+  HostFlag& operator=(const HostFlag&) = delete;
+
+  unsigned* at() const { return word_; }  // in kernels, too
+  // Whether some kernel that has run until now has set it.
+  bool IsSet() const { return *static_cast<volatile unsigned*>(word_) != 0; }
+
+ private:
+  const Context& context_;
+  unsigned* word_ = nullptr;
 };
 
 // Waits until all uploads of the current context have ended.

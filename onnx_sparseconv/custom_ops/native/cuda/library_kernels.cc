@@ -14,6 +14,7 @@
 extern const unsigned char sparseconv_early_kernels_ptx[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_kernels_ptx[];
+extern const unsigned char sparseconv_wgmma_float_kernels_ptx[];
 extern const unsigned char sparseconv_wgmma_kernels_ptx[];
 
 namespace sparseconv::cuda {
@@ -52,9 +53,10 @@ std::shared_ptr<const Library> LibraryOfTensor() {
   return shared->Get();
 }
 
-std::shared_ptr<const Library> LibraryOfWgmma() {
-  static auto* const shared = new SharedLibrary(sparseconv_wgmma_kernels_ptx);
-  return shared->Get();
+std::shared_ptr<const Library> LibraryOfWgmma(bool is_half) {
+  static auto* const of_halves = new SharedLibrary(sparseconv_wgmma_kernels_ptx);
+  static auto* const of_floats = new SharedLibrary(sparseconv_wgmma_float_kernels_ptx);
+  return (is_half ? of_halves : of_floats)->Get();
 }
 
 template <size_t kCount>
@@ -102,19 +104,26 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
     : ProductKernels(LibraryOfTensor(), "sparseconv_tensor_r" + std::to_string(tile_rows / kSubtileRows) + "_p",
                      TensorPositions(tile_rows), max_shared_bytes) {}
 
-WgmmaKernels::WgmmaKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_wgmma_p", AllOf(kWgmmaPositions), max_shared_bytes),
-      interleave_(library().Function("sparseconv_interleave")),
-      reduce_(library().Function("sparseconv_reduce_vectors")) {}
+WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_wgmma_p" : "sparseconv_wgmma_f32_p",
+                     AllOf(kWgmmaPositions), max_shared_bytes),
+      interleave_(library().Function(is_half ? "sparseconv_interleave" : "sparseconv_interleave_f32")) {
+  if (is_half) {
+    reduce_ = library().Function("sparseconv_reduce_vectors");
+  } else {
+    recompute_ = library().Function("sparseconv_recompute");
+  }
+}
 
 RingKernels::RingKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
+    : ProductKernels(LibraryOfWgmma(true), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
 
 OctetKernels::OctetKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_octets_n", AllOf(kOctetBlocks), max_shared_bytes) {}
+    : ProductKernels(LibraryOfWgmma(true), "sparseconv_octets_n", AllOf(kOctetBlocks), max_shared_bytes) {}
 
-PointwiseKernels::PointwiseKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(), "sparseconv_pointwise_s", AllOf(kPointwiseSegments), max_shared_bytes),
-      gather_(library().Function("sparseconv_gather")) {}
+PointwiseKernels::PointwiseKernels(bool is_half, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_pointwise_s" : "sparseconv_pointwise_f32_s",
+                     AllOf(kPointwiseSegments), max_shared_bytes),
+      gather_(library().Function(is_half ? "sparseconv_gather" : "sparseconv_gather_f32")) {}
 
 }  // namespace sparseconv::cuda

@@ -65,13 +65,15 @@ class TensorKernels : public ProductKernels {
 // Those of warpgroups for windows, and what interleaves their X. The GPU must be of kWgmmaArchitecture.
 class WgmmaKernels : public ProductKernels {
  public:
-  explicit WgmmaKernels(int max_shared_bytes);
+  WgmmaKernels(bool is_half, int max_shared_bytes);
   FunctionHandle Interleave() const { return interleave_; }
-  // Adds up parts of sums.
+  // Adds up parts of sums; of halves alone.
   FunctionHandle Reduce() const { return reduce_; }
+  // Computes once more what halves could not hold; of floats alone.
+  FunctionHandle Recompute() const { return recompute_; }
 
  private:
-  FunctionHandle interleave_, reduce_;
+  FunctionHandle interleave_, reduce_ = nullptr, recompute_ = nullptr;
 };
 
 // Those of warpgroups for windows of few channels. The GPU must be of kWgmmaArchitecture.
@@ -89,7 +91,7 @@ class OctetKernels : public ProductKernels {
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.
 class PointwiseKernels : public ProductKernels {
  public:
-  explicit PointwiseKernels(int max_shared_bytes);
+  PointwiseKernels(bool is_half, int max_shared_bytes);
   FunctionHandle Gather() const { return gather_; }
 
  private:

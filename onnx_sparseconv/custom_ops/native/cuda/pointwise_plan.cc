@@ -18,12 +18,13 @@ constexpr int64_t kSegmentBytes = 2 * kSegmentPositions;
 constexpr int64_t kMinRunSegments = 4;
 constexpr int kMaxSegments = kPointwiseSegments[std::size(kPointwiseSegments) - 1];
 // Cycles of a multiprocessor, about: fitted to the 1x1 layers of ResNet-50, 64 images, on an H200.
-constexpr double kTileCycles = 3260.0;      // to begin a tile and to store it
-constexpr double kWideTileCycles = 2060.0;  // more with the most segments
-constexpr double kChunkCycles = 309.0;      // for warps to wait for each other
-constexpr double kSegmentCycles = 18.9;     // to copy a segment of a chunk
-constexpr double kBeginCycles = 2000.0;     // of a block
-constexpr int kMinPlaneUnit = 4;            // positions: planes that are no multiple of it are gathered
+constexpr double kTileCycles = 3260.0;       // to begin a tile and to store it
+constexpr double kWideTileCycles = 2060.0;   // more with the most segments
+constexpr double kFloatTileCycles = 3000.0;  // more where outputs are floats
+constexpr double kChunkCycles = 309.0;       // for warps to wait for each other
+constexpr double kSegmentCycles = 18.9;      // to copy a segment of a chunk
+constexpr double kBeginCycles = 2000.0;      // of a block
+constexpr int kMinPlaneUnit = 4;             // positions: planes that are no multiple of it are gathered
 constexpr unsigned kGatherThreads = 256;
 constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
 
@@ -89,12 +90,14 @@ class Planner {
 
     const double chunks = static_cast<double>(facts_.num_chunks) / static_cast<double>(all_blocks);
     const auto segments = static_cast<double>(tiling.images() * tiling.columns());
-    const double of_tile = kTileCycles + (tiling.segments == kMaxSegments ? kWideTileCycles : 0.0);
+    const bool is_float = facts_.element_bytes > 2;
+    const double of_tile =
+        kTileCycles + (tiling.segments == kMaxSegments ? kWideTileCycles : 0.0) + (is_float ? kFloatTileCycles : 0.0);
     const double of_chunks = chunks * (kChunkCycles + segments * kSegmentCycles);
     Sharing sharing{1, static_cast<double>(CeilDivide(tiles, blocks)) * (of_tile + of_chunks)};
     if (blocks == tiles && tiles <= device_.num_multiprocessors)
-      sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, NumValues(), device_);
-    const double cycles = kLaunchCycles + kBeginCycles + sharing.cycles;
+      sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, facts_.element_bytes * NumValues(), device_);
+    const double cycles = kLaunchCycles + kBeginCycles + sharing.cycles + (is_float ? kRecomputeCycles : 0.0);
     if (best_.segments != 0 && cycles >= best_.cycles) return;
 
     best_ = PointwiseLaunch{};
@@ -110,7 +113,7 @@ class Planner {
     params.run_segments = static_cast<int>(tiling.run_segments);
     params.run_step_images = tiling.runs_images > 1 ? params.run_images : 0;
     params.run_step_segments = tiling.runs_segments > 1 ? params.run_segments : 0;
-    params.out_columns = kMaxWgmmaColumns;
+    params.out_columns = MaxColumns(facts_);
     while (params.plane % params.out_columns != 0) params.out_columns /= 2;
     params.y_part = PartValues(NumValues());
     best_.segments = tiling.segments;
@@ -172,12 +175,13 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   // The resolved padding counts: auto_pad may have found some.
   const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
   if (!launch) return launch;
-  launch->must_gather = !is_whole;
+  launch->must_gather = !is_whole || facts.element_bytes > 2;
+  launch->is_whole = is_whole;
   if (launch->must_gather || launch->params.plane % kMinPlaneUnit != 0) {
     // A row of X is read as a whole where only some of its columns are.
     const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];
-    const auto elements = static_cast<double>(batch * geometry.in_channels * (read + launch->params.plane));
-    launch->cycles += kLaunchCycles + MemoryCycles(2.0 * elements, device);
+    const int64_t bytes = facts.element_bytes * read + int64_t{2} * launch->params.plane;
+    launch->cycles += kLaunchCycles + MemoryCycles(static_cast<double>(batch * geometry.in_channels * bytes), device);
   }
   return launch;
 }
@@ -198,7 +202,7 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
 GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
   const TileParams& tile = launch.params.common.tile;
   GatherLaunch gather = Gather(launch, tile.in_channels, device);
-  if (!launch.must_gather) return gather;
+  if (launch.is_whole) return gather;
   GatherParams& params = gather.params;
   params.is_whole = 0;
   params.in_h = tile.in_h;

@@ -19,7 +19,8 @@ constexpr int kPointwiseSegments[] = {24, 32};
 struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
   int segments = 0;          // of a warpgroup
-  bool must_gather = false;  // X, however it is aligned: the positions that are read are not all there are
+  bool is_whole = true;      // all positions of X are read, in their order
+  bool must_gather = false;  // X, however it is aligned: it is not whole, or of floats
   double cycles = 0.0;       // of a multiprocessor, about
   LaunchShape shape;
 };
@@ -27,7 +28,7 @@ struct PointwiseLaunch {
 // What brings planes into the form that the kernel reads.
 struct GatherLaunch {
   GatherParams params{};  // all but the pointers
-  size_t bytes = 0;       // of what it writes
+  size_t bytes = 0;       // of what it writes, but magnitudes
   LaunchShape shape;
 };
 

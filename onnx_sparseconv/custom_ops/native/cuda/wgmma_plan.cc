@@ -16,19 +16,23 @@ namespace {
 constexpr int64_t kWgmmaStages = 2;
 constexpr int64_t kInputUnit = 128;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 to 512 channels, 64 images, on an H200.
-constexpr double kPositionCycles = 4.6;  // of a step, for a position of a warpgroup
-constexpr double kChunkCycles = 150.0;   // for warps to wait for each other
-constexpr double kOverlap = 0.3;         // what the lesser of those add to the greatest
-constexpr double kColumnCycles = 0.25;   // to copy a column of 8 images
-constexpr double kBytesACycle = 32.0;    // from the second-level cache
-constexpr double kStoreCycles = 9000.0;  // for a tile's outputs, and to begin the next one
-constexpr double kBeginCycles = 3000.0;  // of a block
+constexpr double kPositionCycles = 4.6;       // of a step, for a position of a warpgroup
+constexpr double kChunkCycles = 150.0;        // for warps to wait for each other
+constexpr double kOverlap = 0.3;              // what the lesser of those add to the greatest
+constexpr double kColumnCycles = 0.25;        // to copy a column of 8 images
+constexpr double kBytesACycle = 32.0;         // from the second-level cache
+constexpr double kStoreCycles = 9000.0;       // for a tile's outputs, and to begin the next one
+constexpr double kFloatStoreCycles = 6500.0;  // more where they are floats
+constexpr double kBeginCycles = 3000.0;       // of a block
 // With the most positions, some of what a thread has does not fit its registers.
 constexpr double kFullCycles = 1500.0;
 // Bytes read and written a cycle.
 constexpr double kMemoryBytesACycle = 15.0;
 constexpr double kMaxParts = 16.0;  // of a tile's chunks
 constexpr int64_t kInterleaveThreads = 256;
+constexpr int64_t kInterleaveChannels = 4;
+// Of floats, since each notes how large its values are, and all blocks of the launch behind look at all.
+constexpr int64_t kMaxMagnitudes = 4096;
 constexpr int64_t kMaxGrid = 65535;                    // of y and z
 constexpr int64_t kLinePixels = 8, kSectorPixels = 2;  // of the second-level cache
 
@@ -143,15 +147,24 @@ class Planner {
     interleave.shape.threads = static_cast<unsigned>(threads);
     interleave.shape.begins_early = true;
     interleave.shape.grid[0] = static_cast<unsigned>(CeilDivide(rows * columns, threads));
-    interleave.shape.grid[1] = static_cast<unsigned>(CeilDivide(geometry_.in_channels, int64_t{kInterleaveChannels}));
     interleave.shape.grid[2] = static_cast<unsigned>(eights_.count);
+    const int64_t others = int64_t{interleave.shape.grid[0]} * eights_.count;
+    int64_t channels = kInterleaveChannels;
+    if (facts_.element_bytes > 2) {
+      while (channels < geometry_.in_channels &&
+             CeilDivide(geometry_.in_channels, channels) * others > kMaxMagnitudes) {
+        channels *= 2;
+      }
+    }
+    params.block_channels = static_cast<int>(channels);
+    interleave.shape.grid[1] = static_cast<unsigned>(CeilDivide(geometry_.in_channels, channels));
     interleave.bytes = static_cast<size_t>(eights_.count) * static_cast<size_t>(geometry_.in_channels) *
                        static_cast<size_t>(rows * columns) * 2 * kTensorImages;
     return interleave;
   }
 
   double InterleaveCycles(const InterleaveLaunch& interleave) const {
-    const double x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels) *
+    const double x_bytes = static_cast<double>(facts_.element_bytes * batch_ * geometry_.in_channels) *
                            static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
     return kLaunchCycles + MemoryCycles(x_bytes + static_cast<double>(interleave.bytes), device_);
   }
@@ -182,9 +195,11 @@ class Planner {
     const double greatest = std::max({needs[0], needs[1], needs[2]});
     const double sums =
         greatest + (stages > 1 ? kOverlap : 1.0) * (needs[0] + needs[1] + needs[2] - greatest) + chunks * kChunkCycles;
-    const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0);
-    const double before = InterleaveCycles(interleave) + kBeginCycles;
-    const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, NumValues(), device_);
+    const bool is_float = facts_.element_bytes > 2;
+    const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0) +
+                           (is_float ? kFloatStoreCycles : 0.0);
+    const double before = InterleaveCycles(interleave) + kBeginCycles + (is_float ? kRecomputeCycles : 0.0);
+    const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, facts_.element_bytes * NumValues(), device_);
     if (best_ && before + sharing.cycles >= best_->cycles) return;
 
     WgmmaLaunch& launch = best_.emplace();
@@ -254,7 +269,7 @@ class Planner {
       const bool is_output = i < tiling.positions && line < tiling.run_lines && column < tiling.run_w;
       params->run_outputs[i] = is_output ? static_cast<int>(line * out_w + column) : -1;
     }
-    params->out_columns = kMaxWgmmaColumns;
+    params->out_columns = MaxColumns(facts_);
     while (out_w % params->out_columns != 0 || tiling.run_w % params->out_columns != 0 ||
            (tiling.run_lines > 1 && window.line_pixels % params->out_columns != 0)) {
       params->out_columns /= 2;
@@ -273,8 +288,9 @@ class Planner {
 
 }  // namespace
 
-WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries) {
+WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries, size_t element_bytes) {
   WgmmaFacts facts;
+  facts.element_bytes = static_cast<int64_t>(element_bytes);
   facts.form = packed.form;
   facts.num_entries = static_cast<int64_t>(num_entries);
   facts.num_steps = packed.num_steps;
@@ -306,13 +322,15 @@ void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int6
   params->table_bytes = static_cast<int>(tiles.table_bytes);
 }
 
-Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_tile, int64_t num_values,
+int MaxColumns(const WgmmaFacts& facts) { return static_cast<int>(kMaxStoredBytes / facts.element_bytes); }
+
+Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_tile, int64_t num_bytes,
                     const DeviceFacts& device) {
   const int64_t multiprocessors = device.num_multiprocessors;
   Sharing best{1, static_cast<double>(CeilDivide(tiles, multiprocessors)) * (of_chunks + of_tile)};
   for (int64_t parts = 2; parts * tiles <= multiprocessors && parts <= std::min(chunks, kMaxParts); ++parts) {
     const double longest = std::ceil(chunks / static_cast<double>(parts)) / chunks;
-    const auto bytes = static_cast<double>((2 * parts + 1) * num_values * 2);
+    const auto bytes = static_cast<double>((2 * parts + 1) * num_bytes);
     const double cycles = longest * of_chunks + of_tile + kLaunchCycles + MemoryCycles(bytes, device);
     if (cycles < best.cycles) best = {parts, cycles};
   }

@@ -17,8 +17,8 @@ constexpr int kWgmmaArchitecture = 90;
 constexpr int kWgmmaDriver = 12020;
 // Positions of a warpgroup that there are kernels for.
 constexpr int kWgmmaPositions[] = {24, 28, 30, kMaxWgmmaPositions};
-// Halves that a thread stores together.
-constexpr int kMaxWgmmaColumns = 8;
+// Bytes that a thread stores together.
+constexpr int64_t kMaxStoredBytes = 16;
 // That multiply, of a block.
 constexpr int64_t kWarpgroups = kWgmmaProductThreads / 128;
 // Of a stage: one barrier for when it is filled, one for when it is free.
@@ -27,14 +27,18 @@ constexpr int64_t kBarrierBytes = 16;
 // What of the packed weight and of the call decides about the launch.
 struct WgmmaFacts {
   WgmmaForm form;
-  int64_t num_entries = 0;  // of the weight
-  int64_t num_steps = 0;    // of all blocks, times their row tiles
-  int64_t num_chunks = 0;   // of all blocks
+  int64_t element_bytes = 2;  // of X and Y: 4 for floats, which are rounded to halves before
+  int64_t num_entries = 0;    // of the weight
+  int64_t num_steps = 0;      // of all blocks, times their row tiles
+  int64_t num_chunks = 0;     // of all blocks
   int max_chunk_bytes = 0;
   int64_t max_block_chunks = 0;
 };
 
-WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries);
+WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries, size_t element_bytes);
+
+// Elements that a thread stores together, at most.
+int MaxColumns(const WgmmaFacts& facts);
 
 // Tiles of outputs and their stages, as both kernels of warpgroups have them; see TileParams and WarpgroupParams.
 struct WarpgroupTiles {
@@ -51,7 +55,7 @@ void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int6
 // What interleaves X before.
 struct InterleaveLaunch {
   InterleaveParams params{};  // all but the pointers
-  size_t bytes = 0;           // of what it writes
+  size_t bytes = 0;           // of what it writes, but magnitudes
   LaunchShape shape;
 };
 
@@ -71,12 +75,16 @@ struct Sharing {
   double cycles = 0.0;
 };
 
-// `of_chunks` and `of_tile` are the cycles of all of a tile's chunks, and of what comes with a tile.
-Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_tile, int64_t num_values,
+// `of_chunks` and `of_tile` are the cycles of all of a tile's chunks, and of what comes with a tile; `num_bytes` are
+// those of the whole output.
+Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_tile, int64_t num_bytes,
                     const DeviceFacts& device);
 
 // To read and write so many bytes in a launch before or behind the kernel.
 double MemoryCycles(double bytes, const DeviceFacts& device);
+
+// What is launched behind a kernel that rounds floats to halves.
+constexpr double kRecomputeCycles = kLaunchCycles - kEarlyCycles;
 
 // From a part of sums of `num_values` outputs to the next one.
 int64_t PartValues(int64_t num_values);

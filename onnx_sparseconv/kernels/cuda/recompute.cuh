@@ -1,0 +1,37 @@
+// Computes a float convolution once more, as the CSR kernel does, where halves could not hold its input.
+#pragma once
+
+#include "csr_conv.cuh"
+#include "intrinsics.cuh"
+#include "params.h"
+
+namespace sparseconv::cuda {
+
+// Whether halves held all of X well enough, by the largest magnitudes that blocks saw: nothing overflowed, and what
+// became zero, or lost bits, is little beside the rest. To be called by all threads of the block.
+__device__ __forceinline__ bool DidHalvesHold(const RecomputeParams& p) {
+  constexpr unsigned kLargestHalf = 0x477FE000u;  // 65504
+  constexpr unsigned kEnough = 0x3C000000u;       // 2^-7, 2^9 times the least half that has all its bits
+  __shared__ unsigned seen[3];                    // something too large, large enough, and not zero
+  if (threadIdx.x < 3) seen[threadIdx.x] = 0;
+  __syncthreads();
+  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.num_magnitudes); i += blockDim.x) {
+    const unsigned magnitude = LoadWritten(p.magnitudes + i);
+    if (magnitude > kLargestHalf) seen[0] = 1;
+    if (magnitude >= kEnough) seen[1] = 1;
+    if (magnitude > 0) seen[2] = 1;
+  }
+  __syncthreads();
+  return seen[0] == 0 && (seen[1] != 0 || seen[2] == 0);
+}
+
+// Launch: as of the CSR kernel, but a grid of any size in x, y and z.
+__device__ __forceinline__ void Recompute(const RecomputeParams& p, CsrEntry* entries, unsigned* taps) {
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
+  if (DidHalvesHold(p)) return;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.happened = 1;
+  CsrConv<float, 1>(p.csr, entries, taps).RunAll();
+}
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,41 @@
+// The kernels that the library carries, as PTX, for float on GPUs of compute capability 9.0. kernels/library_ptx.py
+// makes the PTX.
+#include "gather.cuh"
+#include "interleave.cuh"
+#include "params.h"
+#include "pointwise_conv.cuh"
+#include "recompute.cuh"
+#include "warpgroup_kernel.cuh"
+#include "wgmma_conv.cuh"
+
+using sparseconv::cuda::CsrEntry;
+using sparseconv::cuda::Gather;
+using sparseconv::cuda::GatherParams;
+using sparseconv::cuda::Interleave;
+using sparseconv::cuda::InterleaveParams;
+using sparseconv::cuda::kCsrPiece;
+using sparseconv::cuda::kMaxCsrThreads;
+using sparseconv::cuda::kWgmmaThreads;
+using sparseconv::cuda::PointwiseConv;
+using sparseconv::cuda::PointwiseParams;
+using sparseconv::cuda::Recompute;
+using sparseconv::cuda::RecomputeParams;
+using sparseconv::cuda::WgmmaConv;
+using sparseconv::cuda::WgmmaParams;
+
+SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p24, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 24>)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 28>)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 30>)
+SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p32, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 32>)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 24>)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 32>)
+
+extern "C" __global__ void sparseconv_interleave_f32(const InterleaveParams params) { Interleave<float>(params); }
+
+extern "C" __global__ void sparseconv_gather_f32(const GatherParams params) { Gather<float>(params); }
+
+extern "C" __global__ void __launch_bounds__(kMaxCsrThreads, 4) sparseconv_recompute(const RecomputeParams params) {
+  __shared__ CsrEntry entries[kCsrPiece];
+  __shared__ unsigned taps[kCsrPiece];
+  Recompute(params, entries, taps);
+}

@@ -1,0 +1,187 @@
+"""The warpgroup kernels for float through ONNX Runtime, against the float64 oracle: what they multiply is rounded to
+halves, and where these cannot hold X, the call is computed once more."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
+
+CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1), geometry_2d(pad=1), Activation.RELU)
+POINTWISE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1), geometry_2d(1, 1, 0), Activation.RELU)
+LAYERS = [
+    ((64, 64, 3, 3), (14, 14), geometry_2d(pad=1)),
+    ((130, 40, 3, 3), (7, 7), geometry_2d(pad=1)),
+    ((64, 40, 3, 3), (5, 61), geometry_2d(pad=1)),
+    ((48, 32, 2, 5), (9, 30), ConvGeometry((2, 5), (1, 1), (1, 2, 0, 2), (1, 1))),
+    ((64, 32, 3, 3), (30, 28), geometry_2d(3, 2, 1)),
+    ((40, 33, 3, 3), (16, 13), ConvGeometry((3, 3), (2, 1), (2, 1, 2, 1), (2, 1))),
+    ((96, 24, 3, 3), (9, 16), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), group=2)),
+    ((100, 300, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
+]
+POINTS = [
+    ((64, 64, 1, 1), (14, 14), geometry_2d(1, 1, 0)),
+    ((130, 40, 1, 1), (7, 7), geometry_2d(1, 1, 0)),
+    ((200, 96, 1, 1), (9, 30), geometry_2d(1, 1, 0)),
+    ((64, 33, 1, 1), (15, 14), geometry_2d(1, 2, 0)),
+    ((64, 33, 1, 1), (5, 6), geometry_2d(1, 1, 1)),
+    ((96, 24, 1, 1), (4, 16), ConvGeometry((1, 1), (1, 1), (0, 0, 0, 0), (1, 1), group=2)),
+]
+
+
+def run_and_check(session, driver, case, inputs):
+    """Run a case and compare; returns the names of what was launched."""
+    driver.take_launches()
+    (y,) = session.run(None, inputs)
+    assert_within(y, *oracle(case, inputs, has_rounded_factors=True))
+    return [name for name, *_ in driver.take_launches()]
+
+
+@pytest.mark.parametrize("layer", LAYERS + POINTS, ids=str)
+@pytest.mark.parametrize("density", [0.05, 1.0])
+def test_layers(make_session, driver, layer, density):
+    weight_shape, size, geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, density), geometry, Activation.NONE)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    x_shape = (9, weight_shape[1] * geometry.group, *size)
+    names = run_and_check(session, driver, case, random_inputs(case, x_shape))
+    before, product = ("gather", "pointwise") if weight_shape[2:] == (1, 1) else ("interleave", "wgmma")
+    assert names[0] == f"sparseconv_{before}_f32"
+    assert names[1].startswith(f"sparseconv_{product}_f32_")
+    assert names[2:] in (["sparseconv_recompute"], ["sparseconv_reduce_f32", "sparseconv_recompute"])
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("layer", LAYERS + POINTS, ids=str)
+def test_values_that_are_halves_are_not_rounded(make_session, driver, layer):
+    """Rows of the weight may be of any magnitude: powers of two times halves."""
+    weight_shape, size, geometry = layer
+    rng = np.random.default_rng(0)
+    weight = random_weight(weight_shape, 0.1, dtype=np.float16).astype(np.float32)
+    weight *= np.exp2(rng.integers(-60, 60, weight_shape[0])).astype(np.float32)[:, None, None, None]
+    case = SparseConvCase(weight, geometry, Activation.NONE)
+    inputs = random_inputs(case, (3, weight_shape[1] * geometry.group, *size))
+    inputs["X"] = inputs["X"].astype(np.float16).astype(np.float32)
+    (y,) = make_session(make_model(case), cuda_kernel="wgmma").run(None, inputs)
+    assert_within(y, *oracle(case, inputs))
+
+
+@pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28), (2, 32)], ids=str)
+@pytest.mark.parametrize("case", [CASE, POINTWISE], ids=["window", "1x1"])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_and_a_residual(make_session, driver, case, activation, size):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = dataclasses.replace(case, activation=activation, alpha=alpha, beta=beta, has_residual=True)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    run_and_check(session, driver, case, random_inputs(case, (4, 40, *size)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        (((70, 40, 3, 3), (16, 15), geometry_2d(pad=1)), 1),
+        (((64, 160, 3, 3), (14, 14), geometry_2d(pad=1)), 1),
+        (((64, 96, 3, 3), (13, 9), geometry_2d(pad=1)), 2),
+        (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), 1),
+        (((64, 1024, 1, 1), (14, 14), geometry_2d(1, 1, 0)), 1),
+        (((64, 2048, 1, 1), (7, 7), geometry_2d(1, 1, 0)), 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_few_images_share_tiles(make_session, driver, layer, batch, has_residual):
+    """Parts of sums are floats, so nothing is rounded once more."""
+    driver.set_device(num_multiprocessors=132)
+    weight_shape, size, geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, 0.1), geometry, Activation.SILU, has_residual=has_residual)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    names = run_and_check(session, driver, case, random_inputs(case, (batch, weight_shape[1], *size)))
+    assert ("sparseconv_reduce_f32" in names) == (weight_shape[1] > 40)
+
+
+@pytest.mark.parametrize("case", [CASE, POINTWISE], ids=["window", "1x1"])
+@pytest.mark.parametrize(
+    ("change", "is_computed_again"),
+    [
+        (lambda x: x, False),
+        (lambda x: 0 * x, False),
+        (lambda x: x * np.float32(2**-9), True),
+        (lambda x: x * np.float32(1e-30), True),
+        (lambda x: np.where(x == x.max(), np.float32(7e4), x), True),
+        (lambda x: np.where(x == x.min(), np.float32(-1e30), x), True),
+        (lambda x: np.where(x == x.max(), np.float32(65504), x), False),
+        (lambda x: np.where(x == x.max(), np.float32(2**-7), x * np.float32(2**-9)), False),
+    ],
+    ids=["as it is", "zeros", "small", "tiny", "large", "far out", "just held", "one is enough"],
+)
+def test_what_halves_cannot_hold_is_computed_once_more(
+    make_session, driver, capfd, case, change, is_computed_again
+):
+    """Then as exactly as by the CSR kernel, and who runs it is told, once, by a later call."""
+    session = make_session(make_model(case), severity=2, cuda_kernel="wgmma")
+    inputs = random_inputs(case, (9, 40, 11, 13))
+    inputs["X"] = change(inputs["X"])
+    (y,) = session.run(None, inputs)
+    assert_within(y, *oracle(case, inputs, has_rounded_factors=not is_computed_again))
+    for _ in range(2):
+        session.run(None, inputs)
+    warnings = [line for line in capfd.readouterr().err.splitlines() if "computed once more" in line]
+    assert len(warnings) == is_computed_again
+    assert all("use_tf32=0" in line for line in warnings)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_no_number_reaches_the_outputs_that_read_it(make_session, driver, value):
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    inputs = random_inputs(CASE, (2, 40, 9, 9))
+    expected, _ = oracle(CASE, inputs)
+    inputs["X"][1, 3, 4, 4] = value
+    (y,) = session.run(None, inputs)
+    reads = np.abs(CASE.weight[:, 3]).sum((1, 2)) > 0
+    assert not np.isfinite(y[1, reads][:, 3:6, 3:6]).all()
+    far = np.ones_like(y, bool)
+    far[1, :, 3:6, 3:6] = False
+    np.testing.assert_allclose(y[far], expected[far], rtol=1e-4, atol=1e-4)
+
+
+def test_without_leave_to_round_floats_are_not_rounded(make_session, driver):
+    """Only the CUDA provider gives it, by its option use_tf32."""
+    session = make_session(make_model(CASE))
+    inputs = random_inputs(CASE, (9, 40, 14, 14))
+    driver.take_launches()
+    (y,) = session.run(None, inputs)
+    assert_within(y, *oracle(CASE, inputs))
+    assert [name for name, *_ in driver.take_launches()] == ["sparseconv_csr_f32_b4"]
+
+
+def test_weights_that_are_no_numbers_stay_with_the_other_kernel(make_session):
+    weight = CASE.weight.copy()
+    weight[0, 0, 0, 0] = np.inf
+    case = dataclasses.replace(CASE, weight=weight)
+    make_session(make_model(case))
+    with pytest.raises(Exception, match="asks for the warpgroup kernel, which runs .* or finite floats"):
+        make_session(make_model(case), cuda_kernel="wgmma")
+
+
+def test_a_run_only_launches(driver, make_session):
+    session = make_session(make_model(CASE), cuda_kernel="wgmma")
+    session.run(None, random_inputs(CASE, (8, 40, 5, 7)))
+    before, launches = driver.calls(), driver.calls("cuLaunchKernelEx")
+    session.run(None, random_inputs(CASE, (8, 40, 5, 7)))
+    assert driver.calls("cuLaunchKernelEx") - launches == 3
+    assert driver.calls() - before <= 6
