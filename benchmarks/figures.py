@@ -374,6 +374,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
+    "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models-half-octets", "gpu-models"),
     "gpu-models-one-batch": lambda: gpu_models_table(

@@ -19,7 +19,7 @@ _POSITIONS = (24, 28, 30, 32)
 _POSITION_CYCLES, _CHUNK_CYCLES, _OVERLAP = 4.6, 150.0, 0.3
 _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
-_FLOAT_STORE_CYCLES, _RECOMPUTE_CYCLES = 6500.0, 2400.0
+_FLOAT_STORE_CYCLES, _RECOMPUTE_CYCLES = 11500.0, 2400.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES = 2304
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
@@ -382,8 +382,7 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
 def _share(
     tiles: int, chunks: float, each: tuple[float, float], num_bytes: int, multiprocessors: float
 ) -> tuple[float, int]:
-    """Cycles, and parts of a tile's chunks that multiprocessors share; ``each`` tile's are of all chunks, and more; of an output
-    of so many bytes."""
+    """Cycles, and parts of a tile's chunks that multiprocessors share; ``each`` tile's are of all chunks, and more."""
     of_chunks, of_tile = each
     best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
     for parts in range(2, int(min(multiprocessors // max(tiles, 1), chunks, _MAX_PARTS)) + 1):

@@ -243,7 +243,10 @@ def _notes(
     if not has_sparse_nodes:
         notes.append(NO_SPARSE_NODE)
     if provider == "cuda":
-        notes.append("the original ran on the CPU; TF32 is switched off in the converted model")
+        notes.append(
+            "the original ran on the CPU; TF32 is switched off in the converted model (with it, float layers may run "
+            "on warpgroups of tensor cores, which round inputs to 11 bits, as dense ones do)"
+        )
     for output in outputs:
         if output.num_elements == 0:
             notes.append(f"output {output.name} is empty for these inputs: give real ones with --inputs")

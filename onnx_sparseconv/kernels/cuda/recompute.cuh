@@ -3,6 +3,7 @@
 
 #include "csr_conv.cuh"
 #include "intrinsics.cuh"
+#include "magnitude.cuh"
 #include "params.h"
 
 namespace sparseconv::cuda {
@@ -12,17 +13,14 @@ namespace sparseconv::cuda {
 __device__ __forceinline__ bool DidHalvesHold(const RecomputeParams& p) {
   constexpr unsigned kLargestHalf = 0x477FE000u;  // 65504
   constexpr unsigned kEnough = 0x3C000000u;       // 2^-7, 2^9 times the least half that has all its bits
-  __shared__ unsigned seen[3];                    // something too large, large enough, and not zero
-  if (threadIdx.x < 3) seen[threadIdx.x] = 0;
-  __syncthreads();
+  __shared__ unsigned largest;
+  Magnitude magnitude;
   for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.num_magnitudes); i += blockDim.x) {
-    const unsigned magnitude = LoadWritten(p.magnitudes + i);
-    if (magnitude > kLargestHalf) seen[0] = 1;
-    if (magnitude >= kEnough) seen[1] = 1;
-    if (magnitude > 0) seen[2] = 1;
+    magnitude.Add(BitsToFloat(LoadWritten(p.magnitudes + i)));
   }
+  magnitude.Store(&largest);
   __syncthreads();
-  return seen[0] == 0 && (seen[1] != 0 || seen[2] == 0);
+  return largest == 0 || (largest >= kEnough && largest <= kLargestHalf);
 }
 
 // Launch: as of the CSR kernel, but a grid of any size in x, y and z.

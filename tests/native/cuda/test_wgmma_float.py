@@ -129,9 +129,7 @@ def test_few_images_share_tiles(make_session, driver, layer, batch, has_residual
     ],
     ids=["as it is", "zeros", "small", "tiny", "large", "far out", "just held", "one is enough"],
 )
-def test_what_halves_cannot_hold_is_computed_once_more(
-    make_session, driver, capfd, case, change, is_computed_again
-):
+def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, capfd, case, change, is_computed_again):
     """Then as exactly as by the CSR kernel, and who runs it is told, once, by a later call."""
     session = make_session(make_model(case), severity=2, cuda_kernel="wgmma")
     inputs = random_inputs(case, (9, 40, 11, 13))
