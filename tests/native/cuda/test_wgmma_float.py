@@ -68,7 +68,7 @@ def test_layers(make_session, driver, layer, density):
 
 
 @pytest.mark.parametrize("layer", LAYERS + POINTS, ids=str)
-def test_values_that_are_halves_are_not_rounded(make_session, driver, layer):
+def test_values_that_are_halves_are_not_rounded(make_session, layer):
     """Rows of the weight may be of any magnitude: powers of two times halves."""
     weight_shape, size, geometry = layer
     rng = np.random.default_rng(0)
@@ -129,7 +129,7 @@ def test_few_images_share_tiles(make_session, driver, layer, batch, has_residual
     ],
     ids=["as it is", "zeros", "small", "tiny", "large", "far out", "just held", "one is enough"],
 )
-def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, capfd, case, change, is_computed_again):
+def test_what_halves_cannot_hold_is_computed_once_more(make_session, capfd, case, change, is_computed_again):
     """Then as exactly as by the CSR kernel, and who runs it is told, once, by a later call."""
     session = make_session(make_model(case), severity=2, cuda_kernel="wgmma")
     inputs = random_inputs(case, (9, 40, 11, 13))
@@ -144,7 +144,7 @@ def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, cap
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
-def test_what_is_no_number_reaches_the_outputs_that_read_it(make_session, driver, value):
+def test_what_is_no_number_reaches_the_outputs_that_read_it(make_session, value):
     session = make_session(make_model(CASE), cuda_kernel="wgmma")
     inputs = random_inputs(CASE, (2, 40, 9, 9))
     expected, _ = oracle(CASE, inputs)
@@ -172,7 +172,7 @@ def test_weights_that_are_no_numbers_stay_with_the_other_kernel(make_session):
     weight[0, 0, 0, 0] = np.inf
     case = dataclasses.replace(CASE, weight=weight)
     make_session(make_model(case))
-    with pytest.raises(Exception, match="asks for the warpgroup kernel, which runs .* or finite floats"):
+    with pytest.raises(Exception, match=r"asks for the warpgroup kernel, which runs .* or finite floats"):
         make_session(make_model(case), cuda_kernel="wgmma")
 
 
