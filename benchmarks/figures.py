@@ -376,7 +376,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,
-    "gpu-models": lambda: gpu_models_table("gpu-models-half", "gpu-models-half-octets", "gpu-models"),
+    "gpu-models": lambda: gpu_models_table(
+        "gpu-models-half", "gpu-models-half-octets", "gpu-models", "gpu-models-float"
+    ),
     "gpu-models-one-batch": lambda: gpu_models_table(
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),

@@ -134,12 +134,19 @@ class ConstantResolver:
             element_type = tensor._values.tensor.values.data_type
             return ConstantTensor(tensor.name, values, element_type, "sparse_initializer", overridable)
         stored = tensor._values.tensor
-        values = numpy_helper.to_array(stored)
+        values = _values_of(stored)
         return ConstantTensor(tensor.name, values, stored.data_type, "initializer", overridable, stored=stored)
 
     def _opset(self, scope: Scope) -> int:
         imports = (scope.function or self._view.proto).opset_import
         return next((o.version for o in imports if o.domain in ("", "ai.onnx")), 1)
+
+
+def _values_of(tensor: TensorProto) -> Array:
+    try:
+        return numpy_helper.to_array(tensor)
+    except (ValueError, TypeError, IndexError) as error:  # older versions of onnx do not check the size of every type
+        raise ModelError(f"tensor {tensor.name!r}: its data is not that of its type and shape: {error}") from error
 
 
 def dense_from_sparse(sparse: SparseTensorProto) -> Array:
@@ -165,7 +172,7 @@ def _constant_node(name: str, node: NodeProto) -> ConstantTensor | None:
         return None
     if attribute.name == "value":
         stored = attribute.t
-        return ConstantTensor(name, numpy_helper.to_array(stored), stored.data_type, "Constant", stored=stored)
+        return ConstantTensor(name, _values_of(stored), stored.data_type, "Constant", stored=stored)
     if attribute.name == "sparse_value":
         sparse = attribute.sparse_tensor
         return ConstantTensor(name, dense_from_sparse(sparse), sparse.values.data_type, "Constant")

@@ -42,8 +42,9 @@ def test_any_convolution_on_tensor_cores(gpu, drawn, batch):
 @pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.3, 1.0])
 @pytest.mark.parametrize("name", WARPGROUPS)
-def test_warpgroups(gpu, name, density, has_residual):
-    case, x_shape = case_of(name, np.float16, density, has_residual=has_residual, layers=WARPGROUPS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_warpgroups(gpu, name, density, has_residual, dtype):
+    case, x_shape = case_of(name, dtype, density, has_residual=has_residual, layers=WARPGROUPS)
     assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 

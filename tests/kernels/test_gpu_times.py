@@ -101,7 +101,6 @@ def test_a_plan_needs_a_size():
 @pytest.mark.parametrize(
     ("changes", "call"),
     [
-        ({"dtype": np.float32}, {}),
         ({"shape": (512, 512, 1, 1)}, {}),
         ({"shape": (512, 512, 5, 5)}, {}),
         ({"shape": (512, 512, 1, 3)}, {}),
@@ -176,7 +175,6 @@ def test_with_few_images_the_csr_kernel_runs_what_nothing_else_does():
 @pytest.mark.parametrize(
     ("changes", "call"),
     [
-        ({"dtype": np.float32}, {}),
         ({"shape": (256, 256, 3, 3)}, {}),
         ({"shape": (256, 24, 1, 1)}, {}),
         ({"shape": (40, 256, 1, 1)}, {}),

@@ -17,6 +17,7 @@ class GatherParams(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
+        ("magnitudes", ctypes.c_void_p),
         ("num_segments", _int),
         ("plane_segments", _int),
         ("in_h", _int),
@@ -36,7 +37,7 @@ def gather(x, out_size, strides=(1, 1), pads=(0, 0), *, is_whole=False, misalign
     source = device_array(x, misalignment=misalignment)
     out = device_array(np.zeros((len(x), segments * SEGMENT), np.float16), writable=True)
     params = GatherParams(
-        *(address(source), address(out), len(x) * segments, segments, *x.shape[1:], *out_size),
+        *(address(source), address(out), None, len(x) * segments, segments, *x.shape[1:], *out_size),
         *(_two(*strides), _two(*pads), is_whole),
     )
     launch(wgmma_image(), "sparseconv_gather", (3,), (threads,), [params])
