@@ -263,7 +263,8 @@ def gpu_networks_table() -> str:
     """Times faster than dense of whole networks that are converted once, by type, images and CUDA graph."""
     columns = [(dtype, *rest) for dtype in ("float32", "float16") for rest in ((64, False), (1, False), (1, True))]
     cells: dict[str, dict[tuple[str, int, bool], str]] = {}
-    for dtype, results in (("float32", ["gpu-models"]), ("float16", ["gpu-models-half", "gpu-models-half-octets"])):
+    files = {"float32": ["gpu-models", "gpu-models-float"], "float16": ["gpu-models-half", "gpu-models-half-octets"]}
+    for dtype, results in files.items():
         for record in _newest_models(*results):
             original = record["original"]
             name = original["path"].removesuffix(".onnx").removesuffix(".half")
