@@ -362,17 +362,17 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     needs = [products, (steps * _STEP_BYTES + pixels * 2 * IMAGES) / _BYTES_A_CYCLE, pixels * _COLUMN_CYCLES]
     sums = max(needs) + _OVERLAP * (sum(needs) - max(needs)) + chunks * _CHUNK_CYCLES
     outputs = _STORE_CYCLES + (_FULL_CYCLES if tiling.positions == max(_POSITIONS) else 0.0)
-    outputs += _FLOAT_STORE_CYCLES if layer.element_type == np.float32 else 0.0
+    is_float, itemsize = layer.element_type == np.float32, layer.element_type.itemsize
+    outputs += _FLOAT_STORE_CYCLES if is_float else 0.0
 
     window = math.ceil(columns / _LINE_PIXELS) * _LINE_PIXELS
     if 8 * window > 9 * columns:
         window = math.ceil(columns / _SECTOR_PIXELS) * _SECTOR_PIXELS
     all_rows = (tiles_y - 1) * tiling.height * layer.strides[0] + rows
-    itemsize = layer.element_type.itemsize
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
     before = _BEGIN_CYCLES + _memory_cycles(x_bytes + interleaved, multiprocessors)
-    before += _RECOMPUTE_CYCLES if itemsize > 2 else 0.0
+    before += _RECOMPUTE_CYCLES if is_float else 0.0
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
     computed = tiles_x * tiles_y * WARPGROUPS * tiling.positions * (IMAGES if eights.is_strips else 1)

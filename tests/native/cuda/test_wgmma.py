@@ -22,6 +22,7 @@ from tests.support.sparse_models import (
     random_inputs,
     random_weight,
 )
+from tests.support.warpgroup_layers import WINDOWS
 
 HALF = np.dtype(np.float16)
 CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
@@ -38,22 +39,7 @@ def run_and_check(session, driver, case, x_shape):
     return launches
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        ((64, 64, 3, 3), (14, 14), geometry_2d(pad=1)),
-        ((130, 40, 3, 3), (7, 7), geometry_2d(pad=1)),
-        ((64, 40, 3, 3), (5, 61), geometry_2d(pad=1)),
-        ((48, 32, 2, 5), (9, 30), ConvGeometry((2, 5), (1, 1), (1, 2, 0, 2), (1, 1))),
-        ((64, 32, 3, 3), (30, 28), geometry_2d(3, 2, 1)),
-        ((64, 32, 3, 3), (12, 23), geometry_2d(3, 2, 0)),
-        ((40, 33, 3, 3), (16, 13), ConvGeometry((3, 3), (2, 1), (2, 1, 2, 1), (2, 1))),
-        ((96, 24, 3, 3), (9, 16), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), group=2)),
-        ((64, 32, 5, 5), (7, 28), geometry_2d(5, pad=2)),
-        ((100, 300, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("layer", WINDOWS, ids=str)
 @pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
 def test_layers(make_session, driver, layer, density):
     """Of all densities: two non-zeros in four are not enough for the dense one."""

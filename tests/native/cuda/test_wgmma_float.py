@@ -20,19 +20,10 @@ from tests.support.sparse_models import (
     random_inputs,
     random_weight,
 )
+from tests.support.warpgroup_layers import WINDOWS
 
 CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1), geometry_2d(pad=1), Activation.RELU)
 POINTWISE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1), geometry_2d(1, 1, 0), Activation.RELU)
-LAYERS = [
-    ((64, 64, 3, 3), (14, 14), geometry_2d(pad=1)),
-    ((130, 40, 3, 3), (7, 7), geometry_2d(pad=1)),
-    ((64, 40, 3, 3), (5, 61), geometry_2d(pad=1)),
-    ((48, 32, 2, 5), (9, 30), ConvGeometry((2, 5), (1, 1), (1, 2, 0, 2), (1, 1))),
-    ((64, 32, 3, 3), (30, 28), geometry_2d(3, 2, 1)),
-    ((40, 33, 3, 3), (16, 13), ConvGeometry((3, 3), (2, 1), (2, 1, 2, 1), (2, 1))),
-    ((96, 24, 3, 3), (9, 16), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 1), (1, 1), group=2)),
-    ((100, 300, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
-]
 POINTS = [
     ((64, 64, 1, 1), (14, 14), geometry_2d(1, 1, 0)),
     ((130, 40, 1, 1), (7, 7), geometry_2d(1, 1, 0)),
@@ -51,7 +42,7 @@ def run_and_check(session, driver, case, inputs):
     return [name for name, *_ in driver.take_launches()]
 
 
-@pytest.mark.parametrize("layer", LAYERS + POINTS, ids=str)
+@pytest.mark.parametrize("layer", WINDOWS + POINTS, ids=str)
 @pytest.mark.parametrize("density", [0.05, 1.0])
 def test_layers(make_session, driver, layer, density):
     weight_shape, size, geometry = layer
@@ -67,7 +58,7 @@ def test_layers(make_session, driver, layer, density):
     assert record.kernel == "cuda.wgmma"
 
 
-@pytest.mark.parametrize("layer", LAYERS + POINTS, ids=str)
+@pytest.mark.parametrize("layer", WINDOWS + POINTS, ids=str)
 def test_values_that_are_halves_are_not_rounded(make_session, layer):
     """Rows of the weight may be of any magnitude: powers of two times halves."""
     weight_shape, size, geometry = layer

@@ -232,6 +232,31 @@ const char* ErrorName(int code) {
   }
 }
 
+// Memory of the GPU, or of the host for its use: here, they are the same.
+int Allocate(const char* function, void** pointer, size_t bytes) {
+  const int result = EnterContext(function);
+  if (result != kSuccess) return result;
+  if (bytes == 0) return kInvalidValue;
+  void* block = nullptr;
+  if (posix_memalign(&block, 256, bytes) != 0) return kOutOfMemory;
+  std::memset(block, 0xFF, bytes);  // NaN, and columns that lead nowhere
+  *pointer = block;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  s.blocks.insert(block);
+  return kSuccess;
+}
+
+int Free(const char* function, void* block) {
+  const int result = Enter(function);
+  if (Current() == nullptr) return kInvalidContext;
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  if (s.blocks.erase(block) == 0) return kInvalidValue;
+  free(block);
+  return result;
+}
+
 }  // namespace
 
 // What tests call.
@@ -416,52 +441,17 @@ EXPORT int cuCtxGetDevice(int* device) {
 }
 
 EXPORT int cuMemAlloc_v2(unsigned long long* pointer, size_t bytes) {
-  const int result = EnterContext("cuMemAlloc_v2");
-  if (result != kSuccess) return result;
-  if (bytes == 0) return kInvalidValue;
   void* block = nullptr;
-  if (posix_memalign(&block, 256, bytes) != 0) return kOutOfMemory;
-  std::memset(block, 0xFF, bytes);  // NaN, and columns that lead nowhere
-  *pointer = reinterpret_cast<unsigned long long>(block);
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  s.blocks.insert(block);
-  return kSuccess;
-}
-
-EXPORT int cuMemFree_v2(unsigned long long pointer) {
-  const int result = Enter("cuMemFree_v2");
-  if (Current() == nullptr) return kInvalidContext;
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  void* block = reinterpret_cast<void*>(pointer);
-  if (s.blocks.erase(block) == 0) return kInvalidValue;
-  free(block);
+  const int result = Allocate("cuMemAlloc_v2", &block, bytes);
+  if (result == kSuccess) *pointer = reinterpret_cast<unsigned long long>(block);
   return result;
 }
 
-EXPORT int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) {
-  const int result = EnterContext("cuMemHostAlloc");
-  if (result != kSuccess) return result;
-  if (bytes == 0) return kInvalidValue;
-  *pointer = std::malloc(bytes);
-  if (*pointer == nullptr) return kOutOfMemory;
-  std::memset(*pointer, 0xFF, bytes);
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  s.blocks.insert(*pointer);
-  return kSuccess;
-}
+EXPORT int cuMemFree_v2(unsigned long long pointer) { return Free("cuMemFree_v2", reinterpret_cast<void*>(pointer)); }
 
-EXPORT int cuMemFreeHost(void* pointer) {
-  const int result = Enter("cuMemFreeHost");
-  if (Current() == nullptr) return kInvalidContext;
-  State& s = state();
-  const std::lock_guard<std::mutex> lock(s.mutex);
-  if (s.blocks.erase(pointer) == 0) return kInvalidValue;
-  std::free(pointer);
-  return result;
-}
+EXPORT int cuMemHostAlloc(void** pointer, size_t bytes, unsigned) { return Allocate("cuMemHostAlloc", pointer, bytes); }
+
+EXPORT int cuMemFreeHost(void* pointer) { return Free("cuMemFreeHost", pointer); }
 
 EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void* from, size_t bytes) {
   const int result = EnterContext("cuMemcpyHtoD_v2");

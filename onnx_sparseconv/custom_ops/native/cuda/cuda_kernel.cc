@@ -753,7 +753,7 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
-  params.x_plane_bytes = launch.must_gather ? 0 : PlaneBytes(tile.x, launch);
+  params.x_plane_bytes = launch.is_whole && is_half() ? PlaneBytes(tile.x, launch) : 0;
   if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
   if (is_half() && tile.epilogue.residual != nullptr) {
     params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch);

@@ -172,12 +172,10 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   const int64_t segments = CheckedMultiply(channels, SegmentsOf(plane), "an image");
   if (segments > kMax / kSegmentBytes || segments > kMax / batch) return std::nullopt;
   auto launch = Planner(geometry, sizes, batch, device, facts).Choose();
-  // The resolved padding counts: auto_pad may have found some.
-  const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
   if (!launch) return launch;
-  launch->must_gather = !is_whole || facts.element_bytes > 2;
-  launch->is_whole = is_whole;
-  if (launch->must_gather || launch->params.plane % kMinPlaneUnit != 0) {
+  // The resolved padding counts: auto_pad may have found some.
+  launch->is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
+  if (!launch->is_whole || facts.element_bytes > 2 || launch->params.plane % kMinPlaneUnit != 0) {
     // A row of X is read as a whole where only some of its columns are.
     const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];
     const int64_t bytes = facts.element_bytes * read + int64_t{2} * launch->params.plane;

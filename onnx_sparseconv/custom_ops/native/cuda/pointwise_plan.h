@@ -19,8 +19,7 @@ constexpr int kPointwiseSegments[] = {24, 32};
 struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
   int segments = 0;          // of a warpgroup
-  bool is_whole = true;      // all positions of X are read, in their order
-  bool must_gather = false;  // X, however it is aligned: it is not whole, or of floats
+  bool is_whole = true;      // all positions of X are read, in their order; else X is gathered, as floats always are
   double cycles = 0.0;       // of a multiprocessor, about
   LaunchShape shape;
 };
