@@ -76,6 +76,14 @@ def depth_of_comparison(original: onnx.ModelProto, converted: onnx.ModelProto) -
     return replace(first, storage=second.storage, depth=first.depth + 1)
 
 
+def rounded_to_tf32(depth: NumericalDepth) -> NumericalDepth:
+    """The depth where float32 layers may round what they read to TF32; the model's inputs count as one more layer.
+
+    Other types stay as they are: TF32 is for float32 alone, and as exact as float16.
+    """
+    return replace(depth, storage="tf32", depth=depth.depth + 1) if depth.storage == "float32" else depth
+
+
 @dataclass
 class _Walk:
     """State of one walk: the local functions, and the longest dot product met so far."""

@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 # Unit roundoff: the largest relative error of rounding a number to the type.
-UNIT_ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 2.0**-8}
+UNIT_ROUNDOFF = {
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+    "int8": 2.0**-8,
+}
 SAFETY = 8.0
 FORMULA = "8 * sqrt(depth) * (u(storage) + sqrt(dot length) * u(accumulation))"
 
@@ -28,7 +35,8 @@ class NumericalDepth:
     Attributes:
         depth: Conv, Gemm, MatMul and their kin on the longest path through the model.
         dot_length: terms of the longest dot product among them.
-        storage: coarsest type in which values between layers are kept; ``int8`` for a model with quantisation.
+        storage: coarsest type in which values between layers are kept; ``int8`` for a model with quantisation,
+            ``tf32`` for floats that layers may round to TF32 when they read them.
         accumulation: type in which products are summed.
     """
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnx_sparseconv.errors import ModelError, VerificationError
+from onnx_sparseconv.errors import ModelError, UsageError, VerificationError
 from onnx_sparseconv.runtime.cuda_mode import CudaMode
-from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure
+from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure, rounded_to_tf32
 from onnx_sparseconv.runtime.inputs import (
     ModelInput,
     Shape,
@@ -42,13 +42,15 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# TF32 would round the inputs of convolutions that stayed dense to 11 bits: an error that is not the conversion's.
-EXACT_PROVIDER_OPTIONS: Mapping[Provider, Mapping[str, str]] = {
-    "cpu": {},
-    "cuda": CudaMode(tf32=False).provider_options(),
-}
 # What the converted model is compared with: the original, computed where float is float.
 REFERENCE_PROVIDER: Provider = "cpu"
+TF32_NOTES: Mapping[bool, str] = {
+    # It would round the inputs of convolutions that stayed dense to 11 bits: an error that is not the conversion's.
+    False: "TF32 is switched off in the converted model (with it, float layers may run on warpgroups of tensor cores, "
+    "which round inputs to 11 bits, as dense ones do); --tf32 verifies it as it runs by default",
+    True: "TF32 is allowed in the converted model, as by default: float layers, dense ones and those on warpgroups of "
+    "tensor cores, may round their inputs to 11 bits",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class VerifyReport:
         provider: ``cpu`` or ``cuda``, for the converted model.
         reference_provider: where the original ran.
         use_library: whether the converted model ran with the native library; without it, it runs as the dense model.
+        tf32: whether float layers of the converted model were allowed to round their inputs to TF32.
         inputs: where the inputs came from.
         input_shapes: shape of every input.
         tolerance: the rule that was applied, and what it was derived from.
@@ -78,6 +81,7 @@ class VerifyReport:
     provider: str
     reference_provider: str
     use_library: bool
+    tf32: bool
     inputs: str
     input_shapes: Mapping[str, Shape]
     tolerance: Tolerance
@@ -99,6 +103,7 @@ def verify(
     batch: int | None = None,
     seed: int = 0,
     use_library: bool = True,
+    tf32: bool = False,
     threads: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
@@ -118,16 +123,23 @@ def verify(
         batch: batch size of random inputs where the model leaves it open; None: 1.
         seed: of the random inputs.
         use_library: False runs the converted model without the library, as any other program would see it.
+        tf32: True leaves TF32 allowed in the converted model, as by the defaults of the CUDA provider, so that the
+            kernels run that run in other programs; float32 then counts as rounded to 11 bits (unit roundoff 2^-11) in
+            the derived tolerance. False switches TF32 off, so that only errors of the conversion show. Needs ``cuda``.
         threads: threads of a run; None leaves it to ONNX Runtime.
         rtol: replaces the relative part of the derived tolerance.
         atol: replaces its absolute part.
 
     Raises:
+        UsageError: ``tf32`` is given for another provider.
         VerificationError: the models do not have the same inputs and outputs.
         SparseConvError: a model cannot be loaded or run, or the provider is not used (see `make_session`).
     """
+    if tf32 and provider != "cuda":
+        raise UsageError("TF32 (--tf32) needs --provider cuda")
     structure = load_structure(converted)
-    tolerance = derive_tolerance(depth_of_comparison(load_structure(original), structure), rtol, atol)
+    depth = depth_of_comparison(load_structure(original), structure)
+    tolerance = derive_tolerance(rounded_to_tf32(depth) if tf32 else depth, rtol, atol)
     nodes = sparse_nodes(structure)
     first = make_session(original, provider=REFERENCE_PROVIDER, threads=threads, use_library=False)
     wanted = model_inputs(first)
@@ -139,7 +151,7 @@ def verify(
             threads=threads,
             use_library=use_library,
             session_options=measuring_options(config),
-            provider_options=EXACT_PROVIDER_OPTIONS[provider],
+            provider_options=CudaMode(tf32=tf32).provider_options() if provider == "cuda" else {},
             profile=None if provider == REFERENCE_PROVIDER else Path(directory) / "profile",
         )
         _require_same_interface(first, second)
@@ -159,6 +171,7 @@ def verify(
         provider=provider,
         reference_provider=REFERENCE_PROVIDER,
         use_library=use_library,
+        tf32=tf32,
         inputs=source,
         input_shapes={name: tuple(array.shape) for name, array in arrays.items()},
         tolerance=tolerance,
@@ -166,7 +179,7 @@ def verify(
         insensitive_outputs=insensitive,
         kernels=kernels,
         nodes_elsewhere=elsewhere,
-        notes=_notes(outputs, insensitive, bool(nodes), provider),
+        notes=_notes(outputs, insensitive, bool(nodes), provider, tf32=tf32),
     )
 
 
@@ -237,16 +250,18 @@ def _insensitive_outputs(
 
 
 def _notes(
-    outputs: tuple[OutputComparison, ...], insensitive: tuple[str, ...], has_sparse_nodes: bool, provider: Provider
+    outputs: tuple[OutputComparison, ...],
+    insensitive: tuple[str, ...],
+    has_sparse_nodes: bool,
+    provider: Provider,
+    *,
+    tf32: bool,
 ) -> tuple[str, ...]:
     notes = []
     if not has_sparse_nodes:
         notes.append(NO_SPARSE_NODE)
     if provider == "cuda":
-        notes.append(
-            "the original ran on the CPU; TF32 is switched off in the converted model (with it, float layers may run "
-            "on warpgroups of tensor cores, which round inputs to 11 bits, as dense ones do)"
-        )
+        notes.append(f"the original ran on the CPU; {TF32_NOTES[tf32]}")
     for output in outputs:
         if output.num_elements == 0:
             notes.append(f"output {output.name} is empty for these inputs: give real ones with --inputs")

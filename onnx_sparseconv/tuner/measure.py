@@ -17,7 +17,7 @@ from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.runtime.binding import BoundRuns, TensorSpec, specs_of
 from onnx_sparseconv.runtime.cuda_mode import CudaMode
-from onnx_sparseconv.runtime.depth import load_structure, numerical_depth
+from onnx_sparseconv.runtime.depth import load_structure, numerical_depth, rounded_to_tf32
 from onnx_sparseconv.runtime.inputs import Array, make_random_inputs, model_inputs, resolve_shapes
 from onnx_sparseconv.runtime.kernels import kernels_of, require_sparse_kernels_on, sparse_nodes
 from onnx_sparseconv.runtime.layer_times import NodeTime, times_by_layer
@@ -307,9 +307,9 @@ class OrtBench:
     def _require_equal(self, piece: ModelProto, expected: Mapping[str, Array], actual: Mapping[str, Array]) -> None:
         """Refuse what is fast and wrong."""
         depth = numerical_depth(piece)
-        if self._provider == "cuda" and depth.storage == "float32":
-            # ONNX Runtime's own operators round their inputs to TF32, which has the precision of float16.
-            depth = replace(depth, storage="float16", depth=depth.depth + 1)
+        if self._provider == "cuda":
+            # Float layers, dense ones and those on warpgroups, round their inputs.
+            depth = rounded_to_tf32(depth)
         tolerance = derive_tolerance(depth, None, None)
         for name, array in expected.items():
             found = compare_outputs(name, _some(array), _some(actual[name]), tolerance)

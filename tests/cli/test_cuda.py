@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -36,7 +38,29 @@ def test_verify_on_cuda_says_where_each_model_ran(sparseconv, model, converted):
     result = _cuda(sparseconv, "verify", model, converted)
     assert result.exit_code == 0, result.stderr
     assert "cuda, the original on cpu" in result.stdout
+    assert "TF32 is switched off" in result.stdout
     assert f"sparseconv bench {model} {converted} --provider cuda" in result.stdout
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda")
+def test_verify_with_tf32_says_so(sparseconv, model, converted, cuda_on_cpu):
+    result = _cuda(sparseconv, "verify", model, converted, "--tf32")
+    assert result.exit_code == 0, result.stderr
+    assert cuda_on_cpu == [{}, {}]
+    assert "cuda, TF32 allowed, the original on cpu" in result.stdout
+    assert "depth 3, longest dot product 288, tf32 storage" in result.stdout
+    assert "2 SparseConv nodes" in result.stdout
+    document = json.loads(_cuda(sparseconv, "verify", model, converted, "--tf32", "--json").stdout)
+    assert (document["tf32"], document["tolerance"]["derived_from"]["storage"]) == (True, "tf32")
+    assert [use["provider"] for use in document["kernels"]] == ["cuda", "cuda"]
+
+
+def test_verify_with_tf32_needs_cuda(sparseconv, model, converted):
+    result = sparseconv("verify", model, converted, "--tf32")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--tf32" in result.stderr
+    assert "needs --provider cuda" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.usefixtures("cuda_on_cpu")

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from onnx_sparseconv.converter import ConvertOptions, convert, prune
+from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.runtime.bench import CudaBench, bench
 from onnx_sparseconv.runtime.provider_check import check_provider
 from onnx_sparseconv.runtime.timing import TimingPlan
@@ -40,6 +41,23 @@ def test_a_real_model_gives_the_same_results(real, kernel, request, tmp_path):
     if kernel == "auto":
         assert any("generated" in use.kernel for use in report.kernels)
     assert not any(place.op_type in ("Conv", "SparseConv") for place in report.nodes_elsewhere if real.really_pruned)
+
+
+def test_with_tf32_float_is_verified_on_warpgroups(tmp_path):
+    """As the CUDA provider's defaults run it; without, no kernel rounds."""
+    if read_cuda_driver().gpus[0].compute_capability != "9.0":
+        pytest.skip("floats run on warpgroups with compute capability 9.0 alone")
+    layer_weights = networks.weights(channels=64)
+    dense = networks.save(networks.dense(layer_weights, size=56), tmp_path / "dense.onnx")
+    sparse = networks.save(networks.sparse(layer_weights, size=56), tmp_path / "sparse.onnx")
+    exact, rounded = (verify(dense, sparse, provider="cuda", batch=64, tf32=tf32) for tf32 in (False, True))
+    assert exact.passed, exact.outputs[0].reason
+    assert rounded.passed, rounded.outputs[0].reason
+    assert {use.kernel for use in exact.kernels} == {"cuda.csr"}
+    assert {use.kernel for use in rounded.kernels} == {"cuda.wgmma"}
+    # It would not have passed as float, and lies well within the tolerance of TF32.
+    (output,) = rounded.outputs
+    assert exact.outputs[0].atol < output.errors.max_abs < output.atol / 4
 
 
 @pytest.fixture

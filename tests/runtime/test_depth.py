@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure, numerical_depth
+from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure, numerical_depth, rounded_to_tf32
 from tests.runtime import networks
 
 
@@ -40,6 +40,15 @@ def test_a_comparison_goes_by_the_coarser_model():
     assert (result.depth, result.dot_length, result.storage) == (4, 72, "float16")
     for pair in ((half, single), (half, half), (single, single)):
         assert depth_of_comparison(*pair) == numerical_depth(pair[0])
+
+
+def test_tf32_is_for_float32_alone():
+    models = (networks.dense(networks.weights(dtype, layers=3)) for dtype in (np.float32, np.float16, np.float64))
+    single, half, double = map(numerical_depth, models)
+    result = rounded_to_tf32(single)
+    assert (result.depth, result.dot_length, result.storage) == (4, 72, "tf32")
+    for other in (half, double):
+        assert rounded_to_tf32(other) == other
 
 
 def test_parallel_branches_count_once():

@@ -146,9 +146,43 @@ def test_on_cuda_the_original_runs_on_the_cpu_and_the_converted_model_without_tf
     assert report.passed
     assert (report.provider, report.reference_provider) == ("cuda", "cpu")
     assert cuda_on_cpu == [{}, {"use_tf32": "0"}]
-    assert any("original ran on the CPU" in note for note in report.notes)
+    assert any("original ran on the CPU; TF32 is switched off" in note for note in report.notes)
+    assert (report.tf32, report.tolerance.derived_from.storage) == (False, "float32")
     assert [use.provider for use in report.kernels] == ["cuda", "cuda"]
     assert report.nodes_elsewhere == ()
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda")
+def test_with_tf32_the_provider_has_its_defaults_and_the_tolerance_is_that_of_11_bits(pair, cuda_on_cpu, tmp_path):
+    report = verify(*pair, provider="cuda", tf32=True)
+    assert cuda_on_cpu == [{}, {}]
+    assert (report.passed, report.tf32) == (True, True)
+    assert any("TF32 is allowed in the converted model" in note for note in report.notes)
+    derived = report.tolerance.derived_from
+    assert (derived.depth, derived.storage) == (3, "tf32")
+    assert json.loads(to_json_text(report))["tf32"] is True
+    # Right but for the rounding of its weights to 11 bits; and wrong.
+    rounded = [w.astype(np.float16).astype(np.float32) for w in networks.weights()]
+    model = networks.save(networks.sparse(rounded), tmp_path / "rounded.onnx")
+    assert verify(pair[0], model, provider="cuda", tf32=True).passed
+    assert not verify(pair[0], model, provider="cuda").passed
+    assert not verify(pair[0], model, provider="cuda", tf32=True, rtol=0, atol=0).passed
+    rounded[1][tuple(np.argwhere(rounded[1])[0])] *= 2
+    model = networks.save(networks.sparse(rounded), tmp_path / "wrong.onnx")
+    assert not verify(pair[0], model, provider="cuda", tf32=True).passed
+
+
+@pytest.mark.usefixtures("sparse_kernels_say_cuda", "cuda_on_cpu")
+def test_tf32_changes_nothing_in_the_tolerance_of_a_float16_model(pair, tmp_path):
+    half = networks.save(networks.sparse(networks.weights(np.float16)), tmp_path / "h.onnx")
+    with_tf32, without = (verify(pair[0], half, provider="cuda", tf32=tf32) for tf32 in (True, False))
+    assert with_tf32.passed
+    assert with_tf32.tolerance == without.tolerance
+
+
+def test_tf32_needs_cuda(pair):
+    with pytest.raises(UsageError, match=r"TF32 \(--tf32\) needs --provider cuda"):
+        verify(*pair, tf32=True)
 
 
 @pytest.mark.usefixtures("sparse_kernels_say_cuda", "cuda_on_cpu")

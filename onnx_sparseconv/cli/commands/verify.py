@@ -75,6 +75,14 @@ def command(
     ] = None,
     threads: ThreadsOption = None,
     kernel: KernelOption = KernelChoice.AUTO,
+    tf32: Annotated[
+        bool,
+        typer.Option(
+            "--tf32",
+            help="On CUDA: allow TF32 in the converted model, as it is by default elsewhere. The tolerance follows.",
+            show_default=False,
+        ),
+    ] = False,
     json: JsonOption = False,
     output: ReportFileOption = None,
 ) -> ExitCode:
@@ -101,6 +109,7 @@ def command(
             batch=batch,
             seed=seed,
             use_library=not no_library,
+            tf32=tf32,
             threads=threads,
             rtol=rtol,
             atol=atol,
@@ -117,8 +126,9 @@ def print_report(report: VerifyReport) -> None:
     library = "with the native library" if report.use_library else "without the native library, as a dense model"
     say_field("original", str(report.original))
     say_field("converted", f"{report.converted}, {library}")
+    tf32 = ", TF32 allowed" if report.tf32 else ""
     on = "" if report.provider == report.reference_provider else f", the original on {report.reference_provider}"
-    say_field("provider", f"{report.provider}{on}")
+    say_field("provider", f"{report.provider}{tf32}{on}")
     say_field("inputs", f"{report.inputs}: {shapes}")
     say_field("tolerance", report.tolerance.text)
     say()

@@ -32,3 +32,21 @@ def test_models_are_verified_and_timed_on_the_cuda_kernels(pair):
     timed = bench(*pair, provider="cuda", cuda=CudaBench("default", cuda_graph=True, copies=2), plan=QUICK)
     assert [candidate.problem for candidate in timed.candidates] == ["", ""]
     assert {use.kernel for use in timed.kernels} == {"cuda.csr"}
+
+
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_floats_on_warpgroups_are_verified_with_tf32(tmp_path):
+    """Their inputs are rounded to halves. Nothing but ``kernel`` asks for them here, where no option allows TF32."""
+    layer_weights = networks.weights(channels=40)
+    dense = networks.save(networks.dense(layer_weights, size=7), tmp_path / "dense.onnx")
+    sparse = networks.save(networks.sparse(layer_weights, size=7), tmp_path / "sparse.onnx")
+    config = {"sparseconv.cuda_kernel": "wgmma"}
+    as_float, as_tf32 = (
+        verify(dense, sparse, provider="cuda", config=config, batch=8, tf32=tf32) for tf32 in (False, True)
+    )
+    assert {use.kernel for use in as_tf32.kernels} == {"cuda.wgmma"}
+    assert as_tf32.passed
+    assert not as_float.passed
+    layer_weights[1][tuple(np.argwhere(layer_weights[1])[0])] *= 2
+    wrong = networks.save(networks.sparse(layer_weights, size=7), tmp_path / "wrong.onnx")
+    assert not verify(dense, wrong, provider="cuda", config=config, batch=8, tf32=True).passed
