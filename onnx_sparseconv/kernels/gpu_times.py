@@ -253,10 +253,11 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
 
 
 def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
-    if layer.element_type != np.float16:
-        return None
     steps = math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
-    return plan_octets(layer, batch, steps, multiprocessors) or plan_ring(layer, batch, steps, multiprocessors)
+    by_octets = plan_octets(layer, batch, steps, multiprocessors)
+    if by_octets is not None or layer.element_type != np.float16:
+        return by_octets
+    return plan_ring(layer, batch, steps, multiprocessors)
 
 
 def _choose(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> _Choice:

@@ -37,7 +37,7 @@ _COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
-_POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES = 2000.0, 3000.0
+_POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES, _ROUNDED_CYCLES = 2000.0, 3000.0, 38.0
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
 _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 9.3, 1.3
@@ -116,7 +116,7 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
     """The same of the octet kernel, likewise.
 
     Args:
-        layer: as of `plan_warpgroups`, float16.
+        layer: as of `plan_warpgroups`.
         batch: images, at least 1.
         steps: as of `plan_ring`.
         multiprocessors: of the GPU.
@@ -167,7 +167,10 @@ def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[
     """Rows that a warpgroup computes at a time, and eights of positions of the kernel that does."""
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
     parts, chunks = math.ceil(columns.staged / _STAGED_COLUMNS), math.ceil(layer.in_channels / CHANNELS)
-    if parts > 2 if in_w % _OCTET else parts > 8 or (parts > 4 and chunks > 2):
+    if layer.element_type == np.float32:
+        if parts > 2 and not (parts <= 4 and chunks <= 2) and not (parts <= 8 and chunks == 1):
+            return
+    elif parts > 2 if in_w % _OCTET else parts > 8 or (parts > 4 and chunks > 2):
         return
     if columns.pixels < _OCTET:
         return
@@ -196,12 +199,15 @@ def _octet_plans(
     in_rows, groups = tile_rows - 1 + window_rows, math.ceil(tile_rows / rows)
     products = steps * (512 * blocks + 2304) / _SHARED_BYTES_A_CYCLE
     staging = in_rows * columns.staged * places * _STAGED_CYCLES
-    moving = (in_rows * columns.staged * places * 2 + tile_rows * columns.of_tile * 128) / _OCTET_BYTES_A_CYCLE
+    itemsize = layer.element_type.itemsize
+    moved = in_rows * columns.staged * places + tile_rows * columns.of_tile * ROWS
+    moving = itemsize * moved / _OCTET_BYTES_A_CYCLE
     computed = columns.tiles * columns.of_tile * math.ceil(out_h / tile_rows) * tile_rows
-    x_bytes = 2 * batch * layer.in_channels * math.prod(layer.in_size or ())
+    x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
+    begin += _RECOMPUTE_CYCLES if layer.element_type == np.float32 else 0.0
     for buffers in (WARPGROUPS, 1):
-        besides = buffers * 64 * 16 * (blocks | 1) + weight_bytes + 4 * places + 8 + 16
+        besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + weight_bytes + 4 * places + 8 + 16
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
         has_room = ring_rows >= window_rows + 2 * rows - 1
         if ring_rows >= window_rows + rows - 1:
@@ -250,12 +256,14 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
     blocks = max(int(multiprocessors) // row_blocks, 1) * row_blocks
     num_bytes = layer.element_type.itemsize * batch * layer.out_channels * plane
     is_float = layer.element_type == np.float32
+    is_gathered = layer.strides != (1, 1) or any(layer.pads) or plane % (_SEGMENT_POSITIONS // 2) != 0
+    of_segment = _ROUNDED_CYCLES if is_float and not is_gathered else _SEGMENT_CYCLES
 
     def plan(run: tuple[int, int, int]) -> WarpgroupPlan:
         tiles, segments, of_warpgroup = run[0] * row_blocks, *run[1:]
         of_tile = _TILE_CYCLES + (_WIDE_TILE_CYCLES if of_warpgroup == max(_SEGMENTS) else 0.0)
         of_tile += _FLOAT_TILE_CYCLES if is_float else 0.0
-        of_chunks = chunks * (_SEGMENT_CHUNK_CYCLES + segments * _SEGMENT_CYCLES)
+        of_chunks = chunks * (_SEGMENT_CHUNK_CYCLES + segments * of_segment)
         cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
         if tiles <= min(blocks, multiprocessors):
             cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), num_bytes, multiprocessors)
@@ -263,8 +271,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
         return WarpgroupPlan(begin + cycles, tiles, parts, 1.0)
 
     best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
-    is_plain = layer.strides == (1, 1) and not any(layer.pads)
-    if is_plain and not is_float and plane % (_SEGMENT_POSITIONS // 2) == 0:
+    if not is_gathered:
         return best
     # A row of X is read as a whole where only some of its columns are.
     read = layer.element_type.itemsize * (math.prod(layer.in_size or ()) // layer.strides[0])

@@ -258,6 +258,21 @@ __device__ __forceinline__ void StoreSharedIf(unsigned bits, unsigned bit, Share
       : "memory");
 }
 
+// The same of two pairs, 8 bytes each.
+__device__ __forceinline__ void StoreSharedPairsIf(unsigned bits, unsigned bit, Shared first, unsigned a0, unsigned a1,
+                                                   Shared second, unsigned b0, unsigned b1) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n.reg .b32 masked;\n"
+      "and.b32 masked, %0, %1;\n"
+      "setp.ne.u32 stores, masked, 0;\n"
+      "@stores st.shared.v2.u32 [%2], {%3, %4};\n"
+      "@stores st.shared.v2.u32 [%5], {%6, %7};\n"
+      "}" ::"r"(bits),
+      "r"(1u << bit), "r"(first), "r"(a0), "r"(a1), "r"(second), "r"(b0), "r"(b1)
+      : "memory");
+}
+
 // A barrier of its own number, at which `threads` of the block arrive, whole warps; those that wait, and others.
 __device__ __forceinline__ void WaitAtBarrier(int number, unsigned threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");

@@ -23,8 +23,7 @@ class Magnitude {
   // Stores the largest of the block. To be called by all threads of it, of whole warps.
   __device__ __forceinline__ void Store(unsigned* to) {
     __shared__ unsigned of_warps[32];
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) largest_ = max(largest_, __shfl_xor_sync(0xFFFFFFFFu, largest_, lanes));
+    OfWarp();
     if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest_;
     __syncthreads();
     if (threadIdx.x != 0) return;
@@ -32,7 +31,18 @@ class Magnitude {
     *to = largest_;
   }
 
+  // The same of the warp, to be called by all threads of that.
+  __device__ __forceinline__ void StoreOfWarp(unsigned* to) {
+    OfWarp();
+    if (threadIdx.x % 32 == 0) *to = largest_;
+  }
+
  private:
+  __device__ __forceinline__ void OfWarp() {
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) largest_ = max(largest_, __shfl_xor_sync(0xFFFFFFFFu, largest_, lanes));
+  }
+
   unsigned largest_ = 0;
 };
 

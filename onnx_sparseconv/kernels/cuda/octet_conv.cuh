@@ -1,11 +1,10 @@
-// Sparse convolution of windows of few channels by warpgroups of sparse tensor cores (float16, sm_90a), at one image
-// as at many.
+// Sparse convolution of windows of few channels by warpgroups of sparse tensor cores (sm_90a), at one image as at many.
 //
 // The tensor cores read eight neighbouring channels of a pixel, an *octet*, as 16 bytes, and may begin at any pixel of
 // a row. So one copy of a row of X in shared memory serves all taps of the window: each begins at another pixel, and
 // all add to the same sums. X has channels far apart, though. The warps that stage load vectors of eight columns of
 // eight channels, and store them transposed (stmatrix), in whatever order of channels the block's 64 output channels
-// have.
+// have. Floats are rounded to halves between, to as many bits as TF32 has.
 //
 // Rows of X enter a ring of rows, each once for all rows of outputs that read it, with the zeros between them that
 // windows read beside a row. A product's positions go on from a row to the next one, those zeros included, so that
@@ -16,15 +15,17 @@
 
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
+#include "magnitude.cuh"
 #include "params.h"
 #include "row_ring.cuh"
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
 
-// `kBlocks`: of eight positions, that a warpgroup computes at a time.
-template <int kBlocks>
-class OctetConv : private RowRing<OctetConv<kBlocks>> {
+// `T`: the type of X, Y, bias and residual, Half or float. `kBlocks`: of eight positions, that a warpgroup computes at
+// a time.
+template <class T, int kBlocks>
+class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
  public:
   __device__ __forceinline__ OctetConv(const OctetParams& params, const void* shared)
       : p_(params),
@@ -52,8 +53,8 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
   }
 
  private:
-  friend class RowRing<OctetConv<kBlocks>>;
-  using Base = RowRing<OctetConv<kBlocks>>;
+  friend class RowRing<OctetConv<T, kBlocks>>;
+  using Base = RowRing<OctetConv<T, kBlocks>>;
   using Base::Advance;
   using Base::Release;
   using Base::WaitForRow;
@@ -62,14 +63,18 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kOctet = 8;  // channels of a pixel's 16 bytes, and columns that are loaded together
   static constexpr unsigned kPixelBytes = 16;
-  // Bytes from a channel's outputs to the next one's, an odd multiple of 16.
-  static constexpr unsigned kOutPitch = 16 * (kBlocks | 1);
+  static constexpr int kElement = sizeof(T);
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
+  static constexpr int kVector = 16 / sizeof(T);  // elements that are stored, or loaded of a residual, together
+  // Bytes of eight outputs, and from a channel's outputs to the next one's, an odd multiple of that.
+  static constexpr unsigned kBlockBytes = kOctet * sizeof(T);
+  static constexpr unsigned kOutPitch = kBlockBytes * (kBlocks | 1);
   static constexpr unsigned kBufferBytes = kRows * kOutPitch;
   // Of 168 for each thread.
   static constexpr int kProductRegisters = 192, kStagingRegisters = 120;
   static constexpr int kWarps = kWarpgroupThreads / 32;  // of a warpgroup
   static constexpr int kProductWarps = kOctetWarpgroups * kWarps;
-  static constexpr int kStagingWarps = kOctetThreads / 32 - kProductWarps;
+  static constexpr int kStagingWarps = kOctetStagingWarps;
   // Numbered barriers: those before are warps' own.
   static constexpr int kTurnBarriers = 1 + kProductWarps, kOutputBarriers = kTurnBarriers + kOctetWarpgroups,
                        kInputsBarrier = kOutputBarriers + kOctetWarpgroups;
@@ -106,9 +111,9 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     }
     for (int place = thread; place < p_.places; place += kOctetThreads) {
       const int channel = p_.channels[row_tile_ * p_.places + place];
-      StoreShared(
-          planes_ + static_cast<unsigned>(4 * place),
-          channel < 0 ? kNoPlane : static_cast<unsigned>(channel) * static_cast<unsigned>(2 * p_.in_h * p_.in_w));
+      StoreShared(planes_ + static_cast<unsigned>(4 * place),
+                  channel < 0 ? kNoPlane
+                              : static_cast<unsigned>(channel) * static_cast<unsigned>(kElement * p_.in_h * p_.in_w));
     }
     // What lies between the staged pixels of rows stays zero.
     const int beside = p_.row_pixels - p_.staged_columns, rows = p_.ring_rows + p_.group_rows - 1;
@@ -151,6 +156,13 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
   // channel. It has all tasks of every fourth eight channels.
   __device__ __forceinline__ void Stage() const {
     const int parts = (p_.staged_columns + kTaskColumns - 1) / kTaskColumns;
+    if constexpr (kIsFloat) {
+      // Twice the registers of halves.
+      if (parts == 1) return StageRows<4, 1, 2, kOctet>();
+      if (parts == 2) return StageRows<4, 2, 1, kOctet>();
+      if (parts <= 4) return StageRows<2, 4, 1, kOctet>();
+      return StageRows<1, 8, 1, kOctet>();
+    }
     if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
     if (parts == 1) return StageRows<4, 1, 4, kOctet>();
     if (parts == 2) return StageRows<4, 2, 2, kOctet>();
@@ -177,20 +189,20 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
       row.left = tile.in_rows;
       row.y = tile.y - p_.pad_top - 1;
       row.column = tile.x - p_.halo_columns + Lane() % kTaskOctets * kOctet;
-      row.from =
-          static_cast<const unsigned char*>(p_.x) +
-          2 * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w + row.y * p_.in_w + row.column);
+      row.from = static_cast<const unsigned char*>(p_.x) +
+                 kElement * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w + row.y * p_.in_w +
+                             row.column);
     }
     ++row.y;
-    row.from += 2 * p_.in_w;
+    row.from += kElement * p_.in_w;
     row.end = static_cast<unsigned>(row.y) < static_cast<unsigned>(p_.in_h) ? static_cast<unsigned>(p_.in_w) : 0u;
   }
 
   // `kGroups` of eight channels and `kParts` tasks of each are what a warp may have of a row. While one is stored,
-  // others are on their way, so many rows of them. Rows of X begin at multiples of `kVector` halves.
-  template <int kGroups, int kParts, int kRowsAhead, int kVector>
+  // others are on their way, so many rows of them. Rows of X begin at multiples of `kAligned` halves, or four floats.
+  template <int kGroups, int kParts, int kRowsAhead, int kAligned>
   __device__ __forceinline__ void StageRows() const {
-    using Words = uint4[kGroups][kParts];
+    using Words = Loaded[kGroups][kParts];
     const int warp = warp_ - kProductWarps, groups = p_.places / (kOctet * kStagingWarps);
     // The row of a matrix that this lane says the place of; see Store.
     const int other = Lane() % 8 / 2, pixel = 8 * other + 2 * ((Lane() / 8 + other) % 4) + Lane() % 2;
@@ -209,14 +221,18 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     const auto load = [&](Words& words, int group, int part) {
       const auto column = static_cast<unsigned>(row.column + part * kTaskColumns);
       const unsigned end = planes[group] == kNoPlane ? 0 : row.end;
-      const unsigned char* from = row.from + planes[group] + part * 2 * kTaskColumns;
-      if constexpr (kVector == kOctet) {
-        words[group][part] = LoadVectorIf(column < end, from);
+      const unsigned char* from = row.from + planes[group] + part * kElement * kTaskColumns;
+      const bool first = column < end, second = column + kOctet / 2 < end;
+      if constexpr (kIsFloat) {
+        words[group][part] = {LoadVectorIf(first, from), LoadVectorIf(second, from + sizeof(uint4))};
+      } else if constexpr (kAligned == kOctet) {
+        words[group][part] = {LoadVectorIf(first, from)};
       } else {
-        words[group][part] = LoadHalfVectorsIf(column < end, column + kOctet / 2 < end, from);
+        words[group][part] = {LoadHalfVectorsIf(first, second, from)};
       }
     };
     Words words[kRowsAhead];
+    Magnitude magnitude;
     int num_rows = 0;
 #pragma unroll
     for (int i = 0; i < kRowsAhead; ++i) {
@@ -233,7 +249,12 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     while (true) {
 #pragma unroll
       for (int i = 0; i < kRowsAhead; ++i) {
-        if (at.row >= num_rows) return;
+        if (at.row >= num_rows) {
+          if constexpr (kIsFloat) {
+            magnitude.StoreOfWarp(p_.magnitudes + blockIdx.x * kStagingWarps + static_cast<unsigned>(warp));
+          }
+          return;
+        }
         Advance(row);
         num_rows += row.index < p_.num_tiles;
         if (at.row >= p_.ring_rows) WaitForBarrier(Emptied(at.slot), at.parity ^ 1);
@@ -245,7 +266,7 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
           for (int part = 0; part < kParts; ++part) {
             const bool exists = part * kTaskColumns < staged;
             const unsigned offset = static_cast<unsigned>(part * kTaskColumns) * kPixelBytes;
-            Store(words[i][group][part], exists ? to + offset : Dump(), exists, at.slot);
+            Store(Halves(words[i][group][part], magnitude), exists ? to + offset : Dump(), exists, at.slot);
             load(words[i], group, part);
           }
           to += kStagingWarps * plane_bytes_;
@@ -255,6 +276,22 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
         if (Lane() == 0) Arrive(Filled(at.slot));
         Base::Advance(at);
       }
+    }
+  }
+
+  // What a lane loads of an octet: 16 bytes, or of floats twice.
+  struct Loaded {
+    uint4 vectors[sizeof(T) / sizeof(Half)];
+  };
+
+  static __device__ __forceinline__ uint4 Halves(const Loaded& loaded, Magnitude& magnitude) {
+    if constexpr (kIsFloat) {
+      const uint4 &a = loaded.vectors[0], &b = loaded.vectors[1];
+      return RoundedEight({BitsToFloat(a.x), BitsToFloat(a.y), BitsToFloat(a.z), BitsToFloat(a.w), BitsToFloat(b.x),
+                           BitsToFloat(b.y), BitsToFloat(b.z), BitsToFloat(b.w)},
+                          magnitude);
+    } else {
+      return loaded.vectors[0];
     }
   }
 
@@ -284,7 +321,7 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     WaitForLaunchBefore();
     const unsigned steps = Uniform(LoadShared(weight_));
     FindInputs(steps);
-    const float biases[2] = {BiasOf(0), BiasOf(1)};
+    const Finish<T> finishes[2] = {FinishOf(0), FinishOf(1)};
     const Places places = PlacesOfOutputs();
     const int warpgroup = warp_ / kWarps;
     const int step = kOctetWarpgroups * p_.group_rows;
@@ -324,7 +361,7 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
         // What is filled and was read for the last time is free before outputs are stored.
         const int next = line + step < tile.lines ? first + line + step : first + tile.in_rows;
         Release(min(next, filled.row), filled, released);
-        StoreGroup(tile, group, places, biases);
+        StoreGroup(tile, group, places, finishes);
         if (share_outputs) {
           WaitForBulkReads();
           PassTurn(kOutputBarriers, warpgroup, is_last);
@@ -441,16 +478,16 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     WaitForBulkReads();
     WaitForWarp();
     const Runs runs = RunsOf(tile, group);
-    const int vectors = runs.elements / kOctet, channels = min(p_.out_channels - FirstChannel(), kWarpRows);
+    const int vectors = runs.elements / kVector, channels = min(p_.out_channels - FirstChannel(), kWarpRows);
     const int shift = vectors <= 8 ? 3 : vectors <= 16 ? 4 : 5;  // of the lanes
-    const int vector = Lane() & ((1 << shift) - 1);
     for (int run = 0; run < runs.count; ++run) {
-      const Half* from =
-          static_cast<const Half*>(p_.epilogue.residual) + FirstElement(tile, group) + run * p_.out_w + vector * kOctet;
-      const Shared to = Outputs() + static_cast<unsigned>(2 * run * p_.tile_columns + 16 * vector);
-      for (int channel = Lane() >> shift; channel < channels && vector < vectors; channel += 32 >> shift) {
-        CopyAsync16(to + static_cast<unsigned>(channel) * kOutPitch,
-                    from + static_cast<long long>(channel) * p_.out_h * p_.out_w);
+      const T* from = static_cast<const T*>(p_.epilogue.residual) + FirstElement(tile, group) + run * p_.out_w;
+      const Shared to = Outputs() + static_cast<unsigned>(kElement * run * p_.tile_columns);
+      for (int channel = Lane() >> shift; channel < channels; channel += 32 >> shift) {
+        for (int vector = Lane() & ((1 << shift) - 1); vector < vectors; vector += 1 << shift) {
+          CopyAsync16(to + static_cast<unsigned>(channel) * kOutPitch + static_cast<unsigned>(16 * vector),
+                      from + static_cast<long long>(channel) * p_.out_h * p_.out_w + vector * kVector);
+        }
       }
     }
     CommitCopies();
@@ -462,11 +499,11 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     const int channels = min(p_.out_channels - FirstChannel(), kWarpRows);
     const long long plane = static_cast<long long>(p_.out_h) * p_.out_w;
     for (int run = 0; run < runs.count; ++run) {
-      Half* to = static_cast<Half*>(p_.y) + FirstElement(tile, group) + run * p_.out_w;
-      Shared from = Outputs() + static_cast<unsigned>(2 * run * p_.tile_columns);
+      T* to = static_cast<T*>(p_.y) + FirstElement(tile, group) + run * p_.out_w;
+      Shared from = Outputs() + static_cast<unsigned>(kElement * run * p_.tile_columns);
 #pragma unroll 4
       for (int channel = 0; channel < channels; ++channel, to += plane, from += kOutPitch) {
-        StoreBulk(to, from, static_cast<unsigned>(2 * runs.elements));
+        StoreBulk(to, from, static_cast<unsigned>(kElement * runs.elements));
       }
     }
   }
@@ -479,11 +516,11 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
 
   // Finishes outputs, and stores them.
   __device__ __forceinline__ void StoreGroup(const Tile& tile, const Group& group, const Places& places,
-                                             const float (&biases)[2]) {
+                                             const Finish<T> (&finishes)[2]) {
     WaitForBulkReads();
     if (p_.epilogue.residual != nullptr) WaitForCopies<0>();
     WaitForWarp();
-    KeepOutputs(places, biases);
+    KeepOutputs(places, finishes);
     FenceSharedForTensorCores();  // and the copy engine
     WaitForWarp();
     if (IsElected()) {
@@ -514,19 +551,21 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
 
   // Where the outputs of a block begin, from where those of the one before did.
   __device__ __forceinline__ Shared FirstOutput() const {
-    return Outputs() + static_cast<unsigned>(Lane() / 4) * kOutPitch + static_cast<unsigned>(Lane() % 4 * 4);
+    return Outputs() + static_cast<unsigned>(Lane() / 4) * kOutPitch + static_cast<unsigned>(Lane() % 4 * 2 * kElement);
   }
   __device__ __forceinline__ unsigned Gap() const {
-    return static_cast<unsigned>(2 * (p_.row_pixels - p_.tile_columns));
+    return static_cast<unsigned>(kElement * (p_.row_pixels - p_.tile_columns));
   }
 
-  __device__ __forceinline__ void KeepOutputs(Places places, const float (&biases)[2]) {
+  __device__ __forceinline__ void KeepOutputs(Places places, const Finish<T> (&finishes)[2]) {
     const Epilogue& e = p_.epilogue;
     // Bits are told apart here: kept apart for all tiles, they would take a register each.
     places.exist = Unforeseen(places.exist);
     places.begin_rows = Unforeseen(places.begin_rows);
+    // Else sums would be finished before products were waited for.
+    const Finish<T> lower = finishes[0].Unforeseen(), upper = finishes[1].Unforeseen();
 #pragma unroll
-    for (int i = 0; i < 4 * kBlocks; ++i) sums_[i] += biases[i / 2 % 2];
+    for (int i = 0; i < 4 * kBlocks; ++i) sums_[i] = (i / 2 % 2 == 0 ? lower : upper)(sums_[i]);
     if (e.residual != nullptr) {
       Shared at = FirstOutput();
 #pragma unroll
@@ -535,9 +574,17 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
         if ((places.exist >> block & 1u) != 0) {
 #pragma unroll
           for (unsigned i = 0; i < 2; ++i) {
-            const Half2 pair = LoadShared(at + 16 * block + 8 * i * kOutPitch);
-            sums_[4 * block + 2 * i] += ToFloat(Lower(pair));
-            sums_[4 * block + 2 * i + 1] += ToFloat(Upper(pair));
+            const Shared from = at + kBlockBytes * block + 8 * i * kOutPitch;
+            if constexpr (kIsFloat) {
+              unsigned first, second;
+              LoadSharedPair(from, first, second);
+              sums_[4 * block + 2 * i] += BitsToFloat(first);
+              sums_[4 * block + 2 * i + 1] += BitsToFloat(second);
+            } else {
+              const Half2 pair = LoadShared(from);
+              sums_[4 * block + 2 * i] += ToFloat(Lower(pair));
+              sums_[4 * block + 2 * i + 1] += ToFloat(Upper(pair));
+            }
           }
         }
       }
@@ -564,18 +611,27 @@ class OctetConv : private RowRing<OctetConv<kBlocks>> {
     for (unsigned block = 0; block < kBlocks; ++block) {
       SubtractIf(places.begin_rows, block, at, Gap());
       const float* sums = sums_ + 4 * block;
+      const Shared to = at + kBlockBytes * block;
+      if constexpr (kIsFloat) {
+        // Always by a comparison: sums whose bits are stored as they are, the compiler keeps as integers, and then has
+        // each product wait for the one before.
+        const float least = BitsToFloat(kIsRelu ? 0u : 0xFF800000u);
+        const auto word = [&](int i) { return FloatToBits(Larger(least, sums[i])); };
+        StoreSharedPairsIf(places.exist, block, to, word(0), word(1), to + 8 * kOutPitch, word(2), word(3));
+        continue;
+      }
       const Half2 lower = ToHalves(sums[0], sums[1]), upper = ToHalves(sums[2], sums[3]);
-      const Shared to = at + 16 * block;
       StoreSharedIf(places.exist, block, to, kIsRelu ? AtLeastZero(lower) : lower, to + 8 * kOutPitch,
                     kIsRelu ? AtLeastZero(upper) : upper);
     }
   }
 
   // Of the thread's channels, the same for all tiles.
-  __device__ __forceinline__ float BiasOf(int upper) const {
-    const auto* bias = static_cast<const Half*>(p_.epilogue.bias);
+  __device__ __forceinline__ Finish<T> FinishOf(int upper) const {
+    const auto* bias = static_cast<const T*>(p_.epilogue.bias);
     const int channel = FirstChannel() + Lane() / 4 + 8 * upper;
-    return bias != nullptr && channel < p_.out_channels ? LoadElement(bias + channel) : 0.0f;
+    if (channel >= p_.out_channels) return {1.0f, 0.0f};
+    return {kIsFloat ? p_.scales[channel] : 1.0f, bias != nullptr ? LoadElement(bias + channel) : 0.0f};
   }
 
   const OctetParams& p_;

@@ -281,6 +281,7 @@ struct InterleaveParams {
 // Threads of a block that multiply, two warpgroups of them, and all.
 constexpr int kWgmmaProductThreads = 256;
 constexpr int kWgmmaThreads = 384;
+constexpr int kWgmmaStagingWarps = (kWgmmaThreads - kWgmmaProductThreads) / 32;
 // Channels of a chunk, and pixels of a stage: 8 halves of each, and 16 bytes that keep neighbours apart.
 constexpr int kWgmmaChannels = 32;
 constexpr int kWgmmaPixelBytes = 16 * kWgmmaChannels + 16;
@@ -397,8 +398,10 @@ constexpr int kSegmentPositions = 8;
 // for a word for each place of its chunks, and for each of its rows.
 struct PointwiseParams {
   WarpgroupParams common;
-  int chunk_bytes;                // of the weight; all are the same
-  unsigned x_plane_bytes;         // from a channel of X, or of the residual, to the next one. Where it is a multiple of
+  unsigned* magnitudes;    // of X that is floats, which the kernel then rounds itself: [gridDim.y][gridDim.x]
+                           // [kWgmmaStagingWarps], as of InterleaveParams; null where X is halves, or was gathered
+  int chunk_bytes;         // of the weight; all are the same
+  unsigned x_plane_bytes;  // from a channel of X, or of the residual, to the next one. Where it is a multiple of
   unsigned residual_plane_bytes;  // 16, X or the residual begins at such, else both are multiples of 8
   int plane;                      // positions
   int run_images, run_segments;
@@ -407,8 +410,9 @@ struct PointwiseParams {
   long long y_part;  // in sums of Y that are not final, from the first output to that of the next part of the chunks
 };
 
-// The octet kernel, float16 on sm_90a: `sparseconv_octets_n<blocks>`, for windows of few channels that move by one row
-// and column. A warpgroup computes up to `blocks` times eight positions at a time. octet_conv.cuh says how it works.
+// The octet kernel on sm_90a: `sparseconv_octets_n<blocks>`, float16, and `sparseconv_octets_f32_n<blocks>`, for
+// windows of few channels that move by one row and column. A warpgroup computes up to `blocks` times eight positions at
+// a time. octet_conv.cuh says how it works.
 //
 // A tile is `tile_rows` rows of outputs, `tile_columns` columns of each, of 64 output channels and an image. A
 // warpgroup computes `group_rows` rows of it at a time. Rows of X go by a ring of `ring_rows` of them in shared memory,
@@ -421,18 +425,21 @@ struct PointwiseParams {
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; gridDim.x is a multiple of row_tiles, so that a
 // block stays with one of them.
 constexpr int kWarpgroupThreads = 128, kOctetWarpgroups = 2;  // that multiply; one stages
+constexpr int kOctetStagingWarps = kWarpgroupThreads / 32;
 constexpr int kOctetThreads = kWarpgroupThreads * (kOctetWarpgroups + 1);
 constexpr unsigned kOctetDumpBytes = 16;
 struct OctetParams {
   const void* x;  // [N, C, H, W]
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
-  const void* weight;   // of all row tiles; see window_weight.h
-  const int* channels;  // [row_tiles][places]; -1 at a place without one
-  int weight_bytes;     // of a row tile, a multiple of 16
-  int header_bytes;     // of that
-  int places;           // a multiple of 32
-  int inputs_pitch;     // bytes of the table for each slot of the ring, a multiple of 16
+  const float* scales;   // [K], as of WarpgroupParams
+  unsigned* magnitudes;  // of floats, [gridDim.x][kOctetStagingWarps], as of InterleaveParams
+  const void* weight;    // of all row tiles; see window_weight.h
+  const int* channels;   // [row_tiles][places]; -1 at a place without one
+  int weight_bytes;      // of a row tile, a multiple of 16
+  int header_bytes;      // of that
+  int places;            // a multiple of 32
+  int inputs_pitch;      // bytes of the table for each slot of the ring, a multiple of 16
   int in_channels, out_channels;
   int in_h, in_w;
   int out_h, out_w;

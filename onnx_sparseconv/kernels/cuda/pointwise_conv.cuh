@@ -10,8 +10,12 @@
 // the one before it is finished. A residual takes the same way: behind a tile's channels, the planes of the residual
 // are staged like further channels, 32 of them at a time, and added to the sums from there. One of floats is added
 // where outputs are stored.
+//
+// Floats are rounded to halves on their way: they come by registers, a chunk ahead of those that are stored. So the
+// warps that stage have more registers than those that multiply.
 #pragma once
 
+#include "magnitude.cuh"
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
@@ -29,9 +33,14 @@ class PointwiseConv : private Warpgroups {
     LetNextLaunchBegin();
     InitBarriers();
     if (IsProductWarp()) {
+      if constexpr (kIsFloat) GiveUpRegisters<kProductRegisters>();
       WaitForLaunchBefore();
       Multiply();
     } else {
+      if constexpr (kIsFloat) {
+        TakeRegisters<kStagingRegisters>();
+        if (p_.magnitudes != nullptr) return StageFloats();
+      }
       Stage();
     }
   }
@@ -40,6 +49,8 @@ class PointwiseConv : private Warpgroups {
   static constexpr unsigned kRunBytes = kSegments * kWgmmaPixelBytes;  // of a stage
   static constexpr int kMaxRuns = 2;
   static constexpr int kWarpRows = 16;
+  // Of 168 for each thread.
+  static constexpr int kProductRegisters = 160, kStagingRegisters = 184;
   static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   // Of outputs on their way: positions of a segment lie together, of 16 rows.
   static constexpr int kOutBytes = kSegmentPositions * sizeof(T);
@@ -113,10 +124,7 @@ class PointwiseConv : private Warpgroups {
       for (at.chunk = 0; at.chunk < chunks_.count; Advance(at)) {
         WaitForEmptied(at);
         // The warps take turns.
-        if (at.chunk % kStagingWarps == StagingWarp() && Lane() == 0) {
-          const auto bytes = static_cast<unsigned>(p_.chunk_bytes);
-          StageWeight(at.stage, static_cast<size_t>(chunks_.first + at.chunk) * bytes, bytes);
-        }
+        if (at.chunk % kStagingWarps == StagingWarp() && Lane() == 0) StageChunk(at.stage, at.chunk);
         WaitForLaunchBefore();  // the weight, and where planes lie, need no such wait
         stage(x);
       }
@@ -129,6 +137,12 @@ class PointwiseConv : private Warpgroups {
         stage(residual);
       }
     });
+  }
+
+  // By one thread: the part of the weight.
+  __device__ __forceinline__ void StageChunk(int stage, int chunk) const {
+    const auto bytes = static_cast<unsigned>(p_.chunk_bytes);
+    StageWeight(stage, static_cast<size_t>(chunks_.first + chunk) * bytes, bytes);
   }
 
   // Where the planes of all chunks begin, behind the first one of the block's group, and those of its rows in the
@@ -148,6 +162,16 @@ class PointwiseConv : private Warpgroups {
     WaitAtBarrier(1, kThreads);
   }
 
+  // Of places of the table, from `first` on.
+  template <int kCount>
+  __device__ __forceinline__ void PlanesOf(int first, unsigned (&planes)[kCount]) const {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const uint4 four = LoadSharedVector(Table() + static_cast<unsigned>(4 * (first + i)));
+      planes[i] = four.x, planes[i + 1] = four.y, planes[i + 2] = four.z, planes[i + 3] = four.w;
+    }
+  }
+
   // Those of a chunk that the warp stages; each of kShares shares of its lanes some of them.
   template <int kShares>
   __device__ __forceinline__ void StagePlanes(const Position& at, const Source& source) const {
@@ -155,12 +179,7 @@ class PointwiseConv : private Warpgroups {
     const int lane = static_cast<int>(Lane());
     const int first_place = StagingWarp() * kPlaces + lane / kShareLanes * kCount;
     unsigned planes[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; i += 4) {
-      const uint4 four =
-          LoadSharedVector(Table() + static_cast<unsigned>(4 * (at.chunk * kWgmmaChannels + first_place + i)));
-      planes[i] = four.x, planes[i + 1] = four.y, planes[i + 2] = four.z, planes[i + 3] = four.w;
-    }
+    PlanesOf(at.chunk * kWgmmaChannels + first_place, planes);
     const Shared to = StageAddress(at.stage) + static_cast<unsigned>(first_place) * kPixelBytes +
                       static_cast<unsigned>(lane % kShareLanes) * kWgmmaPixelBytes;
 #pragma unroll
@@ -174,6 +193,106 @@ class PointwiseConv : private Warpgroups {
       }
     }
     ArriveAfterCopies(Filled(at.stage));
+  }
+
+  // A piece is four neighbouring positions of a channel, 16 bytes of floats. Neighbouring lanes have neighbouring ones;
+  // of a chunk, a lane has two of each run, of each channel that the warp stages.
+  static constexpr int kPiecePositions = 4, kSegmentPieces = kSegmentPositions / kPiecePositions;
+  static constexpr int kLanePieces = kMaxRuns * kSegmentPieces;
+
+  // Where the lane's pieces lie in the first channel that a tile reads; null for those that there are not.
+  struct Pieces {
+    const unsigned char* from[kLanePieces];
+  };
+
+  __device__ __forceinline__ SegmentPlace PlaceOfPiece(int piece) const {
+    return PlaceOfSegment(piece / kSegmentPieces, SegmentOfPiece(piece));
+  }
+  static __device__ __forceinline__ int SegmentOfPiece(int piece) {
+    return piece % kSegmentPieces * (32 / kSegmentPieces) + static_cast<int>(Lane()) / kSegmentPieces;
+  }
+  // In its segment; the same for all of a lane's.
+  static __device__ __forceinline__ int PieceOfSegment() { return static_cast<int>(Lane()) % kSegmentPieces; }
+
+  // None of a tile behind the last one.
+  __device__ __forceinline__ Pieces PiecesOf(int index) const {
+    Pieces pieces;
+    const Tile tile = TileAt(min(index, w_.num_tiles - 1));
+#pragma unroll
+    for (int i = 0; i < kLanePieces; ++i) {
+      const SegmentPlace place = PlaceOfPiece(i);
+      const int image = tile.y + place.image,
+                first = (tile.x + place.segment) * kSegmentPositions + PieceOfSegment() * kPiecePositions;
+      const bool exists = index < w_.num_tiles && i / kSegmentPieces < Runs() && image < t_.batch && first < p_.plane;
+      const long long plane = static_cast<long long>(image) * t_.in_channels + tile.group * t_.group_in_channels;
+      pieces.from[i] = exists ? static_cast<const unsigned char*>(t_.x) + plane * p_.x_plane_bytes +
+                                    first * static_cast<int>(sizeof(float))
+                              : nullptr;
+    }
+    return pieces;
+  }
+
+  // All pieces of the next chunk are on their way while those of this one are stored.
+  __device__ __forceinline__ void StageFloats() const {
+    ListPlanes();
+    WaitForLaunchBefore();
+    Magnitude magnitude;
+    uint4 words[kLanePieces][kPlaces];
+    const auto load = [&](int i, const Pieces& pieces, const unsigned (&planes)[kPlaces]) {
+#pragma unroll
+      for (int j = 0; j < kPlaces; ++j) {
+        words[i][j] = LoadVectorIf(pieces.from[i] != nullptr, pieces.from[i] + planes[j]);
+      }
+    };
+    int index = static_cast<int>(blockIdx.x), chunk = 0;  // of what is loaded
+    int left = chunks_.count * ((w_.num_tiles - index + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+    Pieces pieces = PiecesOf(index);
+    unsigned planes[kPlaces];
+    if (left > 0) {
+      PlanesOf(StagingWarp() * kPlaces, planes);
+#pragma unroll
+      for (int i = 0; i < kLanePieces; ++i) load(i, pieces, planes);
+    }
+    for (Position at; left > 0; --left, Advance(at)) {
+      WaitForEmptied(at);
+      if (chunk % kStagingWarps == StagingWarp() && Lane() == 0) StageChunk(at.stage, chunk);
+      if (++chunk == chunks_.count) {
+        chunk = 0;
+        index += static_cast<int>(gridDim.x);
+      }
+      PlanesOf(chunk * kWgmmaChannels + StagingWarp() * kPlaces, planes);
+      const Shared to = StageAddress(at.stage) + static_cast<unsigned>(StagingWarp() * kPlaces) * kPixelBytes +
+                        static_cast<unsigned>(PieceOfSegment()) * kPixelBytes / kSegmentPieces;
+      unsigned exist = 0;  // of what is stored, a bit each
+#pragma unroll
+      for (int i = 0; i < kLanePieces; ++i) exist |= pieces.from[i] != nullptr ? 1u << i : 0u;
+      if (chunk == 0) pieces = PiecesOf(index);
+#pragma unroll
+      for (int i = 0; i < kLanePieces; ++i) {
+        if ((exist >> i & 1u) != 0) {
+          StorePiece(words[i],
+                     to + static_cast<unsigned>(i / kSegmentPieces) * kRunBytes +
+                         static_cast<unsigned>(SegmentOfPiece(i)) * kWgmmaPixelBytes,
+                     magnitude);
+        }
+        load(i, pieces, planes);
+      }
+      FenceSharedForTensorCores();
+      Arrive(Filled(at.stage));
+    }
+    const unsigned warp = (blockIdx.y * gridDim.x + blockIdx.x) * kStagingWarps + static_cast<unsigned>(StagingWarp());
+    magnitude.StoreOfWarp(p_.magnitudes + warp);
+  }
+
+  static __device__ __forceinline__ void StorePiece(const uint4 (&words)[kPlaces], Shared to, Magnitude& magnitude) {
+#pragma unroll
+    for (unsigned j = 0; j < kPlaces; ++j) {
+      const float values[] = {BitsToFloat(words[j].x), BitsToFloat(words[j].y), BitsToFloat(words[j].z),
+                              BitsToFloat(words[j].w)};
+#pragma unroll
+      for (const float value : values) magnitude.Add(value);
+      StoreSharedPair(to + j * kPixelBytes, ToHalves(values[0], values[1]), ToHalves(values[2], values[3]));
+    }
   }
 
   // The same bytes of some channels: nothing but copies, for a chunk has hundreds of them.

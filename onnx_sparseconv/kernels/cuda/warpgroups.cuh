@@ -23,6 +23,19 @@ __device__ __forceinline__ Value Uniform(Value value) {
   return __shfl_sync(0xFFFFFFFFu, value, 0);
 }
 
+// What is done to a channel's sums of products: those of floats have a weight that was scaled such that it is well
+// within the range of halves.
+template <class T>
+struct Finish {
+  float scale, bias;
+
+  __device__ __forceinline__ float operator()(float sum) const {
+    return sizeof(T) == sizeof(float) ? sum * scale + bias : sum + bias;
+  }
+  // The same, unforeseen.
+  __device__ __forceinline__ Finish Unforeseen() const { return {cuda::Unforeseen(scale), cuda::Unforeseen(bias)}; }
+};
+
 class Warpgroups : protected TensorTile {
  protected:
   __device__ __forceinline__ Warpgroups(const WarpgroupParams& params, const void* shared)
@@ -31,7 +44,7 @@ class Warpgroups : protected TensorTile {
   static constexpr int kRows = 64;
   static constexpr unsigned kPixelBytes = 16;  // of a channel
   static constexpr unsigned kWarpgroup = 128;
-  static constexpr int kStagingWarps = (kWgmmaThreads - kWgmmaProductThreads) / 32;
+  static constexpr int kStagingWarps = kWgmmaStagingWarps;
   static constexpr int kPlaces = kWgmmaChannels / kStagingWarps;  // of a chunk, that a warp stages
   // Bytes of the weight, of 64 rows and 32 columns: two of four values, and where they stand.
   static constexpr unsigned kValueBytes = 2048, kPlaceBytes = 256;
@@ -110,19 +123,6 @@ class Warpgroups : protected TensorTile {
   }
 
   // --- outputs ------------------------------------------------------------------------------------------------------
-
-  // What is done to a channel's sums of products: those of floats have a weight that was scaled such that it is well
-  // within the range of halves.
-  template <class T>
-  struct Finish {
-    float scale, bias;
-
-    __device__ __forceinline__ float operator()(float sum) const {
-      return sizeof(T) == sizeof(float) ? sum * scale + bias : sum + bias;
-    }
-    // The same, unforeseen.
-    __device__ __forceinline__ Finish Unforeseen() const { return {cuda::Unforeseen(scale), cuda::Unforeseen(bias)}; }
-  };
 
   // Of the thread's channels.
   template <class T>

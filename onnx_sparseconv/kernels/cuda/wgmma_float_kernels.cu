@@ -2,6 +2,7 @@
 // makes the PTX.
 #include "gather.cuh"
 #include "interleave.cuh"
+#include "octet_conv.cuh"
 #include "params.h"
 #include "pointwise_conv.cuh"
 #include "recompute.cuh"
@@ -15,7 +16,10 @@ using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kCsrPiece;
 using sparseconv::cuda::kMaxCsrThreads;
+using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kWgmmaThreads;
+using sparseconv::cuda::OctetConv;
+using sparseconv::cuda::OctetParams;
 using sparseconv::cuda::PointwiseConv;
 using sparseconv::cuda::PointwiseParams;
 using sparseconv::cuda::Recompute;
@@ -27,6 +31,10 @@ SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p24, WgmmaParams, kWgmmaThreads, WgmmaConv
 SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 28>)
 SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 30>)
 SPARSECONV_WARPGROUP_KERNEL(wgmma_f32_p32, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 32>)
+SPARSECONV_WARPGROUP_KERNEL(octets_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8>)
+SPARSECONV_WARPGROUP_KERNEL(octets_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15>)
+SPARSECONV_WARPGROUP_KERNEL(octets_f32_n28, OctetParams, kOctetThreads, OctetConv<float, 28>)
+SPARSECONV_WARPGROUP_KERNEL(octets_f32_n29, OctetParams, kOctetThreads, OctetConv<float, 29>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 24>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 32>)
 

@@ -112,6 +112,12 @@ inline void StoreSharedIf(unsigned bits, unsigned bit, Shared first, unsigned a,
   StoreShared(first, a);
   StoreShared(second, b);
 }
+inline void StoreSharedPairsIf(unsigned bits, unsigned bit, Shared first, unsigned a0, unsigned a1, Shared second,
+                               unsigned b0, unsigned b1) {
+  if ((bits >> bit & 1u) == 0) return;
+  StoreSharedPair(first, a0, a1);
+  StoreSharedPair(second, b0, b1);
+}
 inline void LoadSharedPair(Shared address, unsigned& a, unsigned& b) {
   const auto pair = cuda_on_host::LoadShared<uint64_t>(address);
   a = static_cast<unsigned>(pair);

@@ -101,6 +101,8 @@ LaunchShape ReduceShape(int64_t count, unsigned threads) {
   return shape;
 }
 
+size_t BlocksOf(const LaunchShape& shape) { return size_t{shape.grid[0]} * shape.grid[1] * shape.grid[2]; }
+
 size_t RoundedUp(size_t bytes) { return (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes; }
 
 template <class Value>
@@ -174,14 +176,17 @@ struct WgmmaProduct {
 
 // The weight as the kernels for windows of few channels read it, likewise.
 struct WindowProduct {
-  WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight)
+  WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight,
+                const std::vector<float>& scales)
       : form(weight.form),
         channels(RoundedUp(weight.tiles.size())),
-        memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        ring(device.max_shared_bytes - kReservedSharedBytes),
-        octets(device.max_shared_bytes - kReservedSharedBytes) {
+        scales_offset(channels + RoundedUp(BytesOf(weight.channels))),
+        memory(context, scales_offset + RoundedUp(BytesOf(scales))),
+        octets(scales.empty(), device.max_shared_bytes - kReservedSharedBytes) {
+    if (scales.empty()) ring.emplace(device.max_shared_bytes - kReservedSharedBytes);
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
+    if (!scales.empty()) memory.Upload(scales_offset, scales.data(), BytesOf(scales));
     SynchronizeUploads();  // the host's arrays go now
   }
 
@@ -193,9 +198,9 @@ struct WindowProduct {
   }
 
   const WindowForm form;
-  const size_t channels;  // offset
+  const size_t channels, scales_offset;  // offsets
   const Memory memory;
-  const RingKernels ring;
+  std::optional<RingKernels> ring;  // of halves alone
   const OctetKernels octets;
 };
 
@@ -268,8 +273,8 @@ class CudaKernel final : public Kernel {
   void LaunchWgmma(const Call& call) const;
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
-  void* LendHalves(const Call& call, size_t bytes, const LaunchShape& shape, unsigned** magnitudes,
-                   RecomputeParams* noted, std::optional<ort::DeviceScratch>* scratch) const;
+  void* LendHalves(const Call& call, size_t bytes, size_t num_magnitudes, unsigned** magnitudes, RecomputeParams* noted,
+                   std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
   void LaunchRecompute(const Call& call, const RecomputeParams& noted) const;
   void LaunchSplits(const Call& call) const;
@@ -356,13 +361,14 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WgmmaWeight weight = PackWgmmaWeight(halves, geometry_, ChooseWgmmaForm(geometry_));
   const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
-  wgmma_.emplace(context_, device_, weight, facts, scaled ? scaled->scales : std::vector<float>());
+  const std::vector<float> scales = scaled ? scaled->scales : std::vector<float>();
+  wgmma_.emplace(context_, device_, weight, facts, scales);
+  if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
+    windows_.emplace(context_, device_, PackWindowWeight(halves, geometry_), scales);
+  }
   if (!is_half()) {
     was_recomputed_.emplace(context_);
     return;  // whether it runs, the calls' provider decides
-  }
-  if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
-    windows_.emplace(context_, device_, PackWindowWeight(attributes.weight, geometry_));
   }
   running_.store(RunningKernel::kWgmma);
 }
@@ -438,8 +444,10 @@ void CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
   if (windows_ && key.is_x_aligned) {
-    plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
-    if (!plan->octets) plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
+    plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form,
+                                     static_cast<int64_t>(element_bytes()));
+    if (!plan->octets && windows_->ring)
+      plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
   }
   const double wgmma = CyclesOf(plan->wgmma);
   if (CyclesOf(plan->octets) >= wgmma) plan->octets.reset();
@@ -690,24 +698,22 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   interleave.x = tile.x;
   RecomputeParams noted{};
   tile.x = interleave.out =
-      LendHalves(call, launch.interleave.bytes, launch.interleave.shape, &interleave.magnitudes, &noted, &x);
+      LendHalves(call, launch.interleave.bytes, BlocksOf(launch.interleave.shape), &interleave.magnitudes, &noted, &x);
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
   if (sums) ReduceParts(call, tile.y, launch.shape, params.y_part);
   if (call.plan.recompute) LaunchRecompute(call, noted);
 }
 
-// Lends memory for what rounds X to halves, or takes these as they are, by a launch of this shape, and behind it for
-// the magnitudes that its blocks note.
-void* CudaKernel::LendHalves(const Call& call, size_t bytes, const LaunchShape& shape, unsigned** magnitudes,
+// Lends so many bytes for X as halves, and behind them, where these are rounded, for the magnitudes that are noted.
+void* CudaKernel::LendHalves(const Call& call, size_t bytes, size_t num_magnitudes, unsigned** magnitudes,
                              RecomputeParams* noted, std::optional<ort::DeviceScratch>* scratch) const {
   if (is_half()) return Lend(call.context, call.inputs, bytes, scratch);
-  const size_t blocks = size_t{shape.grid[0]} * shape.grid[1] * shape.grid[2];
   auto* memory =
-      static_cast<unsigned char*>(Lend(call.context, call.inputs, bytes + blocks * sizeof(unsigned), scratch));
+      static_cast<unsigned char*>(Lend(call.context, call.inputs, bytes + num_magnitudes * sizeof(unsigned), scratch));
   *magnitudes = reinterpret_cast<unsigned*>(memory + bytes);
   noted->magnitudes = *magnitudes;
-  noted->num_magnitudes = static_cast<int>(blocks);
+  noted->num_magnitudes = static_cast<int>(num_magnitudes);
   return memory;
 }
 
@@ -725,7 +731,14 @@ void CudaKernel::LaunchOctets(const Call& call) const {
   OctetParams params = launch.params;
   FillTile(call, &params);
   windows_->Fill(&params);
+  params.scales = static_cast<const float*>(windows_->memory.at(windows_->scales_offset));
+  std::optional<ort::DeviceScratch> scratch;
+  RecomputeParams noted{};
+  if (!is_half()) {
+    LendHalves(call, 0, BlocksOf(launch.shape) * kOctetStagingWarps, &params.magnitudes, &noted, &scratch);
+  }
   cuda::Launch(windows_->octets.Product(launch.blocks), launch.shape, params, call.stream);
+  if (call.plan.recompute) LaunchRecompute(call, noted);
 }
 
 void CudaKernel::LaunchRing(const Call& call) const {
@@ -733,7 +746,7 @@ void CudaKernel::LaunchRing(const Call& call) const {
   RingParams params = launch.params;
   FillTile(call, &params);
   windows_->Fill(&params);
-  cuda::Launch(windows_->ring.Product(launch.positions), launch.shape, params, call.stream);
+  cuda::Launch(windows_->ring->Product(launch.positions), launch.shape, params, call.stream);
 }
 
 void CudaKernel::LaunchPointwise(const Call& call) const {
@@ -749,11 +762,14 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;
     planes = gather.params.out =
-        LendHalves(call, gather.bytes, gather.shape, &gather.params.magnitudes, &noted, &scratch);
+        LendHalves(call, gather.bytes, BlocksOf(gather.shape), &gather.params.magnitudes, &noted, &scratch);
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
-  params.x_plane_bytes = launch.is_whole && is_half() ? PlaneBytes(tile.x, launch) : 0;
+  if (launch.is_whole) params.x_plane_bytes = is_half() ? PlaneBytes(tile.x, launch) : FloatPlaneBytes(tile.x, launch);
+  if (!is_half() && params.x_plane_bytes != 0) {
+    LendHalves(call, 0, BlocksOf(launch.shape) * kWgmmaStagingWarps, &params.magnitudes, &noted, &x);
+  }
   if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
   if (is_half() && tile.epilogue.residual != nullptr) {
     params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch);

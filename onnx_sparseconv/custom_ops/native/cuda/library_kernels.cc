@@ -118,8 +118,9 @@ WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
 RingKernels::RingKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(true), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
 
-OctetKernels::OctetKernels(int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(true), "sparseconv_octets_n", AllOf(kOctetBlocks), max_shared_bytes) {}
+OctetKernels::OctetKernels(bool is_half, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_octets_n" : "sparseconv_octets_f32_n",
+                     AllOf(kOctetBlocks), max_shared_bytes) {}
 
 PointwiseKernels::PointwiseKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_pointwise_s" : "sparseconv_pointwise_f32_s",

@@ -76,7 +76,7 @@ class WgmmaKernels : public ProductKernels {
   FunctionHandle interleave_, reduce_ = nullptr, recompute_ = nullptr;
 };
 
-// Those of warpgroups for windows of few channels. The GPU must be of kWgmmaArchitecture.
+// Those of warpgroups for windows of few channels, of halves. The GPU must be of kWgmmaArchitecture.
 class RingKernels : public ProductKernels {
  public:
   explicit RingKernels(int max_shared_bytes);
@@ -85,7 +85,7 @@ class RingKernels : public ProductKernels {
 // Those of warpgroups for windows of few channels, by octets. The GPU must be of kWgmmaArchitecture.
 class OctetKernels : public ProductKernels {
  public:
-  explicit OctetKernels(int max_shared_bytes);
+  OctetKernels(bool is_half, int max_shared_bytes);
 };
 
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.

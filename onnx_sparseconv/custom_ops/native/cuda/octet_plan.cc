@@ -6,6 +6,7 @@
 
 #include "../checked.h"
 #include "tensor_launch.h"
+#include "wgmma_plan.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -34,12 +35,13 @@ int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * 
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
-          const WindowForm& weight)
+          const WindowForm& weight, int64_t element_bytes)
       : geometry_(geometry),
         sizes_(sizes),
         batch_(batch),
         device_(device),
         weight_(weight),
+        element_bytes_(element_bytes),
         in_w_(sizes.in_dims[2]),
         out_h_(sizes.out_dims[1]),
         out_w_(sizes.out_dims[2]),
@@ -74,7 +76,7 @@ class Planner {
 
   void TryGroups(const Columns& columns) {
     const int64_t parts = CeilDivide(columns.staged, kStagedColumns), groups = weight_.places / kStagedPlaces;
-    if (in_w_ % kOctet != 0 ? parts > 2 : parts > 4 && (parts > 8 || groups > 2)) return;
+    if (!CanStage(parts, groups)) return;
     if (columns.pixels < kOctet) return;  // eight positions lie in two rows at most
     for (int64_t rows = 1; rows <= std::min(out_h_, kMaxGroupRows); ++rows) {
       const int64_t positions = (rows - 1) * columns.pixels + columns.of_tile;
@@ -91,11 +93,18 @@ class Planner {
     }
   }
 
+  // What a warp has of a row is in its registers, twice as many for floats.
+  bool CanStage(int64_t parts, int64_t groups) const {
+    if (element_bytes_ > 2) return parts <= 2 || (parts <= 4 && groups <= 2) || (parts <= 8 && groups == 1);
+    if (in_w_ % kOctet != 0) return parts <= 2;
+    return parts <= 4 || (parts <= 8 && groups <= 2);
+  }
+
   // Whether there is room for the rows of both warpgroups; with fewer buffers, there may be.
   bool Try(const Columns& columns, int64_t group_rows, int blocks, int64_t tile_rows, int buffers) {
     const int64_t row_bytes = weight_.places * 2 * columns.pixels, copies = group_rows - 1;
-    const int64_t besides =
-        buffers * 64 * (16 * int64_t{blocks | 1}) + weight_.tile_bytes + 4 * weight_.places + 8 + kOctetDumpBytes;
+    const int64_t besides = buffers * 64 * (kOctet * element_bytes_ * int64_t{blocks | 1}) + weight_.tile_bytes +
+                            4 * weight_.places + 8 + kOctetDumpBytes;
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - besides - copies * row_bytes;
     const int64_t inputs_pitch = RoundUp(4 * weight_.max_steps, 16) + 16;  // a vector more is loaded than used
     const int64_t of_row = row_bytes + 16 + inputs_pitch;                  // with its barriers
@@ -117,12 +126,14 @@ class Planner {
     if (groups > 1 && !has_room) computing *= kWaitingShare;
     if (groups > 1 && buffers < kOctetWarpgroups) computing *= kSharingShare;
     const double staging = in_rows * static_cast<double>(columns.staged * weight_.places) * kStagedCycles;
-    const auto x_bytes = static_cast<double>(columns.staged * weight_.places * 2);
-    const auto y_bytes = static_cast<double>(columns.of_tile * 64 * 2);
+    const auto x_bytes = static_cast<double>(columns.staged * weight_.places * element_bytes_);
+    const auto y_bytes = static_cast<double>(columns.of_tile * 64 * element_bytes_);
     const double moving = (in_rows * x_bytes + static_cast<double>(tile_rows) * y_bytes) / kMemoryBytesACycle;
-    const double all_x_bytes = 2.0 * static_cast<double>(batch_ * geometry_.in_channels * sizes_.in_dims[1] * in_w_);
+    const auto all_x_bytes =
+        static_cast<double>(element_bytes_ * batch_ * geometry_.in_channels * sizes_.in_dims[1] * in_w_);
     const double cycles = kBeginCycles + kColdCycles * std::min(1.0, all_x_bytes / kColdBytes) +
-                          static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving);
+                          static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving) +
+                          (element_bytes_ > 2 ? kRecomputeCycles : 0.0);
     if (best_ && cycles >= best_->cycles) return has_room;
 
     OctetLaunch& launch = best_.emplace();
@@ -167,6 +178,7 @@ class Planner {
   const int64_t batch_;
   const DeviceFacts& device_;
   const WindowForm& weight_;
+  const int64_t element_bytes_;
   const int64_t in_w_, out_h_, out_w_, pad_left_, window_rows_, window_columns_;
   std::optional<OctetLaunch> best_;
 };
@@ -178,7 +190,8 @@ bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles) {
 }
 
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                             const DeviceFacts& device, const WindowForm& weight) {
+                                             const DeviceFacts& device, const WindowForm& weight,
+                                             int64_t element_bytes) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
   if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
   // Half an octet of columns is loaded at once, and a plane of Y begins at multiples of 16 bytes.
@@ -189,7 +202,7 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
       CheckedMultiply(out_h, out_w, "a plane of Y") > kMaxImage) {
     return {};
   }
-  return Planner(geometry, sizes, batch, device, weight).Choose();
+  return Planner(geometry, sizes, batch, device, weight, element_bytes).Choose();
 }
 
 }  // namespace sparseconv::cuda

@@ -24,9 +24,10 @@ struct OctetLaunch {
 
 // Nothing where windows move by more than one row or column, where rows of X or Y are no multiples of 8, where the
 // window's rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the residual must
-// begin at multiples of 16 bytes. `batch` is at least 1.
+// begin at multiples of 16 bytes. `batch` is at least 1; `element_bytes` are of X and Y, 4 for floats.
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                             const DeviceFacts& device, const WindowForm& weight);
+                                             const DeviceFacts& device, const WindowForm& weight,
+                                             int64_t element_bytes);
 
 // Whether a launch is faster than the CSR kernel's `csr_cycles`.
 bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles);

@@ -23,6 +23,7 @@ constexpr double kWideTileCycles = 2060.0;   // more with the most segments
 constexpr double kFloatTileCycles = 3000.0;  // more where outputs are floats
 constexpr double kChunkCycles = 309.0;       // for warps to wait for each other
 constexpr double kSegmentCycles = 18.9;      // to copy a segment of a chunk
+constexpr double kRoundedCycles = 38.0;      // to load, round and store one of floats
 constexpr double kBeginCycles = 2000.0;      // of a block
 constexpr int kMinPlaneUnit = 4;             // positions: planes that are no multiple of it are gathered
 constexpr unsigned kGatherThreads = 256;
@@ -44,12 +45,13 @@ struct Tiling {
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
-          const WgmmaFacts& facts)
+          const WgmmaFacts& facts, bool is_gathered)
       : geometry_(geometry),
         sizes_(sizes),
         batch_(batch),
         device_(device),
         facts_(facts),
+        is_gathered_(is_gathered),
         plane_(PositionsOf(sizes.out_dims)) {}
 
   std::optional<PointwiseLaunch> Choose() {
@@ -93,7 +95,8 @@ class Planner {
     const bool is_float = facts_.element_bytes > 2;
     const double of_tile =
         kTileCycles + (tiling.segments == kMaxSegments ? kWideTileCycles : 0.0) + (is_float ? kFloatTileCycles : 0.0);
-    const double of_chunks = chunks * (kChunkCycles + segments * kSegmentCycles);
+    const double of_segment = is_float && !is_gathered_ ? kRoundedCycles : kSegmentCycles;
+    const double of_chunks = chunks * (kChunkCycles + segments * of_segment);
     Sharing sharing{1, static_cast<double>(CeilDivide(tiles, blocks)) * (of_tile + of_chunks)};
     if (blocks == tiles && tiles <= device_.num_multiprocessors)
       sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, facts_.element_bytes * NumValues(), device_);
@@ -131,6 +134,7 @@ class Planner {
   const int64_t batch_;
   const DeviceFacts& device_;
   const WgmmaFacts& facts_;
+  const bool is_gathered_;
   const int64_t plane_;
   PointwiseLaunch best_;
 };
@@ -171,11 +175,13 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   const int64_t plane = std::max(PositionsOf(sizes.in_dims), PositionsOf(sizes.out_dims));
   const int64_t segments = CheckedMultiply(channels, SegmentsOf(plane), "an image");
   if (segments > kMax / kSegmentBytes || segments > kMax / batch) return std::nullopt;
-  auto launch = Planner(geometry, sizes, batch, device, facts).Choose();
-  if (!launch) return launch;
   // The resolved padding counts: auto_pad may have found some.
-  launch->is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
-  if (!launch->is_whole || facts.element_bytes > 2 || launch->params.plane % kMinPlaneUnit != 0) {
+  const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
+  const bool is_gathered = !is_whole || PositionsOf(sizes.out_dims) % kMinPlaneUnit != 0;
+  auto launch = Planner(geometry, sizes, batch, device, facts, is_gathered).Choose();
+  if (!launch) return launch;
+  launch->is_whole = is_whole;
+  if (is_gathered) {
     // A row of X is read as a whole where only some of its columns are.
     const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];
     const int64_t bytes = facts.element_bytes * read + int64_t{2} * launch->params.plane;
@@ -191,6 +197,11 @@ unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch) {
   // The kernel takes it from the bytes of a plane whether copies of 16 bytes do.
   const bool is_half = bytes % kSegmentBytes != 0 && bytes % 8 == 0 && begin % 8 == 0;
   return is_whole || is_half ? bytes : 0;
+}
+
+unsigned FloatPlaneBytes(const void* address, const PointwiseLaunch& launch) {
+  const bool is_aligned = launch.params.plane % kMinPlaneUnit == 0 && reinterpret_cast<uintptr_t>(address) % 16 == 0;
+  return is_aligned ? static_cast<unsigned>(launch.params.plane) * static_cast<unsigned>(sizeof(float)) : 0;
 }
 
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {

@@ -19,7 +19,7 @@ constexpr int kPointwiseSegments[] = {24, 32};
 struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
   int segments = 0;          // of a warpgroup
-  bool is_whole = true;      // all positions of X are read, in their order; else X is gathered, as floats always are
+  bool is_whole = true;      // all positions of X are read, in their order; else X is gathered
   double cycles = 0.0;       // of a multiprocessor, about
   LaunchShape shape;
 };
@@ -42,6 +42,9 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
 
 // Bytes of a plane whose first one begins at `address`, if the kernel can read them where they are; else 0.
 unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch);
+
+// The same of floats, which the kernel rounds.
+unsigned FloatPlaneBytes(const void* address, const PointwiseLaunch& launch);
 
 // The same where they were gathered.
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
