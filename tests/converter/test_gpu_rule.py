@@ -248,7 +248,7 @@ def test_a_kernel_that_was_chosen_for_one_architecture_leaves_the_others_to_the_
 @needs_nvrtc
 def test_a_layer_that_stays_float_gets_its_image():
     """The rule took it for float16, in which the library has the faster kernel."""
-    layer = (64, 64, 3, 56, 0.88)
+    layer = (64, 64, 3, 28, 0.9)
     model = network(layer, layer, batch=64)
     options = ConvertOptions(targets=("sm_90",), precision="fp16", keep_float=("conv0",))
     _, report = convert(model, options=options)
