@@ -165,14 +165,9 @@ def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
 
 def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[int, int]]:
     """Rows that a warpgroup computes at a time, and eights of positions of the kernel that does."""
-    (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
+    out_h, out_w = out_size(layer)
     parts, chunks = math.ceil(columns.staged / _STAGED_COLUMNS), math.ceil(layer.in_channels / CHANNELS)
-    if layer.element_type == np.float32:
-        if parts > 2 and not (parts <= 4 and chunks <= 2) and not (parts <= 8 and chunks == 1):
-            return
-    elif parts > 2 if in_w % _OCTET else parts > 8 or (parts > 4 and chunks > 2):
-        return
-    if columns.pixels < _OCTET:
+    if not _can_stage_octets(layer, parts, chunks) or columns.pixels < _OCTET:
         return
     for rows in range(1, out_h + 1):
         positions = (rows - 1) * columns.pixels + columns.of_tile
@@ -180,6 +175,15 @@ def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[
             return
         if rows * out_w % _OCTET == 0:
             yield rows, min(blocks for blocks in _OCTET_BLOCKS if positions <= _OCTET * blocks)
+
+
+def _can_stage_octets(layer: SparseLayer, parts: int, chunks: int) -> bool:
+    """Whether registers hold what a warp has of a row, of which floats take twice as many."""
+    if layer.element_type == np.float32:
+        return parts <= 2 or (parts <= 4 and chunks <= 2) or (parts <= 8 and chunks == 1)
+    if (layer.in_size or (0, 0))[1] % _OCTET:
+        return parts <= 2
+    return parts <= 4 or (parts <= 8 and chunks <= 2)
 
 
 def _octet_plans(

@@ -63,7 +63,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kOctet = 8;  // channels of a pixel's 16 bytes, and columns that are loaded together
   static constexpr unsigned kPixelBytes = 16;
-  static constexpr int kElement = sizeof(T);
+  static constexpr int kElementBytes = sizeof(T);
   static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   static constexpr int kVector = 16 / sizeof(T);  // elements that are stored, or loaded of a residual, together
   // Bytes of eight outputs, and from a channel's outputs to the next one's, an odd multiple of that.
@@ -112,8 +112,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     for (int place = thread; place < p_.places; place += kOctetThreads) {
       const int channel = p_.channels[row_tile_ * p_.places + place];
       StoreShared(planes_ + static_cast<unsigned>(4 * place),
-                  channel < 0 ? kNoPlane
-                              : static_cast<unsigned>(channel) * static_cast<unsigned>(kElement * p_.in_h * p_.in_w));
+                  channel < 0
+                      ? kNoPlane
+                      : static_cast<unsigned>(channel) * static_cast<unsigned>(kElementBytes * p_.in_h * p_.in_w));
     }
     // What lies between the staged pixels of rows stays zero.
     const int beside = p_.row_pixels - p_.staged_columns, rows = p_.ring_rows + p_.group_rows - 1;
@@ -162,12 +163,13 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
       if (parts == 2) return StageRows<4, 2, 1, kOctet>();
       if (parts <= 4) return StageRows<2, 4, 1, kOctet>();
       return StageRows<1, 8, 1, kOctet>();
+    } else {
+      if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
+      if (parts == 1) return StageRows<4, 1, 4, kOctet>();
+      if (parts == 2) return StageRows<4, 2, 2, kOctet>();
+      if (parts <= 4) return StageRows<4, 4, 1, kOctet>();
+      return StageRows<2, 8, 1, kOctet>();
     }
-    if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
-    if (parts == 1) return StageRows<4, 1, 4, kOctet>();
-    if (parts == 2) return StageRows<4, 2, 2, kOctet>();
-    if (parts <= 4) return StageRows<4, 4, 1, kOctet>();
-    return StageRows<2, 8, 1, kOctet>();
   }
 
   // The next row of X to be loaded, and of the lane: its first column of X, where that lies in the first channel's
@@ -190,11 +192,11 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
       row.y = tile.y - p_.pad_top - 1;
       row.column = tile.x - p_.halo_columns + Lane() % kTaskOctets * kOctet;
       row.from = static_cast<const unsigned char*>(p_.x) +
-                 kElement * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w + row.y * p_.in_w +
-                             row.column);
+                 kElementBytes * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w +
+                                  row.y * p_.in_w + row.column);
     }
     ++row.y;
-    row.from += kElement * p_.in_w;
+    row.from += kElementBytes * p_.in_w;
     row.end = static_cast<unsigned>(row.y) < static_cast<unsigned>(p_.in_h) ? static_cast<unsigned>(p_.in_w) : 0u;
   }
 
@@ -221,7 +223,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     const auto load = [&](Words& words, int group, int part) {
       const auto column = static_cast<unsigned>(row.column + part * kTaskColumns);
       const unsigned end = planes[group] == kNoPlane ? 0 : row.end;
-      const unsigned char* from = row.from + planes[group] + part * kElement * kTaskColumns;
+      const unsigned char* from = row.from + planes[group] + part * kElementBytes * kTaskColumns;
       const bool first = column < end, second = column + kOctet / 2 < end;
       if constexpr (kIsFloat) {
         words[group][part] = {LoadVectorIf(first, from), LoadVectorIf(second, from + sizeof(uint4))};
@@ -482,7 +484,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     const int shift = vectors <= 8 ? 3 : vectors <= 16 ? 4 : 5;  // of the lanes
     for (int run = 0; run < runs.count; ++run) {
       const T* from = static_cast<const T*>(p_.epilogue.residual) + FirstElement(tile, group) + run * p_.out_w;
-      const Shared to = Outputs() + static_cast<unsigned>(kElement * run * p_.tile_columns);
+      const Shared to = Outputs() + static_cast<unsigned>(kElementBytes * run * p_.tile_columns);
       for (int channel = Lane() >> shift; channel < channels; channel += 32 >> shift) {
         for (int vector = Lane() & ((1 << shift) - 1); vector < vectors; vector += 1 << shift) {
           CopyAsync16(to + static_cast<unsigned>(channel) * kOutPitch + static_cast<unsigned>(16 * vector),
@@ -500,10 +502,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     const long long plane = static_cast<long long>(p_.out_h) * p_.out_w;
     for (int run = 0; run < runs.count; ++run) {
       T* to = static_cast<T*>(p_.y) + FirstElement(tile, group) + run * p_.out_w;
-      Shared from = Outputs() + static_cast<unsigned>(kElement * run * p_.tile_columns);
+      Shared from = Outputs() + static_cast<unsigned>(kElementBytes * run * p_.tile_columns);
 #pragma unroll 4
       for (int channel = 0; channel < channels; ++channel, to += plane, from += kOutPitch) {
-        StoreBulk(to, from, static_cast<unsigned>(kElement * runs.elements));
+        StoreBulk(to, from, static_cast<unsigned>(kElementBytes * runs.elements));
       }
     }
   }
@@ -551,10 +553,11 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
 
   // Where the outputs of a block begin, from where those of the one before did.
   __device__ __forceinline__ Shared FirstOutput() const {
-    return Outputs() + static_cast<unsigned>(Lane() / 4) * kOutPitch + static_cast<unsigned>(Lane() % 4 * 2 * kElement);
+    return Outputs() + static_cast<unsigned>(Lane() / 4) * kOutPitch +
+           static_cast<unsigned>(Lane() % 4 * 2 * kElementBytes);
   }
   __device__ __forceinline__ unsigned Gap() const {
-    return static_cast<unsigned>(kElement * (p_.row_pixels - p_.tile_columns));
+    return static_cast<unsigned>(kElementBytes * (p_.row_pixels - p_.tile_columns));
   }
 
   __device__ __forceinline__ void KeepOutputs(Places places, const Finish<T> (&finishes)[2]) {

@@ -23,8 +23,43 @@ from tests.support.sparse_models import (
     random_weight,
 )
 
-HALF = np.dtype(np.float16)
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+# Shape of the weight, batch and size of the input, geometry.
+LAYERS = [
+    ((64, 64, 3, 3), (1, 5, 16), geometry_2d(pad=1)),
+    ((130, 40, 3, 3), (1, 5, 8), geometry_2d(pad=1)),
+    ((64, 64, 3, 3), (2, 29, 56), geometry_2d(pad=1)),
+    ((128, 128, 3, 3), (2, 28, 28), geometry_2d(pad=1)),
+    ((64, 96, 3, 3), (3, 6, 112), geometry_2d(pad=1)),
+    ((64, 128, 3, 3), (2, 5, 112), geometry_2d(pad=1)),
+    ((48, 64, 3, 3), (2, 12, 224), geometry_2d(pad=1)),
+    ((64, 33, 3, 3), (1, 4, 400), geometry_2d(pad=1)),
+    ((64, 64, 5, 3), (3, 12, 24), ConvGeometry((5, 3), (1, 1), (2, 1, 2, 1), (1, 1))),
+    ((64, 96, 3, 3), (3, 12, 40), ConvGeometry((3, 3), (1, 1), (0, 1, 3, 1), (2, 1))),
+    ((64, 32, 3, 3), (2, 9, 24), ConvGeometry((3, 3), (1, 1), (2, 4, 2, 4), (2, 4))),
+    ((40, 32, 5, 5), (3, 11, 32), geometry_2d(5, pad=2)),
+    ((64, 32, 7, 3), (1, 9, 16), ConvGeometry((7, 3), (1, 1), (3, 1, 3, 1), (1, 1))),
+    ((64, 40, 3, 3), (1, 9, 16), ConvGeometry((3, 3), (1, 1), (0, 0, 0, 2), (1, 1))),
+    ((64, 40, 3, 3), (1, 12, 20), ConvGeometry((3, 3), (1, 1), (1, 3, 1, 5), (1, 1))),
+    ((64, 40, 3, 3), (1, 6, 248), ConvGeometry((3, 3), (1, 1), (1, 9, 1, 1), (1, 1))),
+    ((64, 40, 3, 5), (2, 8, 12), ConvGeometry((3, 5), (1, 1), (1, 0, 1, 0), (1, 1))),
+    ((64, 70, 3, 3), (2, 8, 60), geometry_2d(pad=1)),
+    ((64, 64, 3, 3), (5, 4, 12), geometry_2d(pad=1)),
+    ((64, 96, 3, 3), (1, 1025, 8), geometry_2d(pad=1)),
+    ((192, 128, 3, 3), (1, 20, 168), geometry_2d(pad=1)),
+    ((100, 90, 1, 3), (2, 1, 64), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
+]
+# The last two of floats run faster with X interleaved before.
+FLOAT_LAYERS = LAYERS[:-2]
+
+
+def run_on_octets(session, driver, case, x_shape):
+    """Run a case and compare; floats are rounded to halves, which are looked at behind the kernel."""
+    is_float = case.dtype == FLOAT
+    name, *others = run_and_check(session, driver, case, x_shape, has_rounded_factors=is_float)
+    assert name.startswith("sparseconv_octets_f32_n" if is_float else "sparseconv_octets_n")
+    assert others == (["sparseconv_recompute"] if is_float else [])
 
 
 @pytest.fixture(autouse=True)
@@ -34,46 +69,22 @@ def a_few_multiprocessors(driver):
 
 
 @pytest.mark.parametrize(
-    "layer",
-    [
-        ((64, 64, 3, 3), (1, 5, 16), geometry_2d(pad=1)),
-        ((130, 40, 3, 3), (1, 5, 8), geometry_2d(pad=1)),
-        ((64, 64, 3, 3), (2, 29, 56), geometry_2d(pad=1)),
-        ((128, 128, 3, 3), (2, 28, 28), geometry_2d(pad=1)),
-        ((64, 96, 3, 3), (3, 6, 112), geometry_2d(pad=1)),
-        ((64, 128, 3, 3), (2, 5, 112), geometry_2d(pad=1)),
-        ((48, 64, 3, 3), (2, 12, 224), geometry_2d(pad=1)),
-        ((64, 33, 3, 3), (1, 4, 400), geometry_2d(pad=1)),
-        ((64, 64, 5, 3), (3, 12, 24), ConvGeometry((5, 3), (1, 1), (2, 1, 2, 1), (1, 1))),
-        ((64, 96, 3, 3), (3, 12, 40), ConvGeometry((3, 3), (1, 1), (0, 1, 3, 1), (2, 1))),
-        ((64, 32, 3, 3), (2, 9, 24), ConvGeometry((3, 3), (1, 1), (2, 4, 2, 4), (2, 4))),
-        ((40, 32, 5, 5), (3, 11, 32), geometry_2d(5, pad=2)),
-        ((64, 32, 7, 3), (1, 9, 16), ConvGeometry((7, 3), (1, 1), (3, 1, 3, 1), (1, 1))),
-        ((64, 40, 3, 3), (1, 9, 16), ConvGeometry((3, 3), (1, 1), (0, 0, 0, 2), (1, 1))),
-        ((64, 40, 3, 3), (1, 12, 20), ConvGeometry((3, 3), (1, 1), (1, 3, 1, 5), (1, 1))),
-        ((64, 40, 3, 3), (1, 6, 248), ConvGeometry((3, 3), (1, 1), (1, 9, 1, 1), (1, 1))),
-        ((64, 40, 3, 5), (2, 8, 12), ConvGeometry((3, 5), (1, 1), (1, 0, 1, 0), (1, 1))),
-        ((64, 70, 3, 3), (2, 8, 60), geometry_2d(pad=1)),
-        ((64, 64, 3, 3), (5, 4, 12), geometry_2d(pad=1)),
-        ((64, 96, 3, 3), (1, 1025, 8), geometry_2d(pad=1)),
-        ((192, 128, 3, 3), (1, 20, 168), geometry_2d(pad=1)),
-        ((100, 90, 1, 3), (2, 1, 64), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
-    ],
+    ("layer", "density", "dtype"),
+    [(layer, density, HALF) for layer in LAYERS for density in (0.02, 0.2)]
+    + [(layer, 0.2, FLOAT) for layer in FLOAT_LAYERS],
     ids=str,
 )
-@pytest.mark.parametrize("density", [0.02, 0.2])
-def test_layers(make_session, driver, layer, density):
+def test_layers(make_session, driver, layer, density, dtype):
     weight_shape, (batch, *size), geometry = layer
-    case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=dtype), geometry, Activation.NONE, dtype=dtype)
     session = make_session(make_model(case), cuda_kernel="wgmma")
-    (name,) = run_and_check(session, driver, case, (batch, weight_shape[1], *size))
-    assert name.startswith("sparseconv_octets_n")
+    run_on_octets(session, driver, case, (batch, weight_shape[1], *size))
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
 
 
 @pytest.mark.parametrize(
-    ("weight_shape", "size", "density"),
+    "layer",  # shape of the weight, size of the input, density
     [
         ((100, 64, 3, 3), (6, 28), 0.02),
         ((100, 64, 3, 3), (12, 16), 0.3),
@@ -83,20 +94,24 @@ def test_layers(make_session, driver, layer, density):
     ],
     ids=str,
 )
-def test_a_residual(make_session, driver, weight_shape, size, density):
-    weight = random_weight(weight_shape, density, dtype=HALF)
-    case = dataclasses.replace(CASE, weight=weight, has_residual=True)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_a_residual(make_session, driver, layer, dtype):
+    weight_shape, size, density = layer
+    weight = random_weight(weight_shape, density, dtype=dtype)
+    case = dataclasses.replace(CASE, weight=weight, has_residual=True, dtype=dtype)
     session = make_session(make_model(case), cuda_kernel="wgmma")
-    (name,) = run_and_check(session, driver, case, (3, weight_shape[1], *size))
-    assert name.startswith("sparseconv_octets_n")
+    run_on_octets(session, driver, case, (3, weight_shape[1], *size))
 
 
 @pytest.mark.parametrize("activation", list(Activation))
-def test_activations_and_a_residual(make_session, driver, activation):
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_activations_and_a_residual(make_session, driver, activation, dtype):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
-    case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
-    (name,) = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 48))
-    assert name.startswith("sparseconv_octets_n")
+    weight = CASE.weight.astype(dtype)
+    case = dataclasses.replace(
+        CASE, weight=weight, activation=activation, alpha=alpha, beta=beta, has_residual=True, dtype=dtype
+    )
+    run_on_octets(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (1, 40, 5, 48))
 
 
 @pytest.mark.parametrize("columns", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), ()], ids=str)

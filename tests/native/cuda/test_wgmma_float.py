@@ -32,6 +32,8 @@ POINTS = [
     ((64, 33, 1, 1), (5, 6), geometry_2d(1, 1, 1)),
     ((96, 24, 1, 1), (4, 16), ConvGeometry((1, 1), (1, 1), (0, 0, 0, 0), (1, 1), group=2)),
 ]
+# Planes of these begin at multiples of 16 bytes, so no launch rounds X before.
+ROUNDED_BY_THE_PRODUCT = [POINTS[0], POINTS[-1]]
 
 
 def run_and_check(session, driver, case, inputs):
@@ -51,12 +53,10 @@ def test_layers(make_session, driver, layer, density):
     x_shape = (9, weight_shape[1] * geometry.group, *size)
     names = run_and_check(session, driver, case, random_inputs(case, x_shape))
     before, product = ("gather", "pointwise") if weight_shape[2:] == (1, 1) else ("interleave", "wgmma")
-    if names[0] == f"sparseconv_{before}_f32":
-        assert names[1].startswith(f"sparseconv_{product}_f32_")
-    else:  # the kernel rounds X itself
-        assert names[0].startswith(("sparseconv_octets_f32_n", "sparseconv_pointwise_f32_s"))
-        names.insert(0, "")
-    assert names[2:] in (["sparseconv_recompute"], ["sparseconv_reduce_f32", "sparseconv_recompute"])
+    if layer not in ROUNDED_BY_THE_PRODUCT:
+        assert names.pop(0) == f"sparseconv_{before}_f32"
+    assert names[0].startswith(f"sparseconv_{product}_f32_")
+    assert names[1:] in (["sparseconv_recompute"], ["sparseconv_reduce_f32", "sparseconv_recompute"])
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
 
@@ -108,9 +108,13 @@ def test_few_images_share_tiles(make_session, driver, layer, batch, has_residual
     assert ("sparseconv_reduce_f32" in names) == (weight_shape[1] > 40)
 
 
-@pytest.mark.parametrize("case", [CASE, POINTWISE], ids=["window", "1x1"])
 @pytest.mark.parametrize(
-    ("change", "is_computed_again"),
+    "layer",  # with its input's size, and how many launches it takes
+    [(CASE, (11, 13), 3), (CASE, (11, 16), 2), (POINTWISE, (11, 13), 3), (POINTWISE, (11, 16), 2)],
+    ids=["window", "window, rounded by the product", "1x1", "1x1, rounded by the product"],
+)
+@pytest.mark.parametrize(
+    "change",  # of X, and whether the call is computed again
     [
         (lambda x: x, False),
         (lambda x: 0 * x, False),
@@ -123,12 +127,15 @@ def test_few_images_share_tiles(make_session, driver, layer, batch, has_residual
     ],
     ids=["as it is", "zeros", "small", "tiny", "large", "far out", "just held", "one is enough"],
 )
-def test_what_halves_cannot_hold_is_computed_once_more(make_session, capfd, case, change, is_computed_again):
+def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, capfd, layer, change):
     """Then as exactly as by the CSR kernel, and who runs it is told, once, by a later call."""
+    (case, size, num_launches), (change_of, is_computed_again) = layer, change
     session = make_session(make_model(case), severity=2, cuda_kernel="wgmma")
-    inputs = random_inputs(case, (9, 40, 11, 13))
-    inputs["X"] = change(inputs["X"])
+    inputs = random_inputs(case, (9, 40, *size))
+    inputs["X"] = change_of(inputs["X"])
+    driver.take_launches()
     (y,) = session.run(None, inputs)
+    assert len(driver.take_launches()) == num_launches
     assert_within(y, *oracle(case, inputs, has_rounded_factors=not is_computed_again))
     for _ in range(2):
         session.run(None, inputs)

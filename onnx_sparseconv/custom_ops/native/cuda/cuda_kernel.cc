@@ -158,9 +158,12 @@ struct WgmmaProduct {
     SynchronizeUploads();  // the host's arrays go now
   }
 
+  // Of the weight's rows; of floats alone.
+  const float* scales() const { return static_cast<const float*>(memory.at(scales_offset)); }
+
   // All pointers to the weight.
   void Fill(WarpgroupParams* params) const {
-    params->scales = static_cast<const float*>(memory.at(scales_offset));
+    params->scales = scales();
     params->chunks = memory.at(0);
     params->chunk_begins = static_cast<const unsigned*>(memory.at(chunk_begins));
     params->block_begins = static_cast<const unsigned*>(memory.at(block_begins));
@@ -176,17 +179,14 @@ struct WgmmaProduct {
 
 // The weight as the kernels for windows of few channels read it, likewise.
 struct WindowProduct {
-  WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight,
-                const std::vector<float>& scales)
+  WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight, bool is_half)
       : form(weight.form),
         channels(RoundedUp(weight.tiles.size())),
-        scales_offset(channels + RoundedUp(BytesOf(weight.channels))),
-        memory(context, scales_offset + RoundedUp(BytesOf(scales))),
-        octets(scales.empty(), device.max_shared_bytes - kReservedSharedBytes) {
-    if (scales.empty()) ring.emplace(device.max_shared_bytes - kReservedSharedBytes);
+        memory(context, channels + RoundedUp(BytesOf(weight.channels))),
+        octets(is_half, device.max_shared_bytes - kReservedSharedBytes) {
+    if (is_half) ring.emplace(device.max_shared_bytes - kReservedSharedBytes);
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
-    if (!scales.empty()) memory.Upload(scales_offset, scales.data(), BytesOf(scales));
     SynchronizeUploads();  // the host's arrays go now
   }
 
@@ -198,7 +198,7 @@ struct WindowProduct {
   }
 
   const WindowForm form;
-  const size_t channels, scales_offset;  // offsets
+  const size_t channels;  // offset
   const Memory memory;
   std::optional<RingKernels> ring;  // of halves alone
   const OctetKernels octets;
@@ -361,10 +361,9 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WgmmaWeight weight = PackWgmmaWeight(halves, geometry_, ChooseWgmmaForm(geometry_));
   const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
-  const std::vector<float> scales = scaled ? scaled->scales : std::vector<float>();
-  wgmma_.emplace(context_, device_, weight, facts, scales);
+  wgmma_.emplace(context_, device_, weight, facts, scaled ? scaled->scales : std::vector<float>());
   if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
-    windows_.emplace(context_, device_, PackWindowWeight(halves, geometry_), scales);
+    windows_.emplace(context_, device_, PackWindowWeight(halves, geometry_), is_half());
   }
   if (!is_half()) {
     was_recomputed_.emplace(context_);
@@ -446,8 +445,9 @@ void CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   if (windows_ && key.is_x_aligned) {
     plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form,
                                      static_cast<int64_t>(element_bytes()));
-    if (!plan->octets && windows_->ring)
+    if (!plan->octets && windows_->ring) {
       plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
+    }
   }
   const double wgmma = CyclesOf(plan->wgmma);
   if (CyclesOf(plan->octets) >= wgmma) plan->octets.reset();
@@ -731,7 +731,7 @@ void CudaKernel::LaunchOctets(const Call& call) const {
   OctetParams params = launch.params;
   FillTile(call, &params);
   windows_->Fill(&params);
-  params.scales = static_cast<const float*>(windows_->memory.at(windows_->scales_offset));
+  params.scales = wgmma_->scales();
   std::optional<ort::DeviceScratch> scratch;
   RecomputeParams noted{};
   if (!is_half()) {
