@@ -49,6 +49,21 @@ __device__ __forceinline__ Half2 AddHalves(Half2 a, Half2 b) {
   return result;
 }
 
+#if __CUDA_ARCH__ >= 800
+// Of each half the larger magnitude, of a's that are none below zero; NaN if either is.
+__device__ __forceinline__ Half2 LargerMagnitudes(Half2 a, Half2 b) {
+  Half2 result;
+  asm("{\n"
+      ".reg .b32 magnitudes;\n"
+      "abs.f16x2 magnitudes, %2;\n"
+      "max.NaN.f16x2 %0, %1, magnitudes;\n"
+      "}"
+      : "=r"(result)
+      : "r"(a), "r"(b));
+  return result;
+}
+#endif
+
 // The same value in every column of a slot.
 __device__ __forceinline__ float Twice(float value) { return value; }
 __device__ __forceinline__ Half2 Twice(Half value) { return Joined(value, value); }
@@ -129,6 +144,19 @@ __device__ __forceinline__ uint4 LoadVectorIf(bool exists, const void* address) 
   return words;
 }
 
+// The same, but where there is nothing to load, the words stay as they are.
+__device__ __forceinline__ void ReloadVectorIf(bool exists, const void* address, uint4& words) {
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %4, 0;\n"
+      "@loads ld.global.ca.v4.u32 {%0, %1, %2, %3}, [%5];\n"
+      "}"
+      : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+      : "r"(static_cast<unsigned>(exists)), "l"(address)
+      : "memory");
+}
+
 // The same of both halves, which begin at multiples of 8 bytes.
 __device__ __forceinline__ uint4 LoadHalfVectorsIf(bool first, bool second, const void* address) {
   uint4 words;
@@ -148,6 +176,10 @@ __device__ __forceinline__ uint4 LoadHalfVectorsIf(bool first, bool second, cons
 
 // Loads and stores of what is not read again soon, or, as sums between passes, not by much: in the second-level cache,
 // it is the first to give way. What has to stay there is code; see docs/gpu-kernels.md.
+// Brings what is to be loaded to the second-level cache, 128 bytes of it.
+__device__ __forceinline__ void PrefetchLine(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
 __device__ __forceinline__ float LoadOnce(const float* address) { return __ldcs(address); }
 __device__ __forceinline__ Half2 LoadOnce(const Half2* address) { return __ldcs(address); }
 __device__ __forceinline__ Half LoadOnce(const Half* address) { return __ldcs(address); }

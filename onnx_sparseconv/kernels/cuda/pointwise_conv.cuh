@@ -39,7 +39,7 @@ class PointwiseConv : private Warpgroups {
     } else {
       if constexpr (kIsFloat) {
         TakeRegisters<kStagingRegisters>();
-        if (p_.magnitudes != nullptr) return StageFloats();
+        if (p_.magnitudes != nullptr) return Runs() == 1 ? StageFloats<1>() : StageFloats<2>();
       }
       Stage();
     }
@@ -232,66 +232,83 @@ class PointwiseConv : private Warpgroups {
     return pieces;
   }
 
-  // All pieces of the next chunk are on their way while those of this one are stored.
+  // The registers of the lane hold the next chunk, of two runs, or the next two, of one run. They are stored as soon as
+  // there is a stage, and each piece makes room for one that is further ahead.
+  template <int kRuns>
   __device__ __forceinline__ void StageFloats() const {
+    constexpr int kAhead = kMaxRuns / kRuns, kPieces = kRuns * kSegmentPieces;
     ListPlanes();
     WaitForLaunchBefore();
     Magnitude magnitude;
-    uint4 words[kLanePieces][kPlaces];
-    const auto load = [&](int i, const Pieces& pieces, const unsigned (&planes)[kPlaces]) {
-#pragma unroll
-      for (int j = 0; j < kPlaces; ++j) {
-        words[i][j] = LoadVectorIf(pieces.from[i] != nullptr, pieces.from[i] + planes[j]);
-      }
-    };
-    int index = static_cast<int>(blockIdx.x), chunk = 0;  // of what is loaded
-    int left = chunks_.count * ((w_.num_tiles - index + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+    uint4 words[kAhead][kPieces][kPlaces] = {};
+    unsigned loaded[kAhead] = {};                         // a bit for each of the lane's pieces that there is
+    int index = static_cast<int>(blockIdx.x), chunk = 0;  // of what is loaded next
     Pieces pieces = PiecesOf(index);
     unsigned planes[kPlaces];
-    if (left > 0) {
-      PlanesOf(StagingWarp() * kPlaces, planes);
+    const auto find_planes = [&] { PlanesOf(chunk * kWgmmaChannels + StagingWarp() * kPlaces, planes); };
+    const auto load = [&](int i, uint4(&to)[kPlaces]) {
 #pragma unroll
-      for (int i = 0; i < kLanePieces; ++i) load(i, pieces, planes);
-    }
-    for (Position at; left > 0; --left, Advance(at)) {
-      WaitForEmptied(at);
-      if (chunk % kStagingWarps == StagingWarp() && Lane() == 0) StageChunk(at.stage, chunk);
-      if (++chunk == chunks_.count) {
-        chunk = 0;
-        index += static_cast<int>(gridDim.x);
+      for (int j = 0; j < kPlaces; ++j) {
+        ReloadVectorIf(pieces.from[i] != nullptr, pieces.from[i] + planes[j], to[j]);
       }
-      PlanesOf(chunk * kWgmmaChannels + StagingWarp() * kPlaces, planes);
+    };
+    const auto go_on = [&](unsigned& loaded) {
+      loaded = 0;
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) loaded |= pieces.from[i] != nullptr ? 1u << i : 0u;
+      if (++chunk < chunks_.count) return;
+      chunk = 0;
+      index += static_cast<int>(gridDim.x);
+      pieces = PiecesOf(index);
+    };
+    const int tiles = (w_.num_tiles - index + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
+    int left = chunks_.count * tiles;
+    if (left > 0) {
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        find_planes();
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) load(i, words[ahead][i]);
+        go_on(loaded[ahead]);
+      }
+    }
+    Position at;
+    const auto stage = [&](uint4(&held)[kPieces][kPlaces], unsigned& exist) {
+      WaitForEmptied(at);
+      if (at.chunk % kStagingWarps == StagingWarp() && Lane() == 0) StageChunk(at.stage, at.chunk);
+      find_planes();
       const Shared to = StageAddress(at.stage) + static_cast<unsigned>(StagingWarp() * kPlaces) * kPixelBytes +
                         static_cast<unsigned>(PieceOfSegment()) * kPixelBytes / kSegmentPieces;
-      unsigned exist = 0;  // of what is stored, a bit each
 #pragma unroll
-      for (int i = 0; i < kLanePieces; ++i) exist |= pieces.from[i] != nullptr ? 1u << i : 0u;
-      if (chunk == 0) pieces = PiecesOf(index);
-#pragma unroll
-      for (int i = 0; i < kLanePieces; ++i) {
+      for (int i = 0; i < kPieces; ++i) {
         if ((exist >> i & 1u) != 0) {
-          StorePiece(words[i],
+          StorePiece(held[i],
                      to + static_cast<unsigned>(i / kSegmentPieces) * kRunBytes +
                          static_cast<unsigned>(SegmentOfPiece(i)) * kWgmmaPixelBytes,
                      magnitude);
         }
-        load(i, pieces, planes);
+        load(i, held[i]);
       }
+      go_on(exist);
       FenceSharedForTensorCores();
       Arrive(Filled(at.stage));
+      Advance(at);
+      if (at.chunk == chunks_.count) at.chunk = 0;
+    };
+    for (; left > 0; left -= kAhead) {
+      stage(words[0], loaded[0]);
+      if (kAhead > 1 && left > 1) stage(words[kAhead - 1], loaded[kAhead - 1]);
     }
-    const unsigned warp = (blockIdx.y * gridDim.x + blockIdx.x) * kStagingWarps + static_cast<unsigned>(StagingWarp());
-    magnitude.StoreOfWarp(p_.magnitudes + warp);
+    const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
+    magnitude.StoreOfWarp(p_.magnitudes + block * kStagingWarps + static_cast<unsigned>(StagingWarp()));
   }
 
   static __device__ __forceinline__ void StorePiece(const uint4 (&words)[kPlaces], Shared to, Magnitude& magnitude) {
 #pragma unroll
     for (unsigned j = 0; j < kPlaces; ++j) {
-      const float values[] = {BitsToFloat(words[j].x), BitsToFloat(words[j].y), BitsToFloat(words[j].z),
-                              BitsToFloat(words[j].w)};
-#pragma unroll
-      for (const float value : values) magnitude.Add(value);
-      StoreSharedPair(to + j * kPixelBytes, ToHalves(values[0], values[1]), ToHalves(values[2], values[3]));
+      const uint4& w = words[j];
+      StoreSharedPair(to + j * kPixelBytes, magnitude.Rounded(BitsToFloat(w.x), BitsToFloat(w.y)),
+                      magnitude.Rounded(BitsToFloat(w.z), BitsToFloat(w.w)));
     }
   }
 
@@ -331,6 +348,7 @@ class PointwiseConv : private Warpgroups {
     const int num_chunks = Uniform(chunks_.count);
     const Finishes<T> finishes = FinishesOf<T>(TileAt(static_cast<int>(blockIdx.x)), row_tile);
     ForTiles([&](const Tile& tile) {
+      if (kIsFloat && t_.epilogue.residual != nullptr) PrefetchResidual(OutputsOf(tile, row_tile), run);
       if (num_chunks == 0) ClearSums();
       for (at.chunk = 0; at.chunk < num_chunks; Advance(at)) {
         WaitForBarrier(Filled(at.stage), at.round % 2);
@@ -383,7 +401,6 @@ class PointwiseConv : private Warpgroups {
           }
         }
       }
-      WaitForWarp();
       Release(at.stage);
       Advance(at);
     }
@@ -412,8 +429,100 @@ class PointwiseConv : private Warpgroups {
     return outputs;
   }
 
-  // Outputs pass through shared memory, a part of a warp's at a time: so neighbouring lanes store neighbours.
   __device__ __forceinline__ void StoreTile(const Outputs& outputs, int run, const Finishes<T>& finishes) const {
+    if constexpr (kIsFloat) {
+      if (!HasActivation() && p_.run_images == 1 && p_.out_columns >= kPair) {
+        if (t_.epilogue.residual != nullptr) return StorePairs<true>(outputs, run, finishes);
+        return StorePairs<false>(outputs, run, finishes);
+      }
+    }
+    StoreParts(outputs, run, finishes);
+  }
+
+  // Most floats are stored as they lie in registers: of a segment's row, four lanes have 32 bytes, two neighbouring
+  // columns each; and memory writes no less than 32 bytes. A thread has a pair of a row and one of the row kUpper
+  // behind it.
+  static constexpr int kPair = 2, kUpper = kWarpRows / 2;
+
+  // Where the pairs of a run lie in Y, and in the residual: of an image.
+  struct Pairs {
+    long long index;  // of the first one
+    int ends[2];      // of the columns that are in Y, counted from there, of both rows
+  };
+
+  __device__ __forceinline__ Pairs PairsOf(const Outputs& outputs, int run) const {
+    const int row = static_cast<int>(Lane()) / 4, column = static_cast<int>(Lane()) % 4 * kPair;
+    const SegmentPlace begin = PlaceOfSegment(run, 0);
+    const int before = begin.segment * kSegmentPositions;
+    const int columns = min(p_.plane - outputs.place - before, p_.run_segments * kSegmentPositions) - column;
+    const int end = begin.image < outputs.images ? columns : 0;
+    Pairs pairs;
+    pairs.index =
+        outputs.first + (static_cast<long long>(begin.image) * t_.out_channels + row) * p_.plane + before + column;
+    pairs.ends[0] = row < outputs.channels ? end : 0;
+    pairs.ends[1] = row + kUpper < outputs.channels ? end : 0;
+    return pairs;
+  }
+
+  template <bool kHasResidual>
+  __device__ __forceinline__ void StorePairs(const Outputs& outputs, int run, const Finishes<T>& finishes) const {
+    constexpr int kAtOnce = kHasResidual ? 2 : 1;  // segments of which residuals are on their way together
+    const long long upper_row = static_cast<long long>(kUpper) * p_.plane;
+    // What is added to sums would be before the last products are waited for.
+    const Finish<T> lower = finishes.lower.Unforeseen(), upper = finishes.upper.Unforeseen();
+    const unsigned least = Least<T>();
+    const Pairs pairs = PairsOf(outputs, run);
+    float* const to[] = {static_cast<float*>(t_.y) + pairs.index, static_cast<float*>(t_.y) + pairs.index + upper_row};
+    const float* const from = static_cast<const float*>(t_.epilogue.residual) + pairs.index;
+#pragma unroll
+    for (int first = 0; first < kSegments; first += kAtOnce) {
+      uint2 residuals[kAtOnce][2] = {};
+      if (kHasResidual) {
+#pragma unroll
+        for (int i = 0; i < 2 * kAtOnce; ++i) {
+          const int column = (first + i / 2) * kSegmentPositions;
+          if (column < pairs.ends[i % 2]) {
+            residuals[i / 2][i % 2] = LoadOnce(reinterpret_cast<const uint2*>(from + i % 2 * upper_row + column));
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i) {
+        const int column = (first + i / 2) * kSegmentPositions;
+        const float* pair = sums_ + 2 * kPair * (first + i / 2) + kPair * (i % 2);
+        float sums[kPair];
+#pragma unroll
+        for (int j = 0; j < kPair; ++j) {
+          sums[j] = (i % 2 == 0 ? lower : upper)(pair[j]);
+          if (kHasResidual) sums[j] += BitsToFloat(j == 0 ? residuals[i / 2][i % 2].x : residuals[i / 2][i % 2].y);
+        }
+        if (column < pairs.ends[i % 2]) {
+          StoreOnce(reinterpret_cast<uint2*>(to[i % 2] + column),
+                    uint2{Word<T>(least, sums), Word<T>(least, sums + 1)});
+        }
+      }
+    }
+  }
+
+  // Has the residual of a tile come nearer, while its products are computed.
+  __device__ __forceinline__ void PrefetchResidual(const Outputs& outputs, int run) const {
+    constexpr int kLineBytes = 128, kLineColumns = kLineBytes / static_cast<int>(sizeof(float));
+    constexpr int kLines = kSegments * kSegmentPositions / kLineColumns;
+    const SegmentPlace begin = PlaceOfSegment(run, 0);
+    if (begin.image >= outputs.images) return;
+    const int before = begin.segment * kSegmentPositions;
+    const int columns = min(p_.plane - outputs.place - before, p_.run_segments * kSegmentPositions);
+    const auto* first = static_cast<const float*>(t_.epilogue.residual) + outputs.first +
+                        static_cast<long long>(begin.image) * t_.out_channels * p_.plane + before;
+    for (int i = static_cast<int>(Lane()); i < kWarpRows * kLines; i += 32) {
+      const int row = i / kLines, column = i % kLines * kLineColumns;
+      if (row < outputs.channels && column < columns)
+        PrefetchLine(first + static_cast<long long>(row) * p_.plane + column);
+    }
+  }
+
+  // Outputs pass through shared memory, a part of a warp's at a time: so neighbouring lanes store neighbours.
+  __device__ __forceinline__ void StoreParts(const Outputs& outputs, int run, const Finishes<T>& finishes) const {
     const int segments = p_.run_images * p_.run_segments;
 #pragma unroll 1
     for (int i = 0; i < kParts && i * kPartSegments < segments; ++i) {

@@ -79,7 +79,9 @@ class Warpgroups : protected TensorTile {
   }
   __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
 
+  // By a warp: one lane arrives for all, behind what all of them loaded.
   __device__ __forceinline__ void Release(int stage) const {
+    WaitForWarp();
     if (Lane() == 0) Arrive(Emptied(stage));
   }
 

@@ -24,6 +24,10 @@ inline Half2 ToHalves(float lower, float upper) { return Joined(ToHalf(lower), T
 inline Half2 AddHalves(Half2 a, Half2 b) {
   return ToHalves(ToFloat(Lower(a)) + ToFloat(Lower(b)), ToFloat(Upper(a)) + ToFloat(Upper(b)));
 }
+inline Half2 LargerMagnitudes(Half2 a, Half2 b) {
+  b &= 0x7FFF7FFFu;
+  return Joined(max(Lower(a), Lower(b)), max(Upper(a), Upper(b)));
+}
 inline float Larger(float a, float b) { return b < a ? a : b; }
 constexpr Half2 kTwiceMinusInfinity = 0xFC00FC00;
 inline Half2 AtLeast(Half2 least, Half2 pair) {
@@ -65,6 +69,10 @@ Value LoadWritten(const Value* address) {
   return *address;
 }
 
+inline void PrefetchLine(const void* address) { cuda_on_host::CheckGlobal(address, 1); }
+inline void ReloadVectorIf(bool exists, const void* address, uint4& words) {
+  if (exists) words = LoadWritten(static_cast<const uint4*>(address));
+}
 inline uint4 LoadVectorIf(bool exists, const void* address) {
   return exists ? LoadWritten(static_cast<const uint4*>(address)) : uint4{};
 }

@@ -757,7 +757,10 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
   wgmma_->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, residual, sums;
   LendSums(call, launch.shape, params.y_part, &tile, &sums);
-  params.out_columns = ColumnsAt(reinterpret_cast<uintptr_t>(tile.y), params.out_columns, element_bytes());
+  // The residual of halves is staged, as X is.
+  const auto residual_begin = is_half() ? 0 : reinterpret_cast<uintptr_t>(tile.epilogue.residual);
+  params.out_columns =
+      ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | residual_begin, params.out_columns, element_bytes());
   RecomputeParams noted{};
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;

@@ -23,7 +23,7 @@ constexpr double kWideTileCycles = 2060.0;   // more with the most segments
 constexpr double kFloatTileCycles = 3000.0;  // more where outputs are floats
 constexpr double kChunkCycles = 309.0;       // for warps to wait for each other
 constexpr double kSegmentCycles = 18.9;      // to copy a segment of a chunk
-constexpr double kRoundedCycles = 75.0;      // to load, round and store one of floats
+constexpr double kRoundedCycles = 65.0;      // to load, round and store one of floats
 constexpr double kBeginCycles = 2000.0;      // of a block
 constexpr int kMinPlaneUnit = 4;             // positions: planes that are no multiple of it are gathered
 constexpr unsigned kGatherThreads = 256;
@@ -174,7 +174,7 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   const int64_t channels = std::max(geometry.in_channels, geometry.out_channels);
   const int64_t plane = std::max(PositionsOf(sizes.in_dims), PositionsOf(sizes.out_dims));
   const int64_t segments = CheckedMultiply(channels, SegmentsOf(plane), "an image");
-  if (segments > kMax / kSegmentBytes || segments > kMax / batch) return std::nullopt;
+  if (segments > kMax / (kSegmentPositions * facts.element_bytes) || segments > kMax / batch) return std::nullopt;
   // The resolved padding counts: auto_pad may have found some.
   const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
   const bool is_gathered = !is_whole || PositionsOf(sizes.out_dims) % kMinPlaneUnit != 0;
