@@ -373,7 +373,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
     "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
-    "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor"),
+    "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,

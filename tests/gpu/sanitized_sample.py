@@ -1,6 +1,7 @@
-"""A sample of layers on every kernel, to be run under compute-sanitizer: ``python -m tests.gpu.sanitized_sample``.
+"""A sample of layers on every kernel, to be run under compute-sanitizer.
 
-Prints one line a run; ends with an error where a result is wrong.
+``python -m tests.gpu.sanitized_sample warpgroups`` or ``.. others``. Prints one line a run; ends with an error where a
+result is wrong.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ WARPGROUP_SAMPLE = (
 )
 
 
-def main(place, target):
-    """Run the sample on a place; ``target`` empty: without generated code."""
+def run_warpgroups(place):
     for name in WARPGROUP_SAMPLE:
-        case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
-        sys.stdout.write(f"{name}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
+        for dtype in TYPES:
+            case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
+            sys.stdout.write(f"{name} {np.dtype(dtype)}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
+
+
+def run_others(place, target):
+    """Run the sample on a place; ``target`` empty: without generated code."""
     for name, types in SAMPLE.items():
         for dtype in types:
             case, x_shape = case_of(name, dtype)
@@ -59,4 +64,7 @@ def main(place, target):
 
 
 if __name__ == "__main__":
-    main(Place("cuda"), "native" if nvrtc.installed() else "")
+    if sys.argv[1] == "warpgroups":
+        run_warpgroups(Place("cuda"))
+    else:
+        run_others(Place("cuda"), "native" if nvrtc.installed() else "")

@@ -48,9 +48,10 @@ def test_replays_and_threads_can_be_checked():
 
 
 def test_the_sanitized_sample_runs(capsys):
-    sanitized_sample.main(CPU, "")
-    count = sum(map(len, sanitized_sample.SAMPLE.values())) + len(sanitized_sample.WARPGROUP_SAMPLE)
-    count += len(POOLS) * len(TYPES)
+    sanitized_sample.run_warpgroups(CPU)
+    sanitized_sample.run_others(CPU, "")
+    count = sum(map(len, sanitized_sample.SAMPLE.values()))
+    count += (len(sanitized_sample.WARPGROUP_SAMPLE) + len(POOLS)) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 
 

@@ -64,7 +64,7 @@ class Warpgroups : protected TensorTile {
     if (threadIdx.x == 0) {
       for (int stage = 0; stage < t_.num_stages; ++stage) {
         InitBarrier(Filled(stage), kWgmmaThreads - kWgmmaProductThreads);
-        InitBarrier(Emptied(stage), kWgmmaProductThreads / 32);
+        InitBarrier(Emptied(stage), kWgmmaProductThreads);
       }
       FenceBarrierInit();
     }
@@ -79,11 +79,8 @@ class Warpgroups : protected TensorTile {
   }
   __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
 
-  // By a warp: one lane arrives for all, behind what all of them loaded.
-  __device__ __forceinline__ void Release(int stage) const {
-    WaitForWarp();
-    if (Lane() == 0) Arrive(Emptied(stage));
-  }
+  // Each lane arrives for what it loaded itself: one that did for all would have to wait for the others first.
+  __device__ __forceinline__ void Release(int stage) const { Arrive(Emptied(stage)); }
 
   // Those of a tile's row block that the block computes.
   struct Chunks {

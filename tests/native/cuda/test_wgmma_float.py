@@ -123,9 +123,22 @@ def test_few_images_share_tiles(make_session, driver, layer, batch, has_residual
         (lambda x: np.where(x == x.max(), np.float32(7e4), x), True),
         (lambda x: np.where(x == x.min(), np.float32(-1e30), x), True),
         (lambda x: np.where(x == x.max(), np.float32(65504), x), False),
+        (lambda x: np.where(x == x.max(), np.float32(65519), x), False),
+        (lambda x: np.where(x == x.max(), np.float32(65520), x), True),
         (lambda x: np.where(x == x.max(), np.float32(2**-7), x * np.float32(2**-9)), False),
     ],
-    ids=["as it is", "zeros", "small", "tiny", "large", "far out", "just held", "one is enough"],
+    ids=[
+        "as it is",
+        "zeros",
+        "small",
+        "tiny",
+        "large",
+        "far out",
+        "just held",
+        "rounded to that",
+        "just not",
+        "one is enough",
+    ],
 )
 def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, capfd, layer, change):
     """Then as exactly as by the CSR kernel, and who runs it is told, once, by a later call."""
