@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 from layers import Setting, make_model, make_weights
+from memory_floor import tensor_bytes
 from onnx import helper
 from suite_rows import Layer, SuiteRow
 
@@ -46,14 +47,6 @@ SPARSE_MODES = (CudaMode(), CudaMode(cuda_graph=True))
 ROTATE_FROM_BATCH = 8
 BURST = 20
 WARM_UP_S = 0.3
-# Peak bandwidth of the memory, bytes a second, by the name of the GPU, from NVIDIA's data sheets.
-BANDWIDTHS = {
-    "NVIDIA H200": 4.8e12,
-    "NVIDIA H100 80GB HBM3": 3.35e12,
-    "NVIDIA A100-SXM4-80GB": 2.039e12,
-    "NVIDIA L4": 0.3e12,
-    "Tesla T4": 0.32e12,
-}
 
 
 @dataclass(frozen=True)
@@ -370,10 +363,8 @@ def summarise(
     job: GpuJob, candidates: Sequence[Timed], num_nonzero: int, errors: Mapping[str, LayerError]
 ) -> dict[str, Any]:
     """The record of a job but for the job itself."""
-    size = np.dtype(job.dtype).itemsize
-    x_bytes = job.batch * job.layer.in_channels * math.prod(job.layer.spatial) * size
-    y_bytes = job.batch * job.layer.out_channels * math.prod(job.layer.out_sizes) * size
-    floor_us = (x_bytes + y_bytes + int(num_nonzero) * size) / job.bandwidth * 1e6 if job.bandwidth else None
+    num_bytes = tensor_bytes(job.layer, job.batch, job.dtype) + int(num_nonzero) * np.dtype(job.dtype).itemsize
+    floor_us = num_bytes / job.bandwidth * 1e6 if job.bandwidth else None
     record: dict[str, Any] = {
         "candidates": [candidate.describe() for candidate in candidates],
         "errors": {name: asdict(error) for name, error in errors.items()},

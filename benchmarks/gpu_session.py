@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from gpu import (
-    BANDWIDTHS,
     GpuJob,
     grid,
     key_of,
@@ -20,6 +19,7 @@ from gpu import (
     read_prepared,
     work,
 )
+from memory_floor import memory_bandwidth
 from suite_rows import SuiteRow, read_rows
 from worker import Worker, WorkFailedError
 
@@ -71,14 +71,6 @@ def selected_rows(options: argparse.Namespace) -> list[SuiteRow]:
     """The rows of the suites, but for layers that were not asked for."""
     rows = [row for name in options.suite for row in read_rows(name)]
     return [row for row in rows if not options.layers or row.layer.name in options.layers]
-
-
-def memory_bandwidth(given: float | None, gpu_name: str) -> tuple[float, str]:
-    """Bytes a second, and where the figure comes from; 0 where it is not known."""
-    if given is not None:
-        return given * 1e9, "given by --bandwidth"
-    known = BANDWIDTHS.get(gpu_name, 0.0)
-    return known, f"data sheet of {gpu_name}" if known else ""
 
 
 def make_jobs(options: argparse.Namespace, cells: list[Any], bandwidth: float) -> list[GpuJob]:

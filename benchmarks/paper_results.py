@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, Literal
 
+from memory_floor import memory_bandwidth, tensor_bytes
 from suite_rows import Layer, canonical, read_rows
 from tables import break_even
 
@@ -64,10 +65,12 @@ class PaperResults:
         """Of the contents of results files, each newer than the ones before."""
         self.files = list(files)
         self._cells: dict[tuple[str, int, str, float], Cell] = {}
+        self._sources: dict[tuple[str, int, str, float], Record] = {}
         for content in self.files:
             for record in content["layers"]:
                 for cell in cells_of(record):
-                    self._cells[cell.layer, cell.batch, cell.dtype, cell.sparsity] = cell
+                    key = cell.layer, cell.batch, cell.dtype, cell.sparsity
+                    self._cells[key], self._sources[key] = cell, content
 
     @staticmethod
     def load(folder: Path | None = None) -> PaperResults | None:
@@ -79,6 +82,19 @@ class PaperResults:
     def cell(self, layer: Layer, batch: int, dtype: str, sparsity: float) -> Cell | None:
         """That of a layer of a suite; None where it was not measured."""
         return self._cells.get((canonical(layer).name, batch, dtype, sparsity))
+
+    def floor_us(self, layer: Layer, cell: Cell) -> float | None:
+        """The least time of a run among many back to back on the GPU that a cell was measured on.
+
+        That of its memory for input and output, by the data sheet, or that of a launch that does nothing, whichever is
+        longer; None where the memory's bandwidth is not known.
+        """
+        content = self._sources[cell.layer, cell.batch, cell.dtype, cell.sparsity]
+        bandwidth, _ = memory_bandwidth(None, content["gpu_before"].get("name", ""))
+        if not bandwidth:
+            return None
+        memory_us = tensor_bytes(layer, cell.batch, cell.dtype) / bandwidth * 1e6
+        return max(memory_us, float(content["floor"]["graph"]["burst_us"]))
 
     def cells(self) -> list[Cell]:
         """All of them, in the order they were measured."""

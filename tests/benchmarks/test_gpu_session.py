@@ -267,7 +267,7 @@ def test_the_table_is_made_of_the_records(small, tmp_path, monkeypatch):
 
 
 def test_the_bandwidth_has_a_source():
-    from gpu_session import memory_bandwidth
+    from memory_floor import memory_bandwidth
 
     assert memory_bandwidth(None, "NVIDIA H200") == (4.8e12, "data sheet of NVIDIA H200")
     assert memory_bandwidth(4300.0, "NVIDIA H200") == (4.3e12, "given by --bandwidth")

@@ -37,6 +37,7 @@ def _content(records, started="2030-01-01T00:00:00Z"):
         "started": started,
         "environment": {"versions": {"onnxruntime-gpu": "9.9"}},
         "gpu_before": {"name": "a GPU", "driver_version": "1.2"},
+        "floor": {"graph": {"burst_us": 5.0}},
         "libraries": {"cudnn": "8", "cupy": "14", "built_for": "13.0"},
         "layers": records,
     }
@@ -161,6 +162,24 @@ def test_of_several_files_the_newest_counts(tmp_path):
         records = [_record(layer, 64, "float16", [_measured("dense", 100.0), _measured("sparse", time_us, 0.9)])]
         (tmp_path / f"{name}.json").write_text(json.dumps(_content(records, started)))
     assert PaperResults.load(tmp_path).gains(layer, 64, "float16") == {0.9: 4.0}
+
+
+def test_what_is_short_over_a_lowering_stands_beside_its_floor():
+    """Of a layer of which the memory takes longer than a launch, and one of which a launch does."""
+    from paper_results import PaperResults
+    from paper_tables import lowered_short_table
+
+    content = _full(gain=3.0, lowered=2.8)
+    assert {row[-1] for row in _rows(lowered_short_table(PaperResults([content])))[2:]} == {"-"}
+    content["gpu_before"]["name"] = "NVIDIA H200"
+    rows = _rows(lowered_short_table(PaperResults([content])))[2:]
+    assert {(row[2], row[6]) for row in rows} == {("cuSPARSE", "3.07x")}
+    by_layer = {tuple(row[:2]): row[3:] for row in rows}
+    assert len(by_layer) == len(rows) == 46
+    # 64 images of 64 channels, 56 x 56, in and out: 51.4 MB.
+    assert by_layer["3x3_64-64@56", "float16"] == ["84.0 us", "30.0 us", "2.80x", "3.07x", "10.7 us", "7.85x"]
+    assert by_layer["5x5_1-20@28p0", "float16"] == ["84.0 us", "30.0 us", "2.80x", "3.07x", "5.0 us", "16.80x"]
+    assert lowered_short_table(PaperResults([_full(lowered=4.0)])) == "None."
 
 
 def test_break_even_is_between_what_was_measured():

@@ -241,7 +241,7 @@ class PointwiseConv : private Warpgroups {
     WaitForLaunchBefore();
     Magnitude magnitude;
     uint4 words[kAhead][kPieces][kPlaces] = {};
-    unsigned loaded[kAhead] = {};                         // a bit for each of the lane's pieces that there is
+    unsigned exist_of[kAhead] = {};                       // a bit for each of the lane's pieces that there is
     int index = static_cast<int>(blockIdx.x), chunk = 0;  // of what is loaded next
     Pieces pieces = PiecesOf(index);
     unsigned planes[kPlaces];
@@ -252,10 +252,10 @@ class PointwiseConv : private Warpgroups {
         ReloadVectorIf(pieces.from[i] != nullptr, pieces.from[i] + planes[j], to[j]);
       }
     };
-    const auto go_on = [&](unsigned& loaded) {
-      loaded = 0;
+    const auto go_on = [&](unsigned& exist) {
+      exist = 0;
 #pragma unroll
-      for (int i = 0; i < kPieces; ++i) loaded |= pieces.from[i] != nullptr ? 1u << i : 0u;
+      for (int i = 0; i < kPieces; ++i) exist |= pieces.from[i] != nullptr ? 1u << i : 0u;
       if (++chunk < chunks_.count) return;
       chunk = 0;
       index += static_cast<int>(gridDim.x);
@@ -269,7 +269,7 @@ class PointwiseConv : private Warpgroups {
         find_planes();
 #pragma unroll
         for (int i = 0; i < kPieces; ++i) load(i, words[ahead][i]);
-        go_on(loaded[ahead]);
+        go_on(exist_of[ahead]);
       }
     }
     Position at;
@@ -296,8 +296,8 @@ class PointwiseConv : private Warpgroups {
       if (at.chunk == chunks_.count) at.chunk = 0;
     };
     for (; left > 0; left -= kAhead) {
-      stage(words[0], loaded[0]);
-      if (kAhead > 1 && left > 1) stage(words[kAhead - 1], loaded[kAhead - 1]);
+      stage(words[0], exist_of[0]);
+      if (kAhead > 1 && left > 1) stage(words[kAhead - 1], exist_of[kAhead - 1]);
     }
     const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
     magnitude.StoreOfWarp(p_.magnitudes + block * kStagingWarps + static_cast<unsigned>(StagingWarp()));
@@ -439,12 +439,12 @@ class PointwiseConv : private Warpgroups {
     StoreParts(outputs, run, finishes);
   }
 
-  // Most floats are stored as they lie in registers: of a segment's row, four lanes have 32 bytes, two neighbouring
-  // columns each; and memory writes no less than 32 bytes. A thread has a pair of a row and one of the row kUpper
-  // behind it.
+  // Floats of even planes are stored as they lie in registers: of a segment's row, four lanes have 32 bytes, two
+  // neighbouring columns each; and memory writes no less than 32 bytes. A thread has a pair of a row, and one of the
+  // row kUpper behind it.
   static constexpr int kPair = 2, kUpper = kWarpRows / 2;
 
-  // Where the pairs of a run lie in Y, and in the residual: of an image.
+  // Where the thread's pairs of a run, which is of one image, lie in Y and in the residual.
   struct Pairs {
     long long index;  // of the first one
     int ends[2];      // of the columns that are in Y, counted from there, of both rows
@@ -504,7 +504,7 @@ class PointwiseConv : private Warpgroups {
     }
   }
 
-  // Has the residual of a tile come nearer, while its products are computed.
+  // Has a tile's residual come to the second-level cache, while products are computed.
   __device__ __forceinline__ void PrefetchResidual(const Outputs& outputs, int run) const {
     constexpr int kLineBytes = 128, kLineColumns = kLineBytes / static_cast<int>(sizeof(float));
     constexpr int kLines = kSegments * kSegmentPositions / kLineColumns;

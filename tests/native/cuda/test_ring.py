@@ -180,22 +180,26 @@ def test_tensors_that_begin_anywhere_run_on_the_other_kernel(make_session, drive
     case = dataclasses.replace(CASE, has_residual=True)
     inputs = random_inputs(case, (8, 40, 6, 16))
     session = make_session(make_model(case), cuda_kernel="wgmma")
-    y = run_misaligned(session, driver, inputs, (8, case.out_channels, 3, 16), which)
+    y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((8, case.out_channels, 3, 16), HALF), which)
+    assert first_kernel == "sparseconv_interleave"
     assert_within(y, *oracle(case, inputs, stored_sums=1))
 
 
-def run_misaligned(session, driver, inputs, shape, which):
-    """Y, where one of X, Z and Y begins at no multiple of 16 bytes; the kernel that interleaves must run."""
-    buffers = {name: aligned(values, 2 if name == which else 0) for name, values in inputs.items()}
-    y = aligned(np.zeros(shape, HALF), 2 if which == "Y" else 0)
+def run_misaligned(session, driver, inputs, y, which):
+    """Run into `y`, where one of X, Z and Y begins an element behind a multiple of 16 bytes.
+
+    Returns the outputs, and the name of the first kernel.
+    """
+    dtype = inputs["X"].dtype
+    buffers = {name: aligned(values, (name == which) * dtype.itemsize) for name, values in {**inputs, "Y": y}.items()}
     binding = session.io_binding()
     for name, values in buffers.items():
-        binding.bind_input(name, "cpu", 0, HALF, values.shape, values.ctypes.data)
-    binding.bind_output("Y", "cpu", 0, HALF, shape, y.ctypes.data)
+        if name != "Y":
+            binding.bind_input(name, "cpu", 0, dtype, values.shape, values.ctypes.data)
+    binding.bind_output("Y", "cpu", 0, dtype, y.shape, buffers["Y"].ctypes.data)
     driver.take_launches()
     session.run_with_iobinding(binding)
-    assert driver.take_launches()[0][0] == "sparseconv_interleave"
-    return y
+    return buffers["Y"], driver.take_launches()[0][0]
 
 
 def aligned(values, misalignment):

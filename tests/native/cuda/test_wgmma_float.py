@@ -10,6 +10,7 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_ring import run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -59,6 +60,31 @@ def test_layers(make_session, driver, layer, density):
     assert names[1:] in (["sparseconv_recompute"], ["sparseconv_reduce_f32", "sparseconv_recompute"])
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("rows", [64, 150])
+@pytest.mark.parametrize("size", [(4, 16), (14, 14), (23, 24)], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_blocks_stage_tile_after_tile(make_session, driver, rows, size, has_residual):
+    """With up to 64 rows a tile has two runs, with more of them one, and two chunks are ahead."""
+    driver.set_device(num_multiprocessors=2)
+    case = SparseConvCase(random_weight((rows, 70, 1, 1), 0.1), geometry_2d(1, 1, 0), has_residual=has_residual)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    names = run_and_check(session, driver, case, random_inputs(case, (3, 70, *size)))
+    assert names[0].startswith("sparseconv_pointwise_f32_")
+
+
+@pytest.mark.parametrize("which", ["X", "Z", "Y"])
+def test_tensors_may_begin_anywhere(make_session, driver, which):
+    """Only X is gathered before, where vectors of it would not be aligned."""
+    case = dataclasses.replace(POINTWISE, has_residual=True)
+    inputs = random_inputs(case, (3, 40, 4, 24))
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    y, first_kernel = run_misaligned(
+        session, driver, inputs, np.zeros((3, case.out_channels, 4, 24), np.float32), which
+    )
+    assert first_kernel.startswith("sparseconv_gather" if which == "X" else "sparseconv_pointwise")
+    assert_within(y, *oracle(case, inputs, has_rounded_factors=True))
 
 
 @pytest.mark.parametrize("layer", WINDOWS + POINTS, ids=str)

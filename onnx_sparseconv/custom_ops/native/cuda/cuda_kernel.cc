@@ -769,13 +769,13 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
-  if (launch.is_whole) params.x_plane_bytes = is_half() ? PlaneBytes(tile.x, launch) : FloatPlaneBytes(tile.x, launch);
+  if (launch.is_whole) params.x_plane_bytes = PlaneBytes(tile.x, launch, element_bytes());
   if (!is_half() && params.x_plane_bytes != 0) {
     LendHalves(call, 0, BlocksOf(launch.shape) * kWgmmaStagingWarps, &params.magnitudes, &noted, &x);
   }
   if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
   if (is_half() && tile.epilogue.residual != nullptr) {
-    params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch);
+    params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch, element_bytes());
     if (params.residual_plane_bytes == 0) {
       params.residual_plane_bytes = gathered(tile.epilogue.residual, GatherResidual(launch, device_), residual);
     }

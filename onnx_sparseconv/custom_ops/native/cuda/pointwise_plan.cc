@@ -190,18 +190,11 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   return launch;
 }
 
-unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch) {
-  const auto bytes = static_cast<unsigned>(launch.params.plane) * 2;
-  const auto begin = reinterpret_cast<uintptr_t>(address);
-  const bool is_whole = bytes % kSegmentBytes == 0 && begin % kSegmentBytes == 0;
-  // The kernel takes it from the bytes of a plane whether copies of 16 bytes do.
-  const bool is_half = bytes % kSegmentBytes != 0 && bytes % 8 == 0 && begin % 8 == 0;
-  return is_whole || is_half ? bytes : 0;
-}
-
-unsigned FloatPlaneBytes(const void* address, const PointwiseLaunch& launch) {
-  const bool is_aligned = launch.params.plane % kMinPlaneUnit == 0 && reinterpret_cast<uintptr_t>(address) % 16 == 0;
-  return is_aligned ? static_cast<unsigned>(launch.params.plane) * static_cast<unsigned>(sizeof(float)) : 0;
+unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch, size_t element_bytes) {
+  const auto bytes = static_cast<unsigned>(launch.params.plane * element_bytes);
+  // Copies of 8 bytes are of halves alone, and of planes that are no multiple of 16: that, the kernel goes by.
+  const unsigned unit = element_bytes > 2 || bytes % 16 == 0 ? 16 : 8;
+  return bytes % unit == 0 && reinterpret_cast<uintptr_t>(address) % unit == 0 ? bytes : 0;
 }
 
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {

@@ -40,11 +40,9 @@ bool IsWorthLaunching(const PointwiseLaunch& launch, int64_t batch, const Device
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                      int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts);
 
-// Bytes of a plane whose first one begins at `address`, if the kernel can read them where they are; else 0.
-unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch);
-
-// The same of floats, which the kernel rounds.
-unsigned FloatPlaneBytes(const void* address, const PointwiseLaunch& launch);
+// Bytes of a plane whose first one begins at `address`, if the kernel can read them where they are, halves or floats;
+// else 0.
+unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch, size_t element_bytes);
 
 // The same where they were gathered.
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
