@@ -74,16 +74,21 @@ def test_blocks_stage_tile_after_tile(make_session, driver, rows, size, has_resi
     assert names[0].startswith("sparseconv_pointwise_f32_")
 
 
+@pytest.mark.parametrize(
+    ("case", "first"),
+    [(CASE, dict.fromkeys("XYZ", "interleave")), (POINTWISE, {"X": "gather", "Y": "pointwise", "Z": "pointwise"})],
+    ids=["window", "1x1"],
+)
 @pytest.mark.parametrize("which", ["X", "Z", "Y"])
-def test_tensors_may_begin_anywhere(make_session, driver, which):
-    """Only X is gathered before, where vectors of it would not be aligned."""
-    case = dataclasses.replace(POINTWISE, has_residual=True)
+def test_tensors_may_begin_anywhere(make_session, driver, case, first, which):
+    """What would read or store vectors that are not aligned does not run."""
+    case = dataclasses.replace(case, has_residual=True)
     inputs = random_inputs(case, (3, 40, 4, 24))
     session = make_session(make_model(case), cuda_kernel="wgmma")
     y, first_kernel = run_misaligned(
         session, driver, inputs, np.zeros((3, case.out_channels, 4, 24), np.float32), which
     )
-    assert first_kernel.startswith("sparseconv_gather" if which == "X" else "sparseconv_pointwise")
+    assert first_kernel.startswith(f"sparseconv_{first[which]}_f32")
     assert_within(y, *oracle(case, inputs, has_rounded_factors=True))
 
 
