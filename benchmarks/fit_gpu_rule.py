@@ -4,8 +4,8 @@
     python benchmarks/fit_gpu_rule.py --check    # fail if they are not what the results say
 
 The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
-gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json), and inside networks
-(gpu-network-kernels.json).
+gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json; of floats, gpu-layers-float.json), and
+inside networks (gpu-network-kernels.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -52,6 +52,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
 LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
 FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
+FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
@@ -174,10 +175,12 @@ class LibraryRows:
     Attributes:
         few_images: one to eight images.
         pointwise: on the warpgroup kernel for 1x1.
+        floats: of floats, where TF32 is allowed; not fitted to.
     """
 
     few_images: KernelRows
     pointwise: KernelRows
+    floats: KernelRows
 
 
 def read_library_rows() -> LibraryRows:
@@ -185,6 +188,7 @@ def read_library_rows() -> LibraryRows:
     return LibraryRows(
         _read_kernel_rows([FEW_RESULTS], library_work),
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
+        _read_kernel_rows([FLOAT_RESULTS], library_work),
     )
 
 
@@ -545,6 +549,7 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
         "gpu-rule": quality_table(measured.rows, model, constants.margin),
         "gpu-rule-few-images": library_table(library.few_images, model.cycles_us(library.few_images.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
+        "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
         "gpu-rule-network": network_table(measured.network, constants.network),
         "gpu-rule-constants": constants_table(model, constants.margin),
         "gpu-rule-network-constants": constants_table(constants.network),

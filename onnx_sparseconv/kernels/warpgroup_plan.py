@@ -40,7 +40,7 @@ _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0
 _POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES, _ROUNDED_CYCLES = 2000.0, 3000.0, 60.0
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
-_CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 9.3, 1.3
+_CSR_WINDOW_ENTRIES_A_CYCLE, _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 6.0, 9.3, 1.3
 # What a launch for warpgroups saves where another one is in front of it.
 EARLY_CYCLES = 1600.0
 
@@ -316,9 +316,10 @@ def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int,
 def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
     """What the CSR kernel takes for a few images, in the same cycles; arguments and errors as of `plan_warpgroups`."""
     nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(out_size(layer))
-    waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if math.prod(layer.kernel_shape) > 1 else _CSR_ENTRY)
-    work = outputs * (nonzeros / _CSR_ENTRIES_A_CYCLE + layer.out_channels / _CSR_OUTPUTS_A_CYCLE)
-    return _CSR_CALL + waits + work / multiprocessors
+    is_window = math.prod(layer.kernel_shape) > 1
+    waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if is_window else _CSR_ENTRY)
+    entries = nonzeros / (_CSR_WINDOW_ENTRIES_A_CYCLE if is_window else _CSR_ENTRIES_A_CYCLE)
+    return _CSR_CALL + waits + outputs * (entries + layer.out_channels / _CSR_OUTPUTS_A_CYCLE) / multiprocessors
 
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:

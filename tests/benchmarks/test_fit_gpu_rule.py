@@ -70,7 +70,7 @@ def test_a_fit_finds_what_made_the_times_of_the_librarys_kernels(program, rows, 
         return dataclasses.replace(of, took_us=truth.cycles_us(of.work))
 
     some = dataclasses.replace(rows, warpgroup_us=np.full_like(rows.warpgroup_us, np.inf))
-    found = program.fit(some, program.LibraryRows(made(library.few_images), made(library.pointwise)))
+    found = program.fit(some, program.LibraryRows(made(library.few_images), made(library.pointwise), library.floats))
     assert found.library_launch_us == pytest.approx(4, rel=0.05)
     assert found.library_mhz == pytest.approx(900, rel=0.05)
     assert "| all | " in program.library_table(library.pointwise, found.cycles_us(library.pointwise.work))

@@ -92,15 +92,16 @@ CsrLaunch ChooseCsrLaunch(const ConvGeometry& geometry, const ResolvedGeometry& 
 double CsrCycles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, int64_t num_entries,
                  const DeviceFacts& device) {
   // Fitted to 3x3 and 1x1 layers of ResNets and VGG-16 in both types, one to four images, on an H200: a call; an entry
-  // of a row, for which each thread waits, and more so where it looks at the border; entries and outputs that a
-  // multiprocessor computes.
+  // of a row, for which each thread waits, and more so where it looks at the border; entries, likewise, and outputs
+  // that a multiprocessor computes.
   constexpr double kCallCycles = 4400.0, kWindowEntryCycles = 58.0, kEntryCycles = 22.0;
-  constexpr double kEntriesACycle = 9.3, kOutputsACycle = 1.3;
+  constexpr double kWindowEntriesACycle = 6.0, kEntriesACycle = 9.3, kOutputsACycle = 1.3;
   const auto entries = static_cast<double>(num_entries), rows = static_cast<double>(geometry.out_channels);
   const auto outputs = static_cast<double>(batch * sizes.out_dims[0] * sizes.out_dims[1] * sizes.out_dims[2]);
-  const double waits = entries / rows * (geometry.taps() > 1 ? kWindowEntryCycles : kEntryCycles);
-  return kLaunchCycles + kCallCycles + waits +
-         outputs * (entries / kEntriesACycle + rows / kOutputsACycle) / device.num_multiprocessors;
+  const bool is_window = geometry.taps() > 1;
+  const double waits = entries / rows * (is_window ? kWindowEntryCycles : kEntryCycles);
+  const double of_output = entries / (is_window ? kWindowEntriesACycle : kEntriesACycle) + rows / kOutputsACycle;
+  return kLaunchCycles + kCallCycles + waits + outputs * of_output / device.num_multiprocessors;
 }
 
 std::string ToString(const CsrLaunch& launch) {
