@@ -266,7 +266,7 @@ struct TensorParams {
 struct InterleaveParams {
   const void* x;  // [N, C, H, W]
   void* out;
-  unsigned* magnitudes;  // of floats, [blocks], the largest that each saw, as bits; x fastest, z slowest
+  unsigned* magnitudes;  // of floats, [blocks], the largest that each saw, as of magnitude.cuh; x fastest, z slowest
   int batch;
   int in_channels;
   int block_channels;
