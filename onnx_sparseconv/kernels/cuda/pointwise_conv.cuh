@@ -444,7 +444,21 @@ class PointwiseConv : private Warpgroups {
   // row kUpper behind it.
   static constexpr int kPair = 2, kUpper = kWarpRows / 2;
 
-  // Where the thread's pairs of a run, which is of one image, lie in Y and in the residual.
+  // Where a run, which is of one image, lies in Y and in the residual.
+  struct RunOutputs {
+    long long index;  // of its first column, in the tile's first row
+    int columns;      // that are in Y
+  };
+
+  __device__ __forceinline__ RunOutputs OutputsOfRun(const Outputs& outputs, int run) const {
+    const SegmentPlace begin = PlaceOfSegment(run, 0);
+    const int before = begin.segment * kSegmentPositions;
+    const int columns = min(p_.plane - outputs.place - before, p_.run_segments * kSegmentPositions);
+    return {outputs.first + static_cast<long long>(begin.image) * t_.out_channels * p_.plane + before,
+            begin.image < outputs.images ? columns : 0};
+  }
+
+  // The thread's pairs of it.
   struct Pairs {
     long long index;  // of the first one
     int ends[2];      // of the columns that are in Y, counted from there, of both rows
@@ -452,15 +466,11 @@ class PointwiseConv : private Warpgroups {
 
   __device__ __forceinline__ Pairs PairsOf(const Outputs& outputs, int run) const {
     const int row = static_cast<int>(Lane()) / 4, column = static_cast<int>(Lane()) % 4 * kPair;
-    const SegmentPlace begin = PlaceOfSegment(run, 0);
-    const int before = begin.segment * kSegmentPositions;
-    const int columns = min(p_.plane - outputs.place - before, p_.run_segments * kSegmentPositions) - column;
-    const int end = begin.image < outputs.images ? columns : 0;
+    const RunOutputs all = OutputsOfRun(outputs, run);
     Pairs pairs;
-    pairs.index =
-        outputs.first + (static_cast<long long>(begin.image) * t_.out_channels + row) * p_.plane + before + column;
-    pairs.ends[0] = row < outputs.channels ? end : 0;
-    pairs.ends[1] = row + kUpper < outputs.channels ? end : 0;
+    pairs.index = all.index + static_cast<long long>(row) * p_.plane + column;
+    pairs.ends[0] = row < outputs.channels ? all.columns - column : 0;
+    pairs.ends[1] = row + kUpper < outputs.channels ? all.columns - column : 0;
     return pairs;
   }
 
@@ -508,15 +518,11 @@ class PointwiseConv : private Warpgroups {
   __device__ __forceinline__ void PrefetchResidual(const Outputs& outputs, int run) const {
     constexpr int kLineBytes = 128, kLineColumns = kLineBytes / static_cast<int>(sizeof(float));
     constexpr int kLines = kSegments * kSegmentPositions / kLineColumns;
-    const SegmentPlace begin = PlaceOfSegment(run, 0);
-    if (begin.image >= outputs.images) return;
-    const int before = begin.segment * kSegmentPositions;
-    const int columns = min(p_.plane - outputs.place - before, p_.run_segments * kSegmentPositions);
-    const auto* first = static_cast<const float*>(t_.epilogue.residual) + outputs.first +
-                        static_cast<long long>(begin.image) * t_.out_channels * p_.plane + before;
+    const RunOutputs all = OutputsOfRun(outputs, run);
+    const auto* first = static_cast<const float*>(t_.epilogue.residual) + all.index;
     for (int i = static_cast<int>(Lane()); i < kWarpRows * kLines; i += 32) {
       const int row = i / kLines, column = i % kLines * kLineColumns;
-      if (row < outputs.channels && column < columns)
+      if (row < outputs.channels && column < all.columns)
         PrefetchLine(first + static_cast<long long>(row) * p_.plane + column);
     }
   }
