@@ -211,14 +211,16 @@ _USED_POSITIONS = 0.6
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
 # The same of the kernels for few channels, of 64.
 _RING_REPEATS = ((0.8, 0.84, 0.86, 0.88, 0.9), (2.0, 1.65, 1.4, 1.1, 1.0))
+# Windows of words, that were measured.
+_ROW_KERNELS = ((1, 2), (1, 3), (1, 4), (1, 5))
 # More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
 _MOST_ZEROS = 0.985
 
 
 def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """What a layer asks of the library's warpgroup kernel, or of the CSR kernel where that runs by itself instead; None
-    where nothing like it was measured: other kernels than 3x3, strides, dilations, few channels or outputs. Of floats,
-    it is the kernel that rounds them to as many bits as TF32 has.
+    where nothing like it was measured: other kernels than 3x3 and short ones of one row, strides, dilations, few
+    channels or outputs. Of floats, it is the kernel that rounds them to as many bits as TF32 has.
 
     Args:
         layer: with a known input size.
@@ -239,8 +241,13 @@ ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
 
 
 def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
-    is_like_measured = (layer.kernel_shape, layer.strides, layer.dilations) == ((3, 3), (1, 1), (1, 1))
-    if not is_like_measured or not _may_run_on_warpgroups(layer, architecture):
+    is_plain = layer.strides == layer.dilations == (1, 1)
+    if not is_plain or not _may_run_on_warpgroups(layer, architecture):
+        return None
+    if layer.kernel_shape in _ROW_KERNELS:
+        by_octets = plan_octets(layer, batch, _window_steps(layer), multiprocessors)
+        return None if by_octets is None else _choose(by_octets, layer, batch, multiprocessors)
+    if layer.kernel_shape != (3, 3):
         return None
     chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
     plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
@@ -253,11 +260,15 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
 
 
 def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
-    steps = math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
+    steps = _window_steps(layer)
     by_octets = plan_octets(layer, batch, steps, multiprocessors)
     if by_octets is not None or layer.element_type != np.float16:
         return by_octets
     return plan_ring(layer, batch, steps, multiprocessors)
+
+
+def _window_steps(layer: SparseLayer) -> int:
+    return math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
 
 
 def _choose(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> _Choice:

@@ -29,7 +29,8 @@ _RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the octet kernel.
-_OCTET, _OCTET_BLOCKS, _MAX_OCTET_CHANNELS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), 128, 32
+_OCTET, _OCTET_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), 32
+_FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
 _WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.05, 13.0
@@ -125,18 +126,32 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
         ValueError: the input size is not known.
     """
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
-    is_small = layer.group == 1 and layer.in_channels <= _MAX_OCTET_CHANNELS and math.prod(layer.kernel_shape) > 1
-    if not is_small or layer.strides != (1, 1) or in_w % (_OCTET // 2) or out_w % 2 or out_h * out_w % _OCTET:
+    if not _has_octet_form(layer) or layer.strides != (1, 1) or in_w % (_OCTET // 2):
         return None
+    unit = _output_unit(layer)
     plans = (
         plan
         for columns in _octet_columns(layer)
         for rows, blocks in _octet_groups(layer, columns)
         for tile_rows in range(1, min(out_h, _MAX_TILE_ROWS) + 1)
-        if tile_rows * out_w % _OCTET == 0
+        if tile_rows * out_w % unit == 0
         for plan in _octet_plans(layer, columns, (rows, blocks, tile_rows), (batch, steps, multiprocessors))
     )
     return min(plans, key=lambda plan: plan.cycles, default=None)
+
+
+def _has_octet_form(layer: SparseLayer) -> bool:
+    if layer.group != 1 or math.prod(layer.kernel_shape) == 1:
+        return False
+    if layer.in_channels <= _FEW_CHANNELS:
+        return True
+    steps = math.ceil(layer.in_channels / CHANNELS) * math.prod(layer.kernel_shape)
+    return layer.in_channels <= _MAX_OCTET_CHANNELS and layer.kernel_shape[0] == 1 and steps <= _MAX_OCTET_STEPS
+
+
+def _output_unit(layer: SparseLayer) -> int:
+    """Of elements that are stored together."""
+    return 1 if math.prod(out_size(layer)) % _OCTET else _OCTET
 
 
 @dataclass(frozen=True)
@@ -173,12 +188,14 @@ def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[
         positions = (rows - 1) * columns.pixels + columns.of_tile
         if positions > _OCTET * max(_OCTET_BLOCKS):
             return
-        if rows * out_w % _OCTET == 0:
+        if rows * out_w % _output_unit(layer) == 0 and (rows == 1 or out_w % 2 == 0):
             yield rows, min(blocks for blocks in _OCTET_BLOCKS if positions <= _OCTET * blocks)
 
 
 def _can_stage_octets(layer: SparseLayer, parts: int, chunks: int) -> bool:
     """Whether registers hold what a warp has of a row, of which floats take twice as many."""
+    if layer.in_channels > _FEW_CHANNELS:
+        return True
     if layer.element_type == np.float32:
         return parts <= 2 or (parts <= 4 and chunks <= 2) or (parts <= 8 and chunks == 1)
     if (layer.in_size or (0, 0))[1] % _OCTET:

@@ -156,14 +156,16 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   // A warp stages eight channels of four octets of columns at a time, a task: each lane an octet of columns of one
   // channel. It has all tasks of every fourth eight channels.
   __device__ __forceinline__ void Stage() const {
-    const int parts = (p_.staged_columns + kTaskColumns - 1) / kTaskColumns;
+    const int parts = StagedParts();
     if constexpr (kIsFloat) {
       // Twice the registers of halves.
+      if (p_.stages_passes != 0) return StageRows<4, 2, 1, kOctet, false>();
       if (parts == 1) return StageRows<4, 1, 2, kOctet>();
       if (parts == 2) return StageRows<4, 2, 1, kOctet>();
       if (parts <= 4) return StageRows<2, 4, 1, kOctet>();
       return StageRows<1, 8, 1, kOctet>();
     } else {
+      if (p_.stages_passes != 0) return StageRows<4, 2, 2, kOctet / 2, false>();
       if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
       if (parts == 1) return StageRows<4, 1, 4, kOctet>();
       if (parts == 2) return StageRows<4, 2, 2, kOctet>();
@@ -202,82 +204,126 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
 
   // `kGroups` of eight channels and `kParts` tasks of each are what a warp may have of a row. While one is stored,
   // others are on their way, so many rows of them. Rows of X begin at multiples of `kAligned` halves, or four floats.
-  template <int kGroups, int kParts, int kRowsAhead, int kAligned>
+  // Where registers do not hold a row, it comes in several passes over groups, and over tasks of these.
+  template <int kGroups, int kParts, int kPassesAhead, int kAligned, bool kHasOnePass = true>
   __device__ __forceinline__ void StageRows() const {
     using Words = Loaded[kGroups][kParts];
-    const int warp = warp_ - kProductWarps, groups = p_.places / (kOctet * kStagingWarps);
-    // The row of a matrix that this lane says the place of; see Store.
-    const int other = Lane() % 8 / 2, pixel = 8 * other + 2 * ((Lane() / 8 + other) % 4) + Lane() % 2;
-    const int staged = p_.staged_columns - pixel;
-    const Shared first = ring_ + static_cast<unsigned>(warp) * plane_bytes_ +
-                         static_cast<unsigned>(p_.lead_pixels + pixel) * kPixelBytes;
+    const int groups = StagedGroups(), parts = StagedParts();
+    const int staged = p_.staged_columns - StoredPixel();
+    const Shared first = FirstStored();
     unsigned planes[kGroups];
-#pragma unroll
-    for (int group = 0; group < kGroups; ++group) {
-      const int place = kOctet * (kStagingWarps * min(group, groups - 1) + warp) + Lane() / kTaskOctets;
-      planes[group] = LoadShared(planes_ + static_cast<unsigned>(4 * place));
-    }
-    WaitForLaunchBefore();
-
-    Row row{static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0};
-    const auto load = [&](Words& words, int group, int part) {
-      const auto column = static_cast<unsigned>(row.column + part * kTaskColumns);
-      const unsigned end = planes[group] == kNoPlane ? 0 : row.end;
-      const unsigned char* from = row.from + planes[group] + part * kElementBytes * kTaskColumns;
-      const bool first = column < end, second = column + kOctet / 2 < end;
-      if constexpr (kIsFloat) {
-        words[group][part] = {LoadVectorIf(first, from), LoadVectorIf(second, from + sizeof(uint4))};
-      } else if constexpr (kAligned == kOctet) {
-        words[group][part] = {LoadVectorIf(first, from)};
-      } else {
-        words[group][part] = {LoadHalfVectorsIf(first, second, from)};
-      }
-    };
-    Words words[kRowsAhead];
-    Magnitude magnitude;
-    int num_rows = 0;
-#pragma unroll
-    for (int i = 0; i < kRowsAhead; ++i) {
-      Advance(row);
-      num_rows += row.index < p_.num_tiles;
+    const auto find_planes = [&](int begin) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        if (group >= groups) break;
+        planes[group] = begin + group < groups ? PlaneOf(begin + group) : kNoPlane;
+      }
+    };
+    find_planes(0);
+    WaitForLaunchBefore();
+
+    Row row = RowBeforeAll();
+    int num_rows = 0;
+    // That are to be loaded: at first, those behind a row's last.
+    Pass next = kHasOnePass ? Pass{0, 0} : Pass{groups, parts};
+    const auto advance = [&]() {
+      const bool is_same_row = !kHasOnePass && Advance<kGroups, kParts>(next, groups, parts);
+      if (!kHasOnePass) find_planes(next.group);
+      if (is_same_row) return;
+      Advance(row);
+      num_rows += row.index < p_.num_tiles;
+    };
+    Words words[kPassesAhead];
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) load(words[i], group, part);
+    for (int i = 0; i < kPassesAhead; ++i) {
+      advance();
+#pragma unroll
+      for (int group = 0; group < kGroups; ++group) {
+        if (kHasOnePass && group >= groups) break;
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+          words[i][group][part] = LoadOctet<kAligned>(row, planes[group], next.part + part);
+        }
       }
     }
+    Magnitude magnitude;
     Cursor at;
+    Pass pass{0, 0};  // that are to be stored
     while (true) {
 #pragma unroll
-      for (int i = 0; i < kRowsAhead; ++i) {
+      for (int i = 0; i < kPassesAhead; ++i) {
         if (at.row >= num_rows) {
-          if constexpr (kIsFloat) {
-            magnitude.StoreOfWarp(p_.magnitudes + blockIdx.x * kStagingWarps + static_cast<unsigned>(warp));
-          }
+          NoteMagnitude(magnitude);
           return;
         }
-        Advance(row);
-        num_rows += row.index < p_.num_tiles;
-        if (at.row >= p_.ring_rows) WaitForBarrier(Emptied(at.slot), at.parity ^ 1);
-        Shared to = first + static_cast<unsigned>(at.slot) * row_bytes_;
+        advance();
+        WaitForSlot(at);
+        Shared to = first + static_cast<unsigned>(at.slot) * row_bytes_ +
+                    static_cast<unsigned>(pass.group * kStagingWarps) * plane_bytes_;
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          if (group >= groups) break;
+          if (kHasOnePass && group >= groups) break;
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
-            const bool exists = part * kTaskColumns < staged;
-            const unsigned offset = static_cast<unsigned>(part * kTaskColumns) * kPixelBytes;
-            Store(Halves(words[i][group][part], magnitude), exists ? to + offset : Dump(), exists, at.slot);
-            load(words[i], group, part);
+            if (kHasOnePass || pass.group + group < groups) {
+              StoreTask(Halves(words[i][group][part], magnitude), to, pass.part + part, staged, at.slot);
+            }
+            words[i][group][part] = LoadOctet<kAligned>(row, planes[group], next.part + part);
           }
           to += kStagingWarps * plane_bytes_;
         }
-        FenceSharedForTensorCores();
-        __syncwarp();
-        if (Lane() == 0) Arrive(Filled(at.slot));
-        Base::Advance(at);
+        if (kHasOnePass || !Advance<kGroups, kParts>(pass, groups, parts)) FinishRow(at);
       }
+    }
+  }
+
+  // Of a row of X, the first of the groups and of their tasks that are loaded or stored at a time.
+  struct Pass {
+    int group, part;
+  };
+  // Whether the next one is of the same row.
+  template <int kGroups, int kParts>
+  static __device__ __forceinline__ bool Advance(Pass& pass, int groups, int parts) {
+    pass.part += kParts;
+    if (pass.part < parts) return true;
+    pass.part = 0;
+    pass.group += kGroups;
+    if (pass.group < groups) return true;
+    pass.group = 0;
+    return false;
+  }
+
+  __device__ __forceinline__ int StagedGroups() const { return p_.places / (kOctet * kStagingWarps); }
+  __device__ __forceinline__ int StagedParts() const { return (p_.staged_columns + kTaskColumns - 1) / kTaskColumns; }
+  // Where the plane of the lane's channel lies in an image, in bytes, or kNoPlane.
+  __device__ __forceinline__ unsigned PlaneOf(int group) const {
+    const int place = kOctet * (kStagingWarps * group + warp_ - kProductWarps) + Lane() / kTaskOctets;
+    return LoadShared(planes_ + static_cast<unsigned>(4 * place));
+  }
+  // The row of a matrix that this lane says the place of; see Store.
+  static __device__ __forceinline__ int StoredPixel() {
+    const int other = Lane() % 8 / 2;
+    return 8 * other + 2 * ((Lane() / 8 + other) % 4) + Lane() % 2;
+  }
+  // That pixel's, of the first row and the warp's first channels.
+  __device__ __forceinline__ Shared FirstStored() const {
+    return ring_ + static_cast<unsigned>(warp_ - kProductWarps) * plane_bytes_ +
+           static_cast<unsigned>(p_.lead_pixels + StoredPixel()) * kPixelBytes;
+  }
+  __device__ __forceinline__ Row RowBeforeAll() const {
+    return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0};
+  }
+  __device__ __forceinline__ void WaitForSlot(const Cursor& at) const {
+    if (at.row >= p_.ring_rows) WaitForBarrier(Emptied(at.slot), at.parity ^ 1);
+  }
+  __device__ __forceinline__ void FinishRow(Cursor& at) const {
+    FenceSharedForTensorCores();
+    __syncwarp();
+    if (Lane() == 0) Arrive(Filled(at.slot));
+    Base::Advance(at);
+  }
+  __device__ __forceinline__ void NoteMagnitude(const Magnitude& magnitude) const {
+    if constexpr (kIsFloat) {
+      magnitude.StoreOfWarp(p_.magnitudes + blockIdx.x * kStagingWarps + static_cast<unsigned>(warp_ - kProductWarps));
     }
   }
 
@@ -285,6 +331,21 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   struct Loaded {
     uint4 vectors[sizeof(T) / sizeof(Half)];
   };
+
+  template <int kAligned>
+  __device__ __forceinline__ Loaded LoadOctet(const Row& row, unsigned plane, int part) const {
+    const auto column = static_cast<unsigned>(row.column + part * kTaskColumns);
+    const unsigned end = plane == kNoPlane ? 0 : row.end;
+    const unsigned char* from = row.from + plane + part * kElementBytes * kTaskColumns;
+    const bool first = column < end, second = column + kOctet / 2 < end;
+    if constexpr (kIsFloat) {
+      return {LoadVectorIf(first, from), LoadVectorIf(second, from + sizeof(uint4))};
+    } else if constexpr (kAligned == kOctet) {
+      return {LoadVectorIf(first, from)};
+    } else {
+      return {LoadHalfVectorsIf(first, second, from)};
+    }
+  }
 
   static __device__ __forceinline__ uint4 Halves(const Loaded& loaded, Magnitude& magnitude) {
     if constexpr (kIsFloat) {
@@ -295,6 +356,13 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     } else {
       return loaded.vectors[0];
     }
+  }
+
+  // `to`: the lane's pixel in the first part of the row.
+  __device__ __forceinline__ void StoreTask(const uint4& words, Shared to, int part, int staged, int slot) const {
+    const bool exists = part * kTaskColumns < staged;
+    const unsigned offset = static_cast<unsigned>(part * kTaskColumns) * kPixelBytes;
+    Store(words, exists ? to + offset : Dump(), exists, slot);
   }
 
   // Word i of each lane is one matrix of eight columns and eight channels, and its columns go to eight pixels. Those of
@@ -479,6 +547,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   __device__ __forceinline__ void FetchResidual(const Tile& tile, const Group& group) const {
     WaitForBulkReads();
     WaitForWarp();
+    if (p_.stores_elements != 0) return MoveElements<false>(tile, group);
     const Runs runs = RunsOf(tile, group);
     const int vectors = runs.elements / kVector, channels = min(p_.out_channels - FirstChannel(), kWarpRows);
     const int shift = vectors <= 8 ? 3 : vectors <= 16 ? 4 : 5;  // of the lanes
@@ -510,6 +579,43 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     }
   }
 
+  // Where planes of Y do not begin at multiples of 16 bytes, by all lanes: outputs to Y, or the residual from where it
+  // lies.
+  template <bool kIsOutput>
+  __device__ __forceinline__ void MoveElements(const Tile& tile, const Group& group) const {
+    const Runs runs = RunsOf(tile, group);
+    const int channels = min(p_.out_channels - FirstChannel(), kWarpRows);
+    const long long plane = static_cast<long long>(p_.out_h) * p_.out_w;
+    for (int run = 0; run < runs.count; ++run) {
+      for (int element = Lane(); element < runs.elements; element += 32) {
+        long long index = FirstElement(tile, group) + run * p_.out_w + element;
+        Shared shared = Outputs() + static_cast<unsigned>(kElementBytes * (run * p_.tile_columns + element));
+#pragma unroll 4
+        for (int channel = 0; channel < channels; ++channel, index += plane, shared += kOutPitch) {
+          if constexpr (kIsOutput) {
+            StoreOnce(static_cast<T*>(p_.y) + index, LoadSharedElement(shared));
+          } else {
+            StoreSharedElement(shared, LoadOnce(static_cast<const T*>(p_.epilogue.residual) + index));
+          }
+        }
+      }
+    }
+  }
+  static __device__ __forceinline__ T LoadSharedElement(Shared from) {
+    if constexpr (kIsFloat) {
+      return BitsToFloat(LoadShared(from));
+    } else {
+      return LoadSharedHalf(from);
+    }
+  }
+  static __device__ __forceinline__ void StoreSharedElement(Shared to, T value) {
+    if constexpr (kIsFloat) {
+      StoreShared(to, FloatToBits(value));
+    } else {
+      StoreSharedHalf(to, value);
+    }
+  }
+
   // Of the thread's positions, two neighbours of each eight, a bit for each eight of them: whether there are outputs,
   // not what lies between rows, and whether there begins another row.
   struct Places {
@@ -525,7 +631,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     KeepOutputs(places, finishes);
     FenceSharedForTensorCores();  // and the copy engine
     WaitForWarp();
-    if (IsElected()) {
+    if (p_.stores_elements != 0) {
+      MoveElements<true>(tile, group);
+    } else if (IsElected()) {
       CopyOutputs(tile, group);
       CommitBulkStores();
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -25,6 +26,13 @@ from tests.support.sparse_models import (
 
 HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 CASE = SparseConvCase(random_weight((70, 40, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+
+
+def words(width, pad=0):
+    """Windows of words."""
+    return ConvGeometry((1, width), (1, 1), (0, pad, 0, pad), (1, 1))
+
+
 # Shape of the weight, batch and size of the input, geometry.
 LAYERS = [
     ((64, 64, 3, 3), (1, 5, 16), geometry_2d(pad=1)),
@@ -52,6 +60,21 @@ LAYERS = [
 ]
 # The last two of floats run faster with X interleaved before.
 FLOAT_LAYERS = LAYERS[:-2]
+# More channels than a warp's registers hold, and planes of Y that begin anywhere.
+OTHER_LAYERS = [
+    ((100, 300, 1, 2), (7, 1, 56), words(2)),
+    ((100, 300, 1, 3), (7, 1, 56), words(3)),
+    ((100, 300, 1, 5), (3, 1, 60), words(5)),
+    ((70, 500, 1, 3), (3, 1, 52), words(3, 1)),
+    ((64, 140, 1, 4), (2, 1, 32), words(4)),
+    ((64, 160, 1, 3), (2, 5, 16), words(3, 1)),
+    ((64, 130, 1, 7), (2, 7, 12), words(7, 3)),
+    ((100, 260, 1, 2), (3, 1, 112), words(2, 1)),
+    ((70, 140, 1, 4), (3, 1, 228), words(4, 1)),
+    ((130, 96, 3, 3), (2, 13, 20), geometry_2d(pad=1)),
+    ((64, 40, 3, 3), (3, 5, 12), ConvGeometry((3, 3), (1, 1), (0, 0, 0, 1), (1, 1))),
+    ((64, 40, 3, 5), (2, 7, 20), ConvGeometry((3, 5), (1, 1), (3, 1, 2, 1), (2, 1))),
+]
 
 
 def run_on_octets(session, driver, case, x_shape):
@@ -81,6 +104,17 @@ def test_layers(make_session, driver, layer, density, dtype):
     run_on_octets(session, driver, case, (batch, weight_shape[1], *size))
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("has_residual", [False, True])
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize("layer", OTHER_LAYERS, ids=str)
+def test_more_channels_and_any_plane(make_session, driver, layer, dtype, has_residual):
+    weight_shape, (batch, *size), geometry = layer
+    weight = random_weight(weight_shape, 0.15, dtype=dtype)
+    case = SparseConvCase(weight, geometry, Activation.RELU, has_residual=has_residual, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    run_on_octets(session, driver, case, (batch, weight_shape[1], *size))
 
 
 @pytest.mark.parametrize(
@@ -132,18 +166,24 @@ def test_columns_without_entries(make_session, driver, columns):
         ((100, 96, 3, 3), (9, 112), 3),
         ((64, 40, 3, 3), (11, 224), 2),
         ((130, 128, 3, 3), (7, 32), 4),
+        ((100, 300, 1, 3), (1, 56), 30),
+        ((64, 200, 1, 4), (1, 112), 9),
+        ((64, 96, 3, 3), (9, 20), 5),
     ],
     ids=str,
 )
 def test_what_foretells_times_makes_the_same_plan(make_session, driver, weight_shape, size, batch):
     driver.set_device(num_multiprocessors=24)
     weight = random_weight(weight_shape, 0.02, dtype=HALF)  # no step comes twice
-    case = SparseConvCase(weight, geometry_2d(pad=1), Activation.NONE, dtype=HALF)
+    pads = tuple(size // 2 for size in weight_shape[2:]) * 2
+    geometry = ConvGeometry(weight_shape[2:], (1, 1), pads, (1, 1))
+    case = SparseConvCase(weight, geometry, Activation.NONE, dtype=HALF)
     session = make_session(make_model(case), cuda_kernel="wgmma")
     session.run(None, random_inputs(case, (batch, weight_shape[1], *size)))
     ((name, grid, _, _),) = driver.take_launches()
     assert name.startswith("sparseconv_octets_n")
-    foretold = plan_octets(layer_of(case, size), batch, 9 * -(-weight_shape[1] // 32), 24)
+    taps = math.prod(weight_shape[2:])
+    foretold = plan_octets(layer_of(case, size), batch, taps * -(-weight_shape[1] // 32), 24)
     row_tiles = -(-weight_shape[0] // 64)
     assert min(foretold.tiles, 24 // row_tiles * row_tiles) == grid[0]
 

@@ -82,10 +82,11 @@ class Planner {
       const int64_t positions = (rows - 1) * columns.pixels + columns.of_tile;
       for (const int blocks : kOctetBlocks) {
         if (positions > kOctet * blocks) continue;
-        // What lies together of Y begins at multiples of 16 bytes.
-        if (rows * out_w_ % kOctet != 0) break;
+        // What lies together of Y begins at multiples of 16 bytes, where planes do; else rows begin with pairs.
+        const int64_t unit = StoresElements() ? 1 : kOctet;
+        if (rows * out_w_ % unit != 0 || (rows > 1 && out_w_ % 2 != 0)) break;
         for (int64_t tile_rows = 1; tile_rows <= std::min(out_h_, kMaxTileRows); ++tile_rows) {
-          if (tile_rows * out_w_ % kOctet != 0) continue;
+          if (tile_rows * out_w_ % unit != 0) continue;
           if (!Try(columns, rows, blocks, tile_rows, kOctetWarpgroups)) Try(columns, rows, blocks, tile_rows, 1);
         }
         break;
@@ -93,8 +94,12 @@ class Planner {
     }
   }
 
+  bool StagesPasses() const { return weight_.places > kMaxFewChannels; }
+  bool StoresElements() const { return out_h_ * out_w_ % kOctet != 0; }
+
   // What a warp has of a row is in its registers, twice as many for floats.
   bool CanStage(int64_t parts, int64_t groups) const {
+    if (StagesPasses()) return true;
     if (element_bytes_ > 2) return parts <= 2 || (parts <= 4 && groups <= 2) || (parts <= 8 && groups == 1);
     if (in_w_ % kOctet != 0) return parts <= 2;
     return parts <= 4 || (parts <= 8 && groups <= 2);
@@ -158,8 +163,10 @@ class Planner {
     params.lead_pixels = static_cast<int>(columns.lead);
     params.staged_columns = static_cast<int>(columns.staged);
     params.halo_columns = static_cast<int>(columns.halo);
+    params.stages_passes = StagesPasses() ? 1 : 0;
     params.group_rows = static_cast<int>(group_rows);
     params.out_buffers = buffers;
+    params.stores_elements = StoresElements() ? 1 : 0;
     params.row_tiles = weight_.row_tiles;
     params.tiles_x = static_cast<int>(columns.tiles);
     params.tiles_y = static_cast<int>(tiles_y);
@@ -194,8 +201,8 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
                                              int64_t element_bytes) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
   if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
-  // Half an octet of columns is loaded at once, and a plane of Y begins at multiples of 16 bytes.
-  if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0 || out_w % 2 != 0 || out_h * out_w % kOctet != 0) return {};
+  // Half an octet of columns is loaded at once.
+  if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||

@@ -13,8 +13,9 @@ namespace {
 
 constexpr int kStepPlaces = kWgmmaChannels;
 constexpr int kStepQuads = kStepPlaces / kQuadColumns;
-// With more, neither kernel is faster than the other one for windows.
-constexpr int64_t kMaxChannels = 128;
+// With more than few channels, the other kernel for windows is faster, but where no row of X is read twice: what is
+// staged once more for each 64 outputs is little then.
+constexpr int64_t kMaxChannels = 512, kMaxSteps = 64;
 // What a step's word has room for.
 constexpr int64_t kMaxReach = 256;
 // Search for a better order ends after so many passes over all pairs of places, found or not.
@@ -262,9 +263,9 @@ bool HasWindowForm(const ConvGeometry& geometry, int64_t max_shared_bytes) {
   const int64_t reach_x = (geometry.kernel_shape[2] - 1) * geometry.dilations[2];
   const bool is_window = geometry.group == 1 && geometry.taps() > 1 && geometry.kernel_shape[0] == 1;
   if (!is_window || geometry.in_channels > kMaxChannels || reach_y >= kMaxReach || reach_x >= kMaxReach) return false;
-  const int64_t chunks = CeilDivide(geometry.in_channels, int64_t{kStepPlaces});
-  const auto step_bytes = static_cast<int64_t>(kWgmmaValueBytes + kWgmmaPlaceBytes);
-  return chunks * geometry.taps() * step_bytes < max_shared_bytes;
+  const int64_t steps = CeilDivide(geometry.in_channels, int64_t{kStepPlaces}) * geometry.taps();
+  if (geometry.in_channels > kMaxFewChannels && (reach_y > 0 || steps > kMaxSteps)) return false;
+  return steps * static_cast<int64_t>(kWgmmaValueBytes + kWgmmaPlaceBytes) < max_shared_bytes;
 }
 
 WindowWeight PackWindowWeight(const SparseWeight& weight, const ConvGeometry& geometry) {

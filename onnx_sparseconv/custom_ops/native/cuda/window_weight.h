@@ -20,6 +20,9 @@
 
 namespace sparseconv::cuda {
 
+// Up to so many channels are few.
+constexpr int64_t kMaxFewChannels = 128;
+
 struct WindowForm {
   int places = 0;     // of input channels, a multiple of 32
   int row_tiles = 0;  // of 64 output channels; the last one may have fewer
@@ -34,8 +37,8 @@ struct WindowWeight {
   std::vector<int32_t> channels;  // [row_tiles][places], -1 at a place without one
 };
 
-// Whether these kernels may run the node: windows of one group, not of too many channels, whose steps, one of each tap
-// and 32 channels, fit the shared memory of a block. The weight must have the form of the other
+// Whether these kernels may run the node: windows of one group, of few channels, or of more of them and one row, whose
+// steps, one of each tap and 32 channels, fit the shared memory of a block. The weight must have the form of the other
 // kernels of warpgroups, too (HasWgmmaForm).
 bool HasWindowForm(const ConvGeometry& geometry, int64_t max_shared_bytes);
 
