@@ -1,7 +1,7 @@
 """A sample of layers on every kernel, to be run under compute-sanitizer.
 
-``python -m tests.gpu.sanitized_sample warpgroups`` or ``.. others``. Prints one line a run; ends with an error where a
-result is wrong.
+``python -m tests.gpu.sanitized_sample warpgroups``, ``.. tensor`` or ``.. others``. Prints one line a run; ends with
+an error where a result is wrong.
 """
 
 from __future__ import annotations
@@ -42,14 +42,19 @@ def run_warpgroups(place):
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
 
 
+def run_tensor(place):
+    for name, types in SAMPLE.items():
+        if np.float16 in types:
+            case, x_shape = case_of(name, np.float16)
+            sys.stdout.write(f"{name}: {check(place, case, x_shape, model=make_model(case), cuda_kernel='tensor')}\n")
+
+
 def run_others(place, target):
-    """Run the sample on a place; ``target`` empty: without generated code."""
+    """Run the sample on a place by the CSR kernel and generated code; ``target`` empty: without generated code."""
     for name, types in SAMPLE.items():
         for dtype in types:
             case, x_shape = case_of(name, dtype)
             kernels = [check(place, case, x_shape, model=make_model(case), cuda_kernel="csr")]
-            if dtype == np.float16:
-                kernels.append(check(place, case, x_shape, model=make_model(case), cuda_kernel="tensor"))
             if target:
                 model = with_images(static_model(case, x_shape), target)
                 kernels += [
@@ -67,5 +72,7 @@ def run_others(place, target):
 if __name__ == "__main__":
     if sys.argv[1] == "warpgroups":
         run_warpgroups(Place("cuda"))
+    elif sys.argv[1] == "tensor":
+        run_tensor(Place("cuda"))
     else:
         run_others(Place("cuda"), "native" if nvrtc.installed() else "")

@@ -49,8 +49,9 @@ def test_replays_and_threads_can_be_checked():
 
 def test_the_sanitized_sample_runs(capsys):
     sanitized_sample.run_warpgroups(CPU)
+    sanitized_sample.run_tensor(CPU)
     sanitized_sample.run_others(CPU, "")
-    count = sum(map(len, sanitized_sample.SAMPLE.values()))
+    count = sum(len(types) + (np.float16 in types) for types in sanitized_sample.SAMPLE.values())
     count += (len(sanitized_sample.WARPGROUP_SAMPLE) + len(POOLS)) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 

