@@ -185,14 +185,20 @@ def gpu_layer_records(results: str) -> list[Record]:
     return sorted(records, key=lambda record: order.get(record["layer"]["name"], len(order)))
 
 
-def gpu_layers_table(results: str, kernels: Sequence[str] = ()) -> str:
-    """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity, batch; of some kernels."""
+def gpu_layers_table(results: str, kernels: Sequence[str] = (), sparsities: Sequence[float] = ()) -> str:
+    """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity, batch.
+
+    Of some kernels and sparsities, else of all.
+    """
     if not (RESULTS / f"{results}.json").is_file():
         return NOT_MEASURED
     head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv", "kernel", "speed-up", "8 of 10 rounds"]
     head += ["back to back", "speed-up", "TFLOP/s", "of the memory floor", "error, to dense"]
     records = [
-        r for r in gpu_layer_records(results) if not kernels or _best_comparison(r).get("sparse_kernel") in kernels
+        r
+        for r in gpu_layer_records(results)
+        if not kernels or _best_comparison(r).get("sparse_kernel") in kernels
+        if not sparsities or r["setting"]["sparsity"] in sparsities
     ]
     return table(head, [_gpu_row(record) for record in records])
 
@@ -375,6 +381,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
+    "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table(

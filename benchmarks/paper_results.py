@@ -87,14 +87,17 @@ class PaperResults:
         """The least time of a run among many back to back on the GPU that a cell was measured on.
 
         That of its memory for input and output, by the data sheet, or that of a launch that does nothing, whichever is
-        longer; None where the memory's bandwidth is not known.
+        longer: the shortest of the file's sessions, whose hosts differ. None where the memory's bandwidth is not known.
         """
         content = self._sources[cell.layer, cell.batch, cell.dtype, cell.sparsity]
         bandwidth, _ = memory_bandwidth(None, content["gpu_before"].get("name", ""))
         if not bandwidth:
             return None
         memory_us = tensor_bytes(layer, cell.batch, cell.dtype) / bandwidth * 1e6
-        return max(memory_us, float(content["floor"]["graph"]["burst_us"]))
+        launches = [
+            session["floor"]["graph"]["burst_us"] for session in (content, *content.get("earlier_sessions", ()))
+        ]
+        return max(memory_us, float(min(launches)))
 
     def cells(self) -> list[Cell]:
         """All of them, in the order they were measured."""

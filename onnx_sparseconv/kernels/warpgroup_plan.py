@@ -29,7 +29,7 @@ _RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the octet kernel.
-_OCTET, _OCTET_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), 32
+_OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), 32
 _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
@@ -128,6 +128,8 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
     if not _has_octet_form(layer) or layer.strides != (1, 1) or in_w % (_OCTET // 2):
         return None
+    if layer.kernel_shape[0] > 1 and _needs_words(layer):
+        return None
     unit = _output_unit(layer)
     plans = (
         plan
@@ -146,7 +148,12 @@ def _has_octet_form(layer: SparseLayer) -> bool:
     if layer.in_channels <= _FEW_CHANNELS:
         return True
     steps = math.ceil(layer.in_channels / CHANNELS) * math.prod(layer.kernel_shape)
-    return layer.in_channels <= _MAX_OCTET_CHANNELS and layer.kernel_shape[0] == 1 and steps <= _MAX_OCTET_STEPS
+    return layer.in_channels <= _MAX_OCTET_CHANNELS and steps <= _MAX_OCTET_STEPS
+
+
+def _needs_words(layer: SparseLayer) -> bool:
+    """Whether the kernel for words has to run it, windows of one row."""
+    return layer.in_channels > _FEW_CHANNELS or math.prod(out_size(layer)) % _OCTET != 0
 
 
 def _output_unit(layer: SparseLayer) -> int:
@@ -184,17 +191,18 @@ def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[
     parts, chunks = math.ceil(columns.staged / _STAGED_COLUMNS), math.ceil(layer.in_channels / CHANNELS)
     if not _can_stage_octets(layer, parts, chunks) or columns.pixels < _OCTET:
         return
+    of_kernels = _WORD_BLOCKS if _needs_words(layer) else _OCTET_BLOCKS
     for rows in range(1, out_h + 1):
         positions = (rows - 1) * columns.pixels + columns.of_tile
-        if positions > _OCTET * max(_OCTET_BLOCKS):
+        if positions > _OCTET * max(of_kernels):
             return
         if rows * out_w % _output_unit(layer) == 0 and (rows == 1 or out_w % 2 == 0):
-            yield rows, min(blocks for blocks in _OCTET_BLOCKS if positions <= _OCTET * blocks)
+            yield rows, min(blocks for blocks in of_kernels if positions <= _OCTET * blocks)
 
 
 def _can_stage_octets(layer: SparseLayer, parts: int, chunks: int) -> bool:
     """Whether registers hold what a warp has of a row, of which floats take twice as many."""
-    if layer.in_channels > _FEW_CHANNELS:
+    if _needs_words(layer):
         return True
     if layer.element_type == np.float32:
         return parts <= 2 or (parts <= 4 and chunks <= 2) or (parts <= 8 and chunks == 1)

@@ -23,9 +23,9 @@
 namespace sparseconv::cuda {
 
 // `T`: the type of X, Y, bias and residual, Half or float. `kBlocks`: of eight positions, that a warpgroup computes at
-// a time.
-template <class T, int kBlocks>
-class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
+// a time. `kForWords`: rows may have more channels than registers hold, and planes of Y may begin anywhere.
+template <class T, int kBlocks, bool kForWords = false>
+class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
  public:
   __device__ __forceinline__ OctetConv(const OctetParams& params, const void* shared)
       : p_(params),
@@ -53,8 +53,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   }
 
  private:
-  friend class RowRing<OctetConv<T, kBlocks>>;
-  using Base = RowRing<OctetConv<T, kBlocks>>;
+  friend class RowRing<OctetConv<T, kBlocks, kForWords>>;
+  using Base = RowRing<OctetConv<T, kBlocks, kForWords>>;
   using Base::Advance;
   using Base::Release;
   using Base::WaitForRow;
@@ -157,15 +157,15 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   // channel. It has all tasks of every fourth eight channels.
   __device__ __forceinline__ void Stage() const {
     const int parts = StagedParts();
-    if constexpr (kIsFloat) {
+    if constexpr (kForWords) {
+      return StageRows<4, 2, kIsFloat ? 1 : 2, kOctet / 2>();
+    } else if constexpr (kIsFloat) {
       // Twice the registers of halves.
-      if (p_.stages_passes != 0) return StageRows<4, 2, 1, kOctet, false>();
       if (parts == 1) return StageRows<4, 1, 2, kOctet>();
       if (parts == 2) return StageRows<4, 2, 1, kOctet>();
       if (parts <= 4) return StageRows<2, 4, 1, kOctet>();
       return StageRows<1, 8, 1, kOctet>();
     } else {
-      if (p_.stages_passes != 0) return StageRows<4, 2, 2, kOctet / 2, false>();
       if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
       if (parts == 1) return StageRows<4, 1, 4, kOctet>();
       if (parts == 2) return StageRows<4, 2, 2, kOctet>();
@@ -205,9 +205,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   // `kGroups` of eight channels and `kParts` tasks of each are what a warp may have of a row. While one is stored,
   // others are on their way, so many rows of them. Rows of X begin at multiples of `kAligned` halves, or four floats.
   // Where registers do not hold a row, it comes in several passes over groups, and over tasks of these.
-  template <int kGroups, int kParts, int kPassesAhead, int kAligned, bool kHasOnePass = true>
+  template <int kGroups, int kParts, int kPassesAhead, int kAligned>
   __device__ __forceinline__ void StageRows() const {
     using Words = Loaded[kGroups][kParts];
+    constexpr bool kHasOnePass = !kForWords;
     const int groups = StagedGroups(), parts = StagedParts();
     const int staged = p_.staged_columns - StoredPixel();
     const Shared first = FirstStored();
@@ -215,7 +216,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     const auto find_planes = [&](int begin) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        planes[group] = begin + group < groups ? PlaneOf(begin + group) : kNoPlane;
+        const bool exists = kHasOnePass || begin + group < groups;
+        planes[group] = exists ? PlaneOf(min(begin + group, groups - 1)) : kNoPlane;
       }
     };
     find_planes(0);
@@ -547,7 +549,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
   __device__ __forceinline__ void FetchResidual(const Tile& tile, const Group& group) const {
     WaitForBulkReads();
     WaitForWarp();
-    if (p_.stores_elements != 0) return MoveElements<false>(tile, group);
+    if (StoresElements()) return MoveElements<false>(tile, group);
     const Runs runs = RunsOf(tile, group);
     const int vectors = runs.elements / kVector, channels = min(p_.out_channels - FirstChannel(), kWarpRows);
     const int shift = vectors <= 8 ? 3 : vectors <= 16 ? 4 : 5;  // of the lanes
@@ -579,7 +581,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     }
   }
 
-  // Where planes of Y do not begin at multiples of 16 bytes, by all lanes: outputs to Y, or the residual from where it
+  // Whether planes of Y do not begin at multiples of 16 bytes.
+  __device__ __forceinline__ bool StoresElements() const { return kForWords && p_.out_h * p_.out_w % kOctet != 0; }
+
+  // Where they do not, by all lanes: outputs to Y, or the residual from where it
   // lies.
   template <bool kIsOutput>
   __device__ __forceinline__ void MoveElements(const Tile& tile, const Group& group) const {
@@ -631,7 +636,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks>> {
     KeepOutputs(places, finishes);
     FenceSharedForTensorCores();  // and the copy engine
     WaitForWarp();
-    if (p_.stores_elements != 0) {
+    if (StoresElements()) {
       MoveElements<true>(tile, group);
     } else if (IsElected()) {
       CopyOutputs(tile, group);

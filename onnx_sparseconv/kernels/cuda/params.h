@@ -411,8 +411,9 @@ struct PointwiseParams {
 };
 
 // The octet kernel on sm_90a: `sparseconv_octets_n<blocks>`, float16, and `sparseconv_octets_f32_n<blocks>`, for
-// windows that move by one row and column, of few channels above all. A warpgroup computes up to `blocks` times eight
-// positions at a time. octet_conv.cuh says how it works.
+// windows of few channels that move by one row and column; `sparseconv_words_n<blocks>` and
+// `sparseconv_words_f32_n<blocks>` for those of one row, of any number of channels and any plane of Y. A warpgroup
+// computes up to `blocks` times eight positions at a time. octet_conv.cuh says how it works.
 //
 // A tile is `tile_rows` rows of outputs, `tile_columns` columns of each, of 64 output channels and an image. A
 // warpgroup computes `group_rows` rows of it at a time. Rows of X go by a ring of `ring_rows` of them in shared memory,
@@ -449,10 +450,8 @@ struct OctetParams {
   int first_pixel;  // of a row, that its first output reads first
   int row_pixels;   // an even number
   int lead_pixels, staged_columns, halo_columns;
-  int stages_passes;  // not 0: rows have more channels than registers hold
   int group_rows;
-  int out_buffers;      // for outputs on their way to Y: one for each warpgroup, or one for both
-  int stores_elements;  // not 0: rows of outputs that are stored together are no multiple of 8
+  int out_buffers;  // for outputs on their way to Y: one for each warpgroup, or one for both
   int row_tiles, tiles_x, tiles_y, tile_rows, tile_columns;
   int num_tiles;
 };

@@ -35,6 +35,8 @@ SPARSECONV_WARPGROUP_KERNEL(octets_f32_n8, OctetParams, kOctetThreads, OctetConv
 SPARSECONV_WARPGROUP_KERNEL(octets_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15>)
 SPARSECONV_WARPGROUP_KERNEL(octets_f32_n28, OctetParams, kOctetThreads, OctetConv<float, 28>)
 SPARSECONV_WARPGROUP_KERNEL(octets_f32_n29, OctetParams, kOctetThreads, OctetConv<float, 29>)
+SPARSECONV_WARPGROUP_KERNEL(words_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8, true>)
+SPARSECONV_WARPGROUP_KERNEL(words_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15, true>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 24>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 32>)
 

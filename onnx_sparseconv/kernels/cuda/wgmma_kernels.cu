@@ -36,6 +36,8 @@ SPARSECONV_WARPGROUP_KERNEL(octets_n8, OctetParams, kOctetThreads, OctetConv<Hal
 SPARSECONV_WARPGROUP_KERNEL(octets_n15, OctetParams, kOctetThreads, OctetConv<Half, 15>)
 SPARSECONV_WARPGROUP_KERNEL(octets_n28, OctetParams, kOctetThreads, OctetConv<Half, 28>)
 SPARSECONV_WARPGROUP_KERNEL(octets_n29, OctetParams, kOctetThreads, OctetConv<Half, 29>)
+SPARSECONV_WARPGROUP_KERNEL(words_n8, OctetParams, kOctetThreads, OctetConv<Half, 8, true>)
+SPARSECONV_WARPGROUP_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Half, 15, true>)
 SPARSECONV_WARPGROUP_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
 SPARSECONV_WARPGROUP_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
 SPARSECONV_WARPGROUP_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)

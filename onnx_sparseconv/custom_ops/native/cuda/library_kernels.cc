@@ -122,6 +122,10 @@ OctetKernels::OctetKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_octets_n" : "sparseconv_octets_f32_n",
                      AllOf(kOctetBlocks), max_shared_bytes) {}
 
+WordKernels::WordKernels(bool is_half, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_words_n" : "sparseconv_words_f32_n",
+                     AllOf(kWordBlocks), max_shared_bytes) {}
+
 PointwiseKernels::PointwiseKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_pointwise_s" : "sparseconv_pointwise_f32_s",
                      AllOf(kPointwiseSegments), max_shared_bytes),

@@ -88,6 +88,12 @@ class OctetKernels : public ProductKernels {
   OctetKernels(bool is_half, int max_shared_bytes);
 };
 
+// The same for words.
+class WordKernels : public ProductKernels {
+ public:
+  WordKernels(bool is_half, int max_shared_bytes);
+};
+
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.
 class PointwiseKernels : public ProductKernels {
  public:

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <limits>
+#include <vector>
 
 #include "../checked.h"
 #include "tensor_launch.h"
@@ -32,6 +33,12 @@ constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
 
+// Whether the kernel for words has to run it: more channels than registers hold, or a plane of Y that the others could
+// not store.
+bool NeedsWords(const WindowForm& weight, int64_t out_plane) {
+  return weight.places > kMaxFewChannels || out_plane % kOctet != 0;
+}
+
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
@@ -47,7 +54,8 @@ class Planner {
         out_w_(sizes.out_dims[2]),
         pad_left_(sizes.pads_begin[2]),
         window_rows_((geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1),
-        window_columns_((geometry.kernel_shape[2] - 1) * geometry.dilations[2] + 1) {}
+        window_columns_((geometry.kernel_shape[2] - 1) * geometry.dilations[2] + 1),
+        is_words_(NeedsWords(weight, out_h_ * out_w_)) {}
 
   std::optional<OctetLaunch> Choose() {
     // Whole rows of X, with zeros beside them; a row's first output reads the zeros.
@@ -80,10 +88,10 @@ class Planner {
     if (columns.pixels < kOctet) return;  // eight positions lie in two rows at most
     for (int64_t rows = 1; rows <= std::min(out_h_, kMaxGroupRows); ++rows) {
       const int64_t positions = (rows - 1) * columns.pixels + columns.of_tile;
-      for (const int blocks : kOctetBlocks) {
+      for (const int blocks : is_words_ ? Blocks(kWordBlocks) : Blocks(kOctetBlocks)) {
         if (positions > kOctet * blocks) continue;
         // What lies together of Y begins at multiples of 16 bytes, where planes do; else rows begin with pairs.
-        const int64_t unit = StoresElements() ? 1 : kOctet;
+        const int64_t unit = out_h_ * out_w_ % kOctet == 0 ? kOctet : 1;
         if (rows * out_w_ % unit != 0 || (rows > 1 && out_w_ % 2 != 0)) break;
         for (int64_t tile_rows = 1; tile_rows <= std::min(out_h_, kMaxTileRows); ++tile_rows) {
           if (tile_rows * out_w_ % unit != 0) continue;
@@ -94,12 +102,14 @@ class Planner {
     }
   }
 
-  bool StagesPasses() const { return weight_.places > kMaxFewChannels; }
-  bool StoresElements() const { return out_h_ * out_w_ % kOctet != 0; }
+  template <size_t kCount>
+  static std::vector<int> Blocks(const int (&of_kernels)[kCount]) {
+    return {std::begin(of_kernels), std::end(of_kernels)};
+  }
 
-  // What a warp has of a row is in its registers, twice as many for floats.
+  // What a warp has of a row is in its registers, twice as many for floats; of words, in several passes.
   bool CanStage(int64_t parts, int64_t groups) const {
-    if (StagesPasses()) return true;
+    if (is_words_) return true;
     if (element_bytes_ > 2) return parts <= 2 || (parts <= 4 && groups <= 2) || (parts <= 8 && groups == 1);
     if (in_w_ % kOctet != 0) return parts <= 2;
     return parts <= 4 || (parts <= 8 && groups <= 2);
@@ -142,6 +152,7 @@ class Planner {
     if (best_ && cycles >= best_->cycles) return has_room;
 
     OctetLaunch& launch = best_.emplace();
+    launch.is_words = is_words_;
     launch.blocks = blocks;
     launch.cycles = cycles;
     OctetParams& params = launch.params;
@@ -163,10 +174,8 @@ class Planner {
     params.lead_pixels = static_cast<int>(columns.lead);
     params.staged_columns = static_cast<int>(columns.staged);
     params.halo_columns = static_cast<int>(columns.halo);
-    params.stages_passes = StagesPasses() ? 1 : 0;
     params.group_rows = static_cast<int>(group_rows);
     params.out_buffers = buffers;
-    params.stores_elements = StoresElements() ? 1 : 0;
     params.row_tiles = weight_.row_tiles;
     params.tiles_x = static_cast<int>(columns.tiles);
     params.tiles_y = static_cast<int>(tiles_y);
@@ -187,6 +196,7 @@ class Planner {
   const WindowForm& weight_;
   const int64_t element_bytes_;
   const int64_t in_w_, out_h_, out_w_, pad_left_, window_rows_, window_columns_;
+  const bool is_words_;
   std::optional<OctetLaunch> best_;
 };
 
@@ -203,6 +213,8 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
   if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
   // Half an octet of columns is loaded at once.
   if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0) return {};
+  // Words are windows of one row.
+  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, out_h * out_w)) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||
