@@ -78,6 +78,7 @@ START = TimeModel(
     least_moutputs=0.0,
     bandwidth_tb=3.0,
     layout_us=4.0,
+    row_us=5.0,
     dense_launch_us=2.0,
     sparse_launch_us=2.0,
     sparse_slowdown=1.0,
@@ -295,7 +296,11 @@ def fit(rows: Rows, library: LibraryRows | None = None) -> TimeModel:
     least = replace(
         START, least_depth=float(np.min(rows.dense.depth)), least_moutputs=float(np.min(rows.dense.moutputs))
     )
-    model = _fit_some(least, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
+    model = _fit_some(replace(least, row_us=0.0), DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
+    # By itself: fitted with the others, it moves them, and networks that were measured to gain would stay dense.
+    in_row = rows.dense.is_row > 0
+    model = replace(model, row_us=START.row_us)
+    model = _fit_some(model, ("row_us",), lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us)[in_row])
     model = _fit_some(model, SPARSE, lambda m: np.log(m.sparse_us(rows.sparse) / rows.sparse_us))
     on = rows.select(np.isfinite(rows.warpgroup_us))
     works, times = [on.warpgroup], [on.warpgroup_us]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
-from onnx_sparseconv.converter.gpu_predictions import DEFAULT_SIZES, FEW_IMAGES, GpuRule, Prediction, unknown_shape
+from onnx_sparseconv.converter.gpu_predictions import FEW_IMAGES, GpuRule, Prediction, default_sizes, unknown_shape
 from onnx_sparseconv.kernels.gpu_time_constants import MODEL
 
 # With few images, layers that are decided together are rewritten where they are foretold to gain by this factor, as a
@@ -115,7 +115,7 @@ def changes_us(site: ConvSite, batch: int, size: Sequence[int] | None = None, *,
     if site.weight is None or site.geometry is None:
         return 2 * MODEL.dense_launch_us
     weight, spatial = site.weight.values, (site.input_shape or unknown_shape(site.geometry))[2:]
-    size = size if size is not None else [length or DEFAULT_SIZES[0] for length in spatial]
+    size = size if size is not None else [length or default_sizes(len(spatial))[0] for length in spatial]
     shape = (batch, weight.shape[1] * site.geometry.group, *size)
     out_shape = (batch, weight.shape[0], output_positions(site.geometry, shape) or 0)
     # An input of the model has its layout changed for dense layers, too.

@@ -30,6 +30,8 @@ from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 DEFAULT_BATCHES = (1, 64)
 # The same for sizes of maps, for each axis that is open: a large map, and a small one.
 DEFAULT_SIZES = (56, 14)
+# And of sequences: a long one, and a sentence.
+DEFAULT_LENGTHS = (256, 56)
 
 # With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
 # SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
@@ -164,6 +166,11 @@ def unknown_shape(geometry: ConvGeometry) -> Shape:
     return (None,) * (len(geometry.kernel_shape) + 2)
 
 
+def default_sizes(num_axes: int) -> tuple[int, ...]:
+    """What open spatial sizes are taken as, one after the other, by the number of these axes."""
+    return DEFAULT_LENGTHS if num_axes == 1 else DEFAULT_SIZES
+
+
 # Where no code is generated.
 NO_IMAGE = Refusal("no code is generated, and no kernel of the library's own is known to be fast")
 
@@ -181,9 +188,10 @@ class _Asked:
     @staticmethod
     def of(shape: Shape, rule: GpuRule) -> _Asked:
         is_size_open = any(size is None for size in shape[2:])
+        defaults = default_sizes(len(shape) - 2)
         sizes = tuple(
             tuple(size if size is not None else default for size in shape[2:])
-            for default in (DEFAULT_SIZES if is_size_open else DEFAULT_SIZES[:1])
+            for default in (defaults if is_size_open else defaults[:1])
         )
         batches = (rule.batches or DEFAULT_BATCHES) if shape[0] is None else (shape[0],)
         return _Asked(batches, sizes, shape[0] is None, is_size_open)

@@ -17,6 +17,7 @@ MODEL = TimeModel(
     least_moutputs=0.02509,
     bandwidth_tb=2.895,
     layout_us=5.047,
+    row_us=10.8,
     dense_launch_us=4.068,
     sparse_launch_us=3.932,
     sparse_slowdown=0.9868,

@@ -50,6 +50,7 @@ class DenseWork:
         moutputs: elements of the output, in millions.
         is_window: 1 where the kernel is larger than 1x1 or has a stride, else 0.
         is_half: 1 for float16, 0 for float.
+        is_row: 1 for a window of one row in maps of one row, as 1-D convolutions have, else 0.
     """
 
     mflop: Figure
@@ -58,6 +59,7 @@ class DenseWork:
     moutputs: Figure
     is_window: Figure
     is_half: Figure
+    is_row: Figure = 0.0
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class TimeModel:
             dense is not foretold to be slower than it was seen to be.
         bandwidth_tb: memory and caches, terabytes a second.
         layout_us: to change the layout of what is no matrix product.
+        row_us: more of windows of one row in maps of one row.
         dense_launch_us, sparse_launch_us: of a node that computes nothing.
         sparse_slowdown: of the generated kernel, against `estimate_cycles`.
         library_launch_us: of the library's own kernels, besides what their cycles take.
@@ -111,6 +114,7 @@ class TimeModel:
     least_moutputs: float
     bandwidth_tb: float
     layout_us: float
+    row_us: float
     dense_launch_us: float
     sparse_launch_us: float
     sparse_slowdown: float
@@ -123,7 +127,8 @@ class TimeModel:
         depth, outputs = np.maximum(work.depth, self.least_depth), np.maximum(work.moutputs, self.least_moutputs)
         share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
         both = computed_and_moved_us(work, peak * share, self.bandwidth_tb)
-        return np.asarray(self.dense_launch_us + both + self.layout_us * work.is_window, np.float64)
+        more = self.layout_us * np.asarray(work.is_window) + self.row_us * np.asarray(work.is_row)
+        return np.asarray(self.dense_launch_us + both + more, np.float64)
 
     def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:
         """Microseconds of the generated kernel; arrays give arrays."""
@@ -176,6 +181,7 @@ def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
     depth = layer.weight[0].size
     elements = batch * (layer.in_channels * in_positions + layer.out_channels * positions) + layer.weight.size
     is_window = layer.kernel_shape != (1, 1) or layer.strides != (1, 1)
+    is_row = layer.kernel_shape[0] == 1 < layer.kernel_shape[1] and (layer.in_size or (0,))[0] == 1
     return DenseWork(
         mflop=2e-6 * batch * positions * layer.weight.size,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
@@ -183,6 +189,7 @@ def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
         moutputs=1e-6 * batch * positions * layer.out_channels,
         is_window=float(is_window),
         is_half=float(layer.element_type == np.float16),
+        is_row=float(is_row),
     )
 
 

@@ -175,7 +175,7 @@ def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
     (_, out_w), (_, in_w), pad_left = out_size(layer), layer.in_size or (0, 0), layer.pads[1]
     window = (layer.kernel_shape[1] - 1) * layer.dilations[1] + 1
     yield _OctetColumns(1, out_w, in_w, math.ceil(max(pad_left + in_w, out_w - 1 + window) / 2) * 2)
-    if in_w % _OCTET or out_w % _OCTET:
+    if math.prod(out_size(layer)) % _OCTET == 0 and (in_w % _OCTET or out_w % _OCTET):
         return
     halo = math.ceil(pad_left / _OCTET) * _OCTET
     for columns in range(_OCTET, min(out_w, _OCTET * max(_OCTET_BLOCKS) + 1), _OCTET):

@@ -45,6 +45,7 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
         float_tflops=300.0,
         half_tflops=600.0,
         layout_us=9.0,
+        row_us=0.0,  # found behind the others
         sparse_slowdown=1.7,
         library_mhz=1200.0,
     )
@@ -59,6 +60,18 @@ def test_a_fit_finds_the_model_that_made_the_times(program, rows):
     assert found.library_mhz == pytest.approx(1200, rel=0.05)
     quality = program.rate(made, program.foretell(made, found), 1.2)
     assert quality.gain_error < 1.1
+
+
+def test_what_convolutions_in_one_dimension_take_more_is_found(program, rows):
+    model, in_row = program.fit(rows), rows.dense.is_row > 0
+    assert in_row.sum() == 4
+
+    def error(row_us):
+        times = dataclasses.replace(model, row_us=row_us).dense_us(rows.dense)
+        return np.abs(np.log(times / rows.dense_us))[in_row].mean()
+
+    assert error(model.row_us) < 0.25
+    assert error(0.0) > 0.4
 
 
 def test_a_fit_finds_what_made_the_times_of_the_librarys_kernels(program, rows, library):

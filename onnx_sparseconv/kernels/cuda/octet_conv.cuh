@@ -584,8 +584,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   // Whether planes of Y do not begin at multiples of 16 bytes.
   __device__ __forceinline__ bool StoresElements() const { return kForWords && p_.out_h * p_.out_w % kOctet != 0; }
 
-  // Where they do not, by all lanes: outputs to Y, or the residual from where it
-  // lies.
+  // Where they do not, by all lanes: outputs to Y, or the residual from where it lies.
   template <bool kIsOutput>
   __device__ __forceinline__ void MoveElements(const Tile& tile, const Group& group) const {
     const Runs runs = RunsOf(tile, group);

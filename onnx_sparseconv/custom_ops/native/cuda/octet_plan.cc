@@ -61,7 +61,9 @@ class Planner {
     // Whole rows of X, with zeros beside them; a row's first output reads the zeros.
     const int64_t pixels = RoundUp(std::max(pad_left_ + in_w_, out_w_ - 1 + window_columns_), 2);
     TryGroups({1, out_w_, pad_left_, in_w_, 0, 0, pixels});
-    if (in_w_ % kOctet != 0 || out_w_ % kOctet != 0) return best_;
+    // Else rows of Y must begin at multiples of 16 bytes, where planes do.
+    const bool stores_elements = out_h_ * out_w_ % kOctet != 0;
+    if (!stores_elements && (in_w_ % kOctet != 0 || out_w_ % kOctet != 0)) return best_;
     // Columns of tiles, with what is beside them.
     const int64_t halo = RoundUp(pad_left_, kOctet);
     const int64_t most = kOctet * *std::max_element(std::begin(kOctetBlocks), std::end(kOctetBlocks));
