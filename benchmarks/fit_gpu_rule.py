@@ -294,9 +294,12 @@ def make_measured_layer(layer: dict[str, Any], setting: dict[str, Any], nonzeros
 def fit(rows: Rows, library: LibraryRows | None = None) -> TimeModel:
     """The model that foretells the rows best."""
     least = replace(
-        START, least_depth=float(np.min(rows.dense.depth)), least_moutputs=float(np.min(rows.dense.moutputs))
+        START,
+        least_depth=float(np.min(rows.dense.depth)),
+        least_moutputs=float(np.min(rows.dense.moutputs)),
+        row_us=0.0,
     )
-    model = _fit_some(replace(least, row_us=0.0), DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
+    model = _fit_some(least, DENSE, lambda m: np.log(m.dense_us(rows.dense) / rows.dense_us))
     # By itself: fitted with the others, it moves them, and networks that were measured to gain would stay dense.
     in_row = rows.dense.is_row > 0
     model = replace(model, row_us=START.row_us)

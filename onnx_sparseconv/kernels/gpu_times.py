@@ -127,7 +127,7 @@ class TimeModel:
         depth, outputs = np.maximum(work.depth, self.least_depth), np.maximum(work.moutputs, self.least_moutputs)
         share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
         both = computed_and_moved_us(work, peak * share, self.bandwidth_tb)
-        more = self.layout_us * np.asarray(work.is_window) + self.row_us * np.asarray(work.is_row)
+        more = self.layout_us * work.is_window + self.row_us * work.is_row
         return np.asarray(self.dense_launch_us + both + more, np.float64)
 
     def sparse_us(self, work: SparseWork) -> NDArray[np.float64]:

@@ -130,13 +130,13 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
         return None
     if layer.kernel_shape[0] > 1 and _needs_words(layer):
         return None
-    unit = _output_unit(layer)
+    stored = _stored_together(layer)
     plans = (
         plan
         for columns in _octet_columns(layer)
         for rows, blocks in _octet_groups(layer, columns)
         for tile_rows in range(1, min(out_h, _MAX_TILE_ROWS) + 1)
-        if tile_rows * out_w % unit == 0
+        if tile_rows * out_w % stored == 0
         for plan in _octet_plans(layer, columns, (rows, blocks, tile_rows), (batch, steps, multiprocessors))
     )
     return min(plans, key=lambda plan: plan.cycles, default=None)
@@ -151,14 +151,14 @@ def _has_octet_form(layer: SparseLayer) -> bool:
     return layer.in_channels <= _MAX_OCTET_CHANNELS and steps <= _MAX_OCTET_STEPS
 
 
+def _stored_together(layer: SparseLayer) -> int:
+    """Elements of Y: where planes do not begin at multiples of 16 bytes, one by one."""
+    return 1 if math.prod(out_size(layer)) % _OCTET else _OCTET
+
+
 def _needs_words(layer: SparseLayer) -> bool:
     """Whether the kernel for words has to run it, windows of one row."""
-    return layer.in_channels > _FEW_CHANNELS or math.prod(out_size(layer)) % _OCTET != 0
-
-
-def _output_unit(layer: SparseLayer) -> int:
-    """Of elements that are stored together."""
-    return 1 if math.prod(out_size(layer)) % _OCTET else _OCTET
+    return layer.in_channels > _FEW_CHANNELS or _stored_together(layer) == 1
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
     (_, out_w), (_, in_w), pad_left = out_size(layer), layer.in_size or (0, 0), layer.pads[1]
     window = (layer.kernel_shape[1] - 1) * layer.dilations[1] + 1
     yield _OctetColumns(1, out_w, in_w, math.ceil(max(pad_left + in_w, out_w - 1 + window) / 2) * 2)
-    if math.prod(out_size(layer)) % _OCTET == 0 and (in_w % _OCTET or out_w % _OCTET):
+    if _stored_together(layer) > 1 and (in_w % _OCTET or out_w % _OCTET):
         return
     halo = math.ceil(pad_left / _OCTET) * _OCTET
     for columns in range(_OCTET, min(out_w, _OCTET * max(_OCTET_BLOCKS) + 1), _OCTET):
@@ -192,11 +192,12 @@ def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[
     if not _can_stage_octets(layer, parts, chunks) or columns.pixels < _OCTET:
         return
     of_kernels = _WORD_BLOCKS if _needs_words(layer) else _OCTET_BLOCKS
+    stored = _stored_together(layer)
     for rows in range(1, out_h + 1):
         positions = (rows - 1) * columns.pixels + columns.of_tile
         if positions > _OCTET * max(of_kernels):
             return
-        if rows * out_w % _output_unit(layer) == 0 and (rows == 1 or out_w % 2 == 0):
+        if rows * out_w % stored == 0 and (rows == 1 or out_w % 2 == 0):
             yield rows, min(blocks for blocks in of_kernels if positions <= _OCTET * blocks)
 
 

@@ -208,7 +208,6 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   template <int kGroups, int kParts, int kPassesAhead, int kAligned>
   __device__ __forceinline__ void StageRows() const {
     using Words = Loaded[kGroups][kParts];
-    constexpr bool kHasOnePass = !kForWords;
     const int groups = StagedGroups(), parts = StagedParts();
     const int staged = p_.staged_columns - StoredPixel();
     const Shared first = FirstStored();
@@ -216,7 +215,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     const auto find_planes = [&](int begin) {
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        const bool exists = kHasOnePass || begin + group < groups;
+        const bool exists = !kForWords || begin + group < groups;
         planes[group] = exists ? PlaneOf(min(begin + group, groups - 1)) : kNoPlane;
       }
     };
@@ -226,10 +225,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     Row row = RowBeforeAll();
     int num_rows = 0;
     // That are to be loaded: at first, those behind a row's last.
-    Pass next = kHasOnePass ? Pass{0, 0} : Pass{groups, parts};
+    Pass next = kForWords ? Pass{groups, parts} : Pass{0, 0};
     const auto advance = [&]() {
-      const bool is_same_row = !kHasOnePass && Advance<kGroups, kParts>(next, groups, parts);
-      if (!kHasOnePass) find_planes(next.group);
+      const bool is_same_row = kForWords && Advance<kGroups, kParts>(next, groups, parts);
+      if (kForWords) find_planes(next.group);
       if (is_same_row) return;
       Advance(row);
       num_rows += row.index < p_.num_tiles;
@@ -240,7 +239,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
       advance();
 #pragma unroll
       for (int group = 0; group < kGroups; ++group) {
-        if (kHasOnePass && group >= groups) break;
+        if (!kForWords && group >= groups) break;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
           words[i][group][part] = LoadOctet<kAligned>(row, planes[group], next.part + part);
@@ -263,17 +262,17 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
                     static_cast<unsigned>(pass.group * kStagingWarps) * plane_bytes_;
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
-          if (kHasOnePass && group >= groups) break;
+          if (!kForWords && group >= groups) break;
 #pragma unroll
           for (int part = 0; part < kParts; ++part) {
-            if (kHasOnePass || pass.group + group < groups) {
+            if (!kForWords || pass.group + group < groups) {
               StoreTask(Halves(words[i][group][part], magnitude), to, pass.part + part, staged, at.slot);
             }
             words[i][group][part] = LoadOctet<kAligned>(row, planes[group], next.part + part);
           }
           to += kStagingWarps * plane_bytes_;
         }
-        if (kHasOnePass || !Advance<kGroups, kParts>(pass, groups, parts)) FinishRow(at);
+        if (!kForWords || !Advance<kGroups, kParts>(pass, groups, parts)) FinishRow(at);
       }
     }
   }
@@ -591,32 +590,21 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     const int channels = min(p_.out_channels - FirstChannel(), kWarpRows);
     const long long plane = static_cast<long long>(p_.out_h) * p_.out_w;
     for (int run = 0; run < runs.count; ++run) {
-      for (int element = Lane(); element < runs.elements; element += 32) {
-        long long index = FirstElement(tile, group) + run * p_.out_w + element;
-        Shared shared = Outputs() + static_cast<unsigned>(kElementBytes * (run * p_.tile_columns + element));
+      for (int column = Lane(); column < runs.elements; column += 32) {
+        long long index = FirstElement(tile, group) + run * p_.out_w + column;
+        Shared shared = Outputs() + static_cast<unsigned>(kElementBytes * (run * p_.tile_columns + column));
 #pragma unroll 4
         for (int channel = 0; channel < channels; ++channel, index += plane, shared += kOutPitch) {
-          if constexpr (kIsOutput) {
-            StoreOnce(static_cast<T*>(p_.y) + index, LoadSharedElement(shared));
+          Columns<kElementBytes> element;
+          if (kIsOutput) {
+            element.LoadShared(shared);
+            element.Store(static_cast<T*>(p_.y) + index);
           } else {
-            StoreSharedElement(shared, LoadOnce(static_cast<const T*>(p_.epilogue.residual) + index));
+            element.Load(static_cast<const T*>(p_.epilogue.residual) + index);
+            element.StoreShared(shared);
           }
         }
       }
-    }
-  }
-  static __device__ __forceinline__ T LoadSharedElement(Shared from) {
-    if constexpr (kIsFloat) {
-      return BitsToFloat(LoadShared(from));
-    } else {
-      return LoadSharedHalf(from);
-    }
-  }
-  static __device__ __forceinline__ void StoreSharedElement(Shared to, T value) {
-    if constexpr (kIsFloat) {
-      StoreShared(to, FloatToBits(value));
-    } else {
-      StoreSharedHalf(to, value);
     }
   }
 

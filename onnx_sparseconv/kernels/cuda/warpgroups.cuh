@@ -36,6 +36,62 @@ struct Finish {
   __device__ __forceinline__ Finish Unforeseen() const { return {cuda::Unforeseen(scale), cuda::Unforeseen(bias)}; }
 };
 
+// Neighbouring elements, so many bytes of them: a half, or a whole vector of 4, 8 or 16 bytes.
+template <int kBytes>
+struct Columns {
+  unsigned words[(kBytes + 3) / 4] = {};
+
+  __device__ __forceinline__ void Load(const void* from) {
+    if constexpr (kBytes == 2) {
+      words[0] = LoadOnce(static_cast<const Half*>(from));
+    } else if constexpr (kBytes == 4) {
+      words[0] = LoadOnce(static_cast<const unsigned*>(from));
+    } else if constexpr (kBytes == 8) {
+      const uint2 pair = LoadOnce(static_cast<const uint2*>(from));
+      words[0] = pair.x, words[1] = pair.y;
+    } else {
+      Set(LoadOnce(static_cast<const uint4*>(from)));
+    }
+  }
+
+  __device__ __forceinline__ void LoadShared(Shared from) {
+    if constexpr (kBytes == 2) {
+      words[0] = LoadSharedHalf(from);
+    } else if constexpr (kBytes == 4) {
+      words[0] = cuda::LoadShared(from);
+    } else if constexpr (kBytes == 8) {
+      LoadSharedPair(from, words[0], words[1]);
+    } else {
+      Set(LoadSharedVector(from));
+    }
+  }
+
+  __device__ __forceinline__ void Store(void* to) const {
+    if constexpr (kBytes == 2) {
+      StoreOnce(static_cast<Half*>(to), Lower(words[0]));
+    } else if constexpr (kBytes == 4) {
+      StoreOnce(static_cast<unsigned*>(to), words[0]);
+    } else if constexpr (kBytes == 8) {
+      StoreOnce(static_cast<uint2*>(to), uint2{words[0], words[1]});
+    } else {
+      StoreOnce(static_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
+    }
+  }
+
+  __device__ __forceinline__ void StoreShared(Shared to) const {
+    if constexpr (kBytes == 2) {
+      StoreSharedHalf(to, Lower(words[0]));
+    } else {
+#pragma unroll
+      for (unsigned i = 0; i < kBytes / 4; ++i) cuda::StoreShared(to + 4 * i, words[i]);
+    }
+  }
+
+  __device__ __forceinline__ void Set(const uint4& four) {
+    words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+  }
+};
+
 class Warpgroups : protected TensorTile {
  protected:
   __device__ __forceinline__ Warpgroups(const WarpgroupParams& params, const void* shared)
@@ -184,62 +240,6 @@ class Warpgroups : protected TensorTile {
 
   // A barrier, not __syncwarp: behind that, the compiler lets products wait for each other.
   __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(2 + static_cast<int>(threadIdx.x) / 32, 32); }
-
-  // Neighbouring elements, so many bytes of them: a half, or a whole vector of 4, 8 or 16 bytes.
-  template <int kBytes>
-  struct Columns {
-    unsigned words[(kBytes + 3) / 4] = {};
-
-    __device__ __forceinline__ void Load(const void* from) {
-      if constexpr (kBytes == 2) {
-        words[0] = LoadOnce(static_cast<const Half*>(from));
-      } else if constexpr (kBytes == 4) {
-        words[0] = LoadOnce(static_cast<const unsigned*>(from));
-      } else if constexpr (kBytes == 8) {
-        const uint2 pair = LoadOnce(static_cast<const uint2*>(from));
-        words[0] = pair.x, words[1] = pair.y;
-      } else {
-        Set(LoadOnce(static_cast<const uint4*>(from)));
-      }
-    }
-
-    __device__ __forceinline__ void LoadShared(Shared from) {
-      if constexpr (kBytes == 2) {
-        words[0] = LoadSharedHalf(from);
-      } else if constexpr (kBytes == 4) {
-        words[0] = cuda::LoadShared(from);
-      } else if constexpr (kBytes == 8) {
-        LoadSharedPair(from, words[0], words[1]);
-      } else {
-        Set(LoadSharedVector(from));
-      }
-    }
-
-    __device__ __forceinline__ void Store(void* to) const {
-      if constexpr (kBytes == 2) {
-        StoreOnce(static_cast<Half*>(to), Lower(words[0]));
-      } else if constexpr (kBytes == 4) {
-        StoreOnce(static_cast<unsigned*>(to), words[0]);
-      } else if constexpr (kBytes == 8) {
-        StoreOnce(static_cast<uint2*>(to), uint2{words[0], words[1]});
-      } else {
-        StoreOnce(static_cast<uint4*>(to), uint4{words[0], words[1], words[2], words[3]});
-      }
-    }
-
-    __device__ __forceinline__ void StoreShared(Shared to) const {
-      if constexpr (kBytes == 2) {
-        StoreSharedHalf(to, Lower(words[0]));
-      } else {
-#pragma unroll
-        for (unsigned i = 0; i < kBytes / 4; ++i) cuda::StoreShared(to + 4 * i, words[i]);
-      }
-    }
-
-    __device__ __forceinline__ void Set(const uint4& four) {
-      words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-    }
-  };
 
   const WarpgroupParams& w_;
 };

@@ -183,8 +183,8 @@ struct WindowProduct {
       : form(weight.form),
         channels(RoundedUp(weight.tiles.size())),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-        octets(is_half, device.max_shared_bytes - kReservedSharedBytes),
-        words(is_half, device.max_shared_bytes - kReservedSharedBytes) {
+        octets(is_half, false, device.max_shared_bytes - kReservedSharedBytes),
+        words(is_half, true, device.max_shared_bytes - kReservedSharedBytes) {
     if (is_half) ring.emplace(device.max_shared_bytes - kReservedSharedBytes);
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
@@ -202,8 +202,7 @@ struct WindowProduct {
   const size_t channels;  // offset
   const Memory memory;
   std::optional<RingKernels> ring;  // of halves alone
-  const OctetKernels octets;
-  const WordKernels words;
+  const OctetKernels octets, words;
 };
 
 // The node's own kernel, loaded.
@@ -739,8 +738,7 @@ void CudaKernel::LaunchOctets(const Call& call) const {
   if (!is_half()) {
     LendHalves(call, 0, BlocksOf(launch.shape) * kOctetStagingWarps, &params.magnitudes, &noted, &scratch);
   }
-  const ProductKernels& kernels =
-      launch.is_words ? static_cast<const ProductKernels&>(windows_->words) : windows_->octets;
+  const OctetKernels& kernels = launch.is_words ? windows_->words : windows_->octets;
   cuda::Launch(kernels.Product(launch.blocks), launch.shape, params, call.stream);
   if (call.plan.recompute) LaunchRecompute(call, noted);
 }

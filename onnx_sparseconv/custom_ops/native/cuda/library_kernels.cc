@@ -118,13 +118,10 @@ WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
 RingKernels::RingKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(true), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
 
-OctetKernels::OctetKernels(bool is_half, int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_octets_n" : "sparseconv_octets_f32_n",
-                     AllOf(kOctetBlocks), max_shared_bytes) {}
-
-WordKernels::WordKernels(bool is_half, int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_words_n" : "sparseconv_words_f32_n",
-                     AllOf(kWordBlocks), max_shared_bytes) {}
+OctetKernels::OctetKernels(bool is_half, bool for_words, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half),
+                     std::string(for_words ? "sparseconv_words_" : "sparseconv_octets_") + (is_half ? "n" : "f32_n"),
+                     for_words ? AllOf(kWordBlocks) : AllOf(kOctetBlocks), max_shared_bytes) {}
 
 PointwiseKernels::PointwiseKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_pointwise_s" : "sparseconv_pointwise_f32_s",

@@ -82,16 +82,10 @@ class RingKernels : public ProductKernels {
   explicit RingKernels(int max_shared_bytes);
 };
 
-// Those of warpgroups for windows of few channels, by octets. The GPU must be of kWgmmaArchitecture.
+// Those of warpgroups for windows of few channels, by octets, or for words. The GPU must be of kWgmmaArchitecture.
 class OctetKernels : public ProductKernels {
  public:
-  OctetKernels(bool is_half, int max_shared_bytes);
-};
-
-// The same for words.
-class WordKernels : public ProductKernels {
- public:
-  WordKernels(bool is_half, int max_shared_bytes);
+  OctetKernels(bool is_half, bool for_words, int max_shared_bytes);
 };
 
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.

@@ -33,10 +33,15 @@ constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
 
 int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
 
-// Whether the kernel for words has to run it: more channels than registers hold, or a plane of Y that the others could
-// not store.
-bool NeedsWords(const WindowForm& weight, int64_t out_plane) {
-  return weight.places > kMaxFewChannels || out_plane % kOctet != 0;
+// Elements of Y that are stored together: where planes do not begin at multiples of 16 bytes, one by one.
+int64_t StoredTogether(const ResolvedGeometry& sizes) {
+  return sizes.out_dims[1] * sizes.out_dims[2] % kOctet == 0 ? kOctet : 1;
+}
+
+// Whether the kernel for words has to run it: more channels than registers hold, or elements that are stored one by
+// one.
+bool NeedsWords(const WindowForm& weight, const ResolvedGeometry& sizes) {
+  return weight.places > kMaxFewChannels || StoredTogether(sizes) == 1;
 }
 
 class Planner {
@@ -55,18 +60,23 @@ class Planner {
         pad_left_(sizes.pads_begin[2]),
         window_rows_((geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1),
         window_columns_((geometry.kernel_shape[2] - 1) * geometry.dilations[2] + 1),
-        is_words_(NeedsWords(weight, out_h_ * out_w_)) {}
+        stored_(StoredTogether(sizes)),
+        is_words_(NeedsWords(weight, sizes)) {
+    if (is_words_) {
+      blocks_.assign(std::begin(kWordBlocks), std::end(kWordBlocks));
+    } else {
+      blocks_.assign(std::begin(kOctetBlocks), std::end(kOctetBlocks));
+    }
+  }
 
   std::optional<OctetLaunch> Choose() {
     // Whole rows of X, with zeros beside them; a row's first output reads the zeros.
     const int64_t pixels = RoundUp(std::max(pad_left_ + in_w_, out_w_ - 1 + window_columns_), 2);
     TryGroups({1, out_w_, pad_left_, in_w_, 0, 0, pixels});
-    // Else rows of Y must begin at multiples of 16 bytes, where planes do.
-    const bool stores_elements = out_h_ * out_w_ % kOctet != 0;
-    if (!stores_elements && (in_w_ % kOctet != 0 || out_w_ % kOctet != 0)) return best_;
+    if (stored_ > 1 && (in_w_ % kOctet != 0 || out_w_ % kOctet != 0)) return best_;
     // Columns of tiles, with what is beside them.
     const int64_t halo = RoundUp(pad_left_, kOctet);
-    const int64_t most = kOctet * *std::max_element(std::begin(kOctetBlocks), std::end(kOctetBlocks));
+    const int64_t most = kOctet * blocks_.back();
     for (int64_t columns = kOctet; columns < std::min(out_w_, most + 1); columns += kOctet) {
       const int64_t tiles = CeilDivide(out_w_, columns);
       if (columns > kOctet && CeilDivide(out_w_, columns - kOctet) == tiles) continue;
@@ -90,23 +100,17 @@ class Planner {
     if (columns.pixels < kOctet) return;  // eight positions lie in two rows at most
     for (int64_t rows = 1; rows <= std::min(out_h_, kMaxGroupRows); ++rows) {
       const int64_t positions = (rows - 1) * columns.pixels + columns.of_tile;
-      for (const int blocks : is_words_ ? Blocks(kWordBlocks) : Blocks(kOctetBlocks)) {
+      for (const int blocks : blocks_) {
         if (positions > kOctet * blocks) continue;
-        // What lies together of Y begins at multiples of 16 bytes, where planes do; else rows begin with pairs.
-        const int64_t unit = out_h_ * out_w_ % kOctet == 0 ? kOctet : 1;
-        if (rows * out_w_ % unit != 0 || (rows > 1 && out_w_ % 2 != 0)) break;
+        // Rows of outputs begin with pairs.
+        if (rows * out_w_ % stored_ != 0 || (rows > 1 && out_w_ % 2 != 0)) break;
         for (int64_t tile_rows = 1; tile_rows <= std::min(out_h_, kMaxTileRows); ++tile_rows) {
-          if (tile_rows * out_w_ % unit != 0) continue;
+          if (tile_rows * out_w_ % stored_ != 0) continue;
           if (!Try(columns, rows, blocks, tile_rows, kOctetWarpgroups)) Try(columns, rows, blocks, tile_rows, 1);
         }
         break;
       }
     }
-  }
-
-  template <size_t kCount>
-  static std::vector<int> Blocks(const int (&of_kernels)[kCount]) {
-    return {std::begin(of_kernels), std::end(of_kernels)};
   }
 
   // What a warp has of a row is in its registers, twice as many for floats; of words, in several passes.
@@ -198,7 +202,9 @@ class Planner {
   const WindowForm& weight_;
   const int64_t element_bytes_;
   const int64_t in_w_, out_h_, out_w_, pad_left_, window_rows_, window_columns_;
+  const int64_t stored_;  // elements of Y, together
   const bool is_words_;
+  std::vector<int> blocks_;  // of the kernels, ascending
   std::optional<OctetLaunch> best_;
 };
 
@@ -216,7 +222,7 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
   // Half an octet of columns is loaded at once.
   if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0) return {};
   // Words are windows of one row.
-  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, out_h * out_w)) return {};
+  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, sizes)) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||
