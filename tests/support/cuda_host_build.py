@@ -104,6 +104,7 @@ def launch(
     params: Sequence[Any],
     *,
     shared_bytes: int = 0,
+    cluster: int = 1,
 ) -> None:
     """Run a kernel to its end.
 
@@ -114,6 +115,7 @@ def launch(
         block: threads of a block; missing axes are 1.
         params: the kernel's arguments in order, ctypes values or structures; see `address`.
         shared_bytes: dynamic shared memory.
+        cluster: blocks of a cluster, along the grid's first axis.
 
     Raises:
         KernelError: there is no such kernel, or it did what a GPU forbids.
@@ -122,7 +124,7 @@ def launch(
     three = ctypes.c_uint * 3
     pointers = (ctypes.c_void_p * max(len(params), 1))(*(ctypes.addressof(p) for p in params))
     sizes = [three(*[*axes, 1, 1][:3]) for axes in (grid, block)]
-    status = library.cuda_on_host_launch(kernel.encode(), *sizes, shared_bytes, pointers)
+    status = library.cuda_on_host_launch_clusters(kernel.encode(), *sizes, cluster, shared_bytes, pointers)
     if status:
         reason = library.cuda_on_host_error().decode() if status == 2 else f"{image} has no kernel {kernel}"
         raise KernelError(reason)
@@ -266,6 +268,8 @@ def _compiler_version(compiler: str) -> str:
 @functools.cache
 def _load(image: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(image))
-    library.cuda_on_host_launch.argtypes = [ctypes.c_char_p] + [ctypes.c_void_p] * 2 + [ctypes.c_uint, ctypes.c_void_p]
+    library.cuda_on_host_launch_clusters.argtypes = [
+        *(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p)
+    ]
     library.cuda_on_host_error.restype = ctypes.c_char_p
     return library

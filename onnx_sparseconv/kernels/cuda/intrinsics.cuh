@@ -249,6 +249,11 @@ __device__ __forceinline__ void StoreSharedPair(Shared address, unsigned a, unsi
   asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }
 
+// The same of floats: as bits, the compiler would keep them as integers, and then has products of warpgroups wait.
+__device__ __forceinline__ void StoreSharedPair(Shared address, float a, float b) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+
 __device__ __forceinline__ void StoreSharedHalf(Shared address, Half value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(value) : "memory");
 }
@@ -487,6 +492,63 @@ __device__ __forceinline__ void CopyBulkCached(Shared to, const void* from, unsi
                : "memory");
 }
 
+// --- blocks of a cluster, which run at the same time ---------------------------------------------------------------
+
+// Of the block in its cluster.
+__device__ __forceinline__ unsigned ClusterRank() {
+  unsigned rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// A barrier of all threads of all blocks, each of which arrives, and then waits. What they wrote to shared memory
+// before they arrived is seen by those that have waited.
+__device__ __forceinline__ void ArriveAtCluster() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+// For those that have read what they wanted, and have nothing to show.
+__device__ __forceinline__ void ArriveAtClusterToLeave() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void WaitForCluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Where an address of this block's shared memory lies in that of a block of the cluster, among all of them. What lies
+// behind it there, lies behind this.
+__device__ __forceinline__ Shared ClusterAddress(Shared address, unsigned rank) {
+  Shared there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// A word from such an address or two, or zeros. No branch: many of them are on their way together.
+template <int kWords>
+__device__ __forceinline__ uint2 LoadClusterPairIf(bool exists, Shared address) {
+  static_assert(kWords == 1 || kWords == 2);
+  uint2 pair = {0, 0};
+  if constexpr (kWords == 1) {
+    asm volatile(
+        "{\n"
+        ".reg .pred loads;\n"
+        "setp.ne.u32 loads, %2, 0;\n"
+        "@loads ld.shared::cluster.u32 %0, [%1];\n"
+        "}"
+        : "+r"(pair.x)
+        : "r"(address), "r"(static_cast<unsigned>(exists))
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred loads;\n"
+        "setp.ne.u32 loads, %3, 0;\n"
+        "@loads ld.shared::cluster.v2.u32 {%0, %1}, [%2];\n"
+        "}"
+        : "+r"(pair.x), "+r"(pair.y)
+        : "r"(address), "r"(static_cast<unsigned>(exists))
+        : "memory");
+  }
+  return pair;
+}
+
 // Copies `bytes` (likewise) from shared to global memory, of what is not read again soon. What threads wrote there must
 // have been fenced (FenceSharedForTensorCores) and waited for.
 __device__ __forceinline__ void StoreBulk(void* to, Shared from, unsigned bytes) {
@@ -578,6 +640,7 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_OPERANDS_56 SPARSECONV_OPERANDS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define SPARSECONV_OPERANDS_60 SPARSECONV_OPERANDS_56 ", %56, %57, %58, %59"
 #define SPARSECONV_OPERANDS_64 SPARSECONV_OPERANDS_60 ", %60, %61, %62, %63"
+#define SPARSECONV_OPERANDS_76 SPARSECONV_OPERANDS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
 #define SPARSECONV_OPERANDS_96                                                       \
   SPARSECONV_OPERANDS_64                                                             \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
@@ -600,6 +663,7 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_SUMS_56 SPARSECONV_SUMS_48, SPARSECONV_SUMS_8(48)
 #define SPARSECONV_SUMS_60 SPARSECONV_SUMS_56, SPARSECONV_SUMS_4(56)
 #define SPARSECONV_SUMS_64 SPARSECONV_SUMS_32, SPARSECONV_32_SUMS(32)
+#define SPARSECONV_SUMS_76 SPARSECONV_SUMS_64, SPARSECONV_SUMS_8(64), SPARSECONV_SUMS_4(72)
 #define SPARSECONV_SUMS_96 SPARSECONV_SUMS_64, SPARSECONV_32_SUMS(64)
 #define SPARSECONV_SUMS_112 SPARSECONV_SUMS_96, SPARSECONV_SUMS_8(96), SPARSECONV_SUMS_8(104)
 #define SPARSECONV_SUMS_116 SPARSECONV_SUMS_112, SPARSECONV_SUMS_4(112)
@@ -628,6 +692,7 @@ SPARSECONV_MULTIPLY_SPARSE(128, "256", "128", "129", "130", "131", "132", "133")
 #define SPARSECONV_MULTIPLY_SPARSE_OCTETS(...) SPARSECONV_MULTIPLY(MultiplySparseOctets, "0", __VA_ARGS__)
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(32, "64", "32", "33", "34", "35", "36", "37")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(60, "120", "60", "61", "62", "63", "64", "65")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(76, "152", "76", "77", "78", "79", "80", "81")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(112, "224", "112", "113", "114", "115", "116", "117")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(116, "232", "116", "117", "118", "119", "120", "121")
 #endif

@@ -10,6 +10,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.support.cuda_emulation import build_driver
 from tests.support.cuda_host_build import (
     KernelError,
     address,
@@ -182,6 +183,170 @@ FRESH = """
     y[blockIdx.x * 64 + t] = fixed[t] == fixed[t] || shared[t] == shared[t];
     fixed[t] = shared[t] = 1;
 """
+# Blocks of a cluster, of which those of the first x[0] blocks have nothing to do.
+CLUSTER = """
+    if (blockIdx.x < x[0]) return;
+    const Shared mine = SharedAddress(shared + t);
+    const unsigned other = (ClusterRank() + 1) % ClusterSize();
+    const float* from = x + blockIdx.x * 64;
+    float& to = y[blockIdx.x * 64 + t];
+"""
+CLUSTER_BARRIER = "ArriveAtCluster();\nWaitForCluster();"
+LAST_CLUSTER_BARRIER = f"{CLUSTER_BARRIER}  // last"
+EXCHANGE = f"""
+    {CLUSTER}
+    shared[t] = from[t];
+    {CLUSTER_BARRIER}
+    const unsigned word = LoadClusterPairIf<1>(true, ClusterAddress(mine, other)).x;
+    const uint2 pair = LoadClusterPairIf<2>(true, ClusterAddress(mine - t % 2 * 4, other));
+    const uint2 none = LoadClusterPairIf<2>(false, ClusterAddress(mine, 99));
+    const bool is_same = word == (t % 2 ? pair.y : pair.x) && none.x == 0 && none.y == 0;
+    to = is_same ? BitsToFloat(word) : -1;
+    {LAST_CLUSTER_BARRIER}
+"""
+# Rounds, each of which overwrites what others have read of the one before.
+CLUSTER_ROUNDS = f"""
+    {CLUSTER}
+    __shared__ float fixed[64];
+    to = 0;
+    for (int i = 1; i < 5; ++i) {{
+      shared[t] = fixed[63 - t] = from[t] * i;
+      {CLUSTER_BARRIER}
+      to += BitsToFloat(LoadClusterPairIf<1>(true, ClusterAddress(mine, other)).x);
+      for (unsigned rank = 0; rank < ClusterSize(); ++rank) {{
+        to += BitsToFloat(LoadClusterPairIf<1>(true, ClusterAddress(SharedAddress(fixed + 63 - t), rank)).x);
+      }}
+      {LAST_CLUSTER_BARRIER}
+    }}
+"""
+# What a block has of its own is kept while others run: copies and barriers of its threads.
+CLUSTER_OF_BUSY_BLOCKS = f"""
+    {CLUSTER}
+    const Shared barrier = SharedAddress(shared + 64);
+    if (t == 0) {{
+      InitBarrier(barrier, 1 + ClusterRank());
+      FenceBarrierInit();
+    }}
+    {CLUSTER_BARRIER}
+    if (t == 0) {{
+      ExpectBytes(barrier, 256);
+      CopyBulk(SharedAddress(shared), from, 256, barrier);
+      Arrive(barrier);
+    }}
+    if (t < 32) {{
+      ArriveAtBarrier(1 + ClusterRank(), 64);
+      ArriveAtCluster();
+      WaitForCluster();
+    }} else {{
+      ArriveAtCluster();
+      WaitAtBarrier(1 + ClusterRank(), 64);
+      WaitForCluster();
+    }}
+    if (t < ClusterRank()) Arrive(barrier);
+    WaitForBarrier(barrier, 0);
+    {CLUSTER_BARRIER}
+    to = BitsToFloat(LoadClusterPairIf<1>(true, ClusterAddress(mine, other)).x);
+    {LAST_CLUSTER_BARRIER}
+"""
+# Some threads wait at the cluster barrier for those that wait for them, but all have arrived.
+LATE_CLUSTER_WAIT = f"""
+    {CLUSTER}
+    shared[t] = from[t];
+    ArriveAtCluster();
+    if (t < 32) WaitForCluster();
+    __syncthreads();
+    if (t >= 32) WaitForCluster();
+    to = BitsToFloat(LoadClusterPairIf<1>(true, ClusterAddress(mine, other)).x);
+    {LAST_CLUSTER_BARRIER}
+"""
+CLUSTERS = [EXCHANGE, CLUSTER_ROUNDS, CLUSTER_OF_BUSY_BLOCKS, LATE_CLUSTER_WAIT]
+
+
+def without_last_barrier(body):
+    return body.replace(LAST_CLUSTER_BARRIER, "")
+
+
+def with_barrier(barrier, body=EXCHANGE):
+    """With something else in place of the first barrier of a cluster."""
+    return body.replace(f"{CLUSTER_BARRIER}\n", f"{barrier}\n", 1)
+
+
+WRITTEN = "writes to shared address .* without a cluster barrier between"
+WRONG_CLUSTERS = {
+    "no barrier before a load": (with_barrier("__syncthreads();"), "before the first cluster barrier"),
+    "no barrier before a load of later values": (
+        with_barrier(f"{CLUSTER_BARRIER}\nshared[t] = 1 + from[t];"),
+        WRITTEN,
+    ),
+    "values written between arriving and waiting": (
+        with_barrier("ArriveAtCluster(); shared[t] = 1 + from[t]; WaitForCluster();"),
+        WRITTEN,
+    ),
+    "no barrier before values are overwritten": (
+        CLUSTER_ROUNDS.replace(LAST_CLUSTER_BARRIER, f"if (i == 4) {{ {CLUSTER_BARRIER} }}"),
+        WRITTEN,
+    ),
+    "values overwritten between arriving and waiting": (
+        EXCHANGE.replace(LAST_CLUSTER_BARRIER, "ArriveAtCluster(); shared[t] = -1; WaitForCluster();"),
+        WRITTEN,
+    ),
+    "one block overwrites values": (
+        EXCHANGE.replace(LAST_CLUSTER_BARRIER, f"if (ClusterRank() == 1) {{ shared[5] = -1; }}\n{CLUSTER_BARRIER}"),
+        WRITTEN,
+    ),
+    "a block ends while others may load from it": (
+        without_last_barrier(EXCHANGE),
+        "which has ended|ends while rank [01] may still load",
+    ),
+    "only one block loads, and the other one ends": (
+        without_last_barrier(EXCHANGE).replace(
+            CLUSTER_BARRIER, f"{CLUSTER_BARRIER}\nif (ClusterRank() == 1) {{ return; }}"
+        ),
+        "which has ended|ends while rank 0 may still load",
+    ),
+    "a load before waiting": (
+        EXCHANGE.replace(
+            LAST_CLUSTER_BARRIER,
+            "ArriveAtCluster(); LoadClusterPairIf<1>(true, ClusterAddress(mine, other)).x; WaitForCluster();",
+        ),
+        "after arriving, before it waits",
+    ),
+    "a rank that the cluster does not have": (
+        EXCHANGE.replace("unsigned other = ", "unsigned other = 2 + "),
+        "there is no rank [23] in a cluster of 2 blocks",
+    ),
+    "a misaligned load": (EXCHANGE.replace("mine - t % 2 * 4", "mine"), "not a multiple of 8"),
+    "a load behind shared memory": (
+        EXCHANGE.replace("mine - t % 2 * 4", "mine + 256 - t * 4"),
+        "byte 2.. of 256 bytes of dynamic shared memory",
+    ),
+    "a load from outside of shared memory": (
+        EXCHANGE.replace("mine - t % 2 * 4", "0"),
+        "outside of shared memory",
+    ),
+    "a wait without arriving": (with_barrier("WaitForCluster();"), "without having arrived"),
+    "arriving twice": (with_barrier("ArriveAtCluster();\nArriveAtCluster();"), "twice without waiting"),
+    "an end without waiting": (
+        EXCHANGE.replace(LAST_CLUSTER_BARRIER, "ArriveAtCluster();"),
+        "a thread ends that has arrived",
+    ),
+    "threads that do not come": (
+        with_barrier(f"if (t >= 32) {{ return; }}\n{CLUSTER_BARRIER}"),
+        "32 of 64 threads wait at the cluster barrier; 32 have ended",
+    ),
+    "threads that wait elsewhere": (
+        with_barrier(f"if (t >= 32) {{ __syncthreads(); }}\n{CLUSTER_BARRIER}"),
+        "32 of 64 threads wait at the cluster barrier; 0 have ended, the others wait elsewhere",
+    ),
+    "a barrier in half a warp": (
+        with_barrier(f"if (t % 2) {{ __syncthreads(); }}\n{CLUSTER_BARRIER}"),
+        "threads wait at the barrier",
+    ),
+    "a block that does not come": (
+        with_barrier(f"if (ClusterRank() == 1) {{ return; }}\n{CLUSTER_BARRIER}"),
+        "waits at the cluster barrier, but 1 of 2 blocks of the cluster have ended",
+    ),
+}
 WRONG = {
     "no wait for a group": (ASYNC.replace("WaitForCopies<0>();", ""), None),
     "no commit": (ASYNC.replace("CommitCopies();", ""), None),
@@ -265,6 +430,8 @@ BODIES = [
     *REFILLS,
     *RACING,
     *(body for body, _ in WRONG.values()),
+    *CLUSTERS,
+    *(body for body, _ in WRONG_CLUSTERS.values()),
 ]
 
 
@@ -285,14 +452,15 @@ def image():
     return build_host_image("\n".join(['#include "intrinsics.cuh"', "using namespace sparseconv::cuda;", *kernels]))
 
 
-def run(body, *, x=None, size=THREADS, shared_bytes=None, grid=(1,)):
+def run(body, *, x=None, size=THREADS, shared_bytes=None, grid=(1,), cluster=1):
     """Run a body with ``x`` and ``y``, floats in global memory, and ``shared``, dynamic shared memory; returns y."""
     if shared_bytes is None:
         shared_bytes = {PIPELINED: 2 * 4 * THREADS}.get(body, 4 * THREADS + 8 * len(re.findall("InitBarrier", body)))
     x = device_array(np.arange(size, dtype=np.float32) if x is None else x)
     y = device_array(np.full(size, np.nan, np.float32), writable=True)
     arguments = [ctypes.c_void_p(address(a)) for a in (x, y)]
-    launch(image(), f"kernel_{BODIES.index(body)}", grid, (THREADS,), arguments, shared_bytes=shared_bytes)
+    kernel = f"kernel_{BODIES.index(body)}"
+    launch(image(), kernel, grid, (THREADS,), arguments, shared_bytes=shared_bytes, cluster=cluster)
     check_surroundings(y)
     return y
 
@@ -338,6 +506,121 @@ def test_shared_memory_is_fresh_in_every_block():
     assert not run(FRESH, size=3 * THREADS, grid=(3,)).any()
 
 
+def run_clusters(body, *, cluster=2, clusters=2, idle=0, planes=1):
+    """Run a body whose blocks exchange values, those of ``idle`` clusters without doing so; returns x and y."""
+    blocks = cluster * clusters
+    x = np.arange(blocks * THREADS, dtype=np.float32)
+    x[0] = cluster * idle
+    y = run(body, x=x, size=x.size, grid=(blocks, planes), cluster=cluster)
+    return (values.reshape(clusters, cluster, THREADS)[idle:] for values in (x, y))
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    "body", [EXCHANGE, CLUSTER_OF_BUSY_BLOCKS, LATE_CLUSTER_WAIT], ids=["exchange", "busy blocks", "late wait"]
+)
+def test_blocks_of_a_cluster_exchange_values(body, cluster):
+    x, y = run_clusters(body, cluster=cluster, clusters=3, planes=2)
+    np.testing.assert_array_equal(y, np.roll(x, -1, axis=1))
+
+
+@pytest.mark.parametrize("cluster", [2, 3])
+def test_blocks_of_a_cluster_exchange_values_again_and_again(cluster):
+    x, y = run_clusters(CLUSTER_ROUNDS, cluster=cluster)
+    np.testing.assert_array_equal(y, 10 * (np.roll(x, -1, axis=1) + x.sum(axis=1, keepdims=True)))
+
+
+def test_blocks_of_a_cluster_need_not_meet():
+    np.testing.assert_array_equal(run(FRESH, size=4 * THREADS, grid=(4,), cluster=2), 0)
+
+
+# The blocks of the second cluster begin in the other order.
+@pytest.mark.parametrize("idle", [0, 1])
+@pytest.mark.parametrize("name", WRONG_CLUSTERS)
+def test_wrong_clusters_are_found(name, idle):
+    body, message = WRONG_CLUSTERS[name]
+    with pytest.raises(KernelError, match=message):
+        run_clusters(body, idle=idle)
+
+
+def test_a_cluster_after_a_failed_one_works():
+    with pytest.raises(KernelError, match=r"kernel_\d+, block \(0, 0, 0\): waits at the cluster barrier"):
+        run_clusters(WRONG_CLUSTERS["a block that does not come"][0])
+    x, y = run_clusters(EXCHANGE)
+    np.testing.assert_array_equal(y, np.roll(x, -1, axis=1))
+
+
+class LaunchAttribute(ctypes.Structure):
+    """As in the driver's interface, as is `LaunchConfig`."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16))
+
+
+class LaunchConfig(ctypes.Structure):
+    _fields_ = (
+        *(("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint)),
+        *(("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("num_attributes", ctypes.c_uint)),
+    )
+
+
+CLUSTER_OF_2, EARLY_BEGIN = (4, 2, 1, 1), (6, 1)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "wanted"),
+    [
+        ([], 719),  # CUDA_ERROR_LAUNCH_FAILED: the kernel knows of one block only
+        ([EARLY_BEGIN], 719),
+        ([CLUSTER_OF_2], 0),
+        ([CLUSTER_OF_2, EARLY_BEGIN], 0),
+        ([EARLY_BEGIN, CLUSTER_OF_2], 0),
+        ([CLUSTER_OF_2, CLUSTER_OF_2], 1),  # CUDA_ERROR_INVALID_VALUE
+        ([CLUSTER_OF_2, (5, 1)], 1),
+        ([(4, 3, 1, 1)], 1),
+        ([(4, 1, 2, 1)], 1),
+        ([(4, 16, 1, 1)], 1),
+    ],
+    ids=str,
+)
+def test_the_driver_launches_clusters(attributes, wanted):
+    source = """
+        using namespace sparseconv::cuda;
+        extern "C" __global__ void kernel(unsigned* y) {
+          __shared__ unsigned shared[1];
+          shared[0] = blockIdx.x;
+          ArriveAtCluster();
+          WaitForCluster();
+          y[blockIdx.x] = LoadClusterPairIf<1>(true, ClusterAddress(SharedAddress(shared), 1 - ClusterRank())).x;
+          ArriveAtCluster();
+          WaitForCluster();
+        }
+    """
+    image = build_host_image('#include "intrinsics.cuh"\n' + source)
+    driver = ctypes.CDLL(str(build_driver()))
+    driver.fake_cuda_set_device(90, 4, 227 << 10, 1)
+    context, library, kernel, function = (ctypes.c_void_p() for _ in range(4))
+    assert driver.cuInit(0) == 0
+    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+    assert driver.cuCtxPushCurrent_v2(context) == 0
+    code = image.read_bytes()
+    assert driver.cuLibraryLoadData(ctypes.byref(library), code, *[None] * 2, 0, *[None] * 2, 0) == 0
+    assert driver.cuLibraryGetKernel(ctypes.byref(kernel), library, b"kernel") == 0
+    assert driver.cuKernelGetFunction(ctypes.byref(function), kernel) == 0
+    y = np.zeros(16, np.uint32)
+    pointer = ctypes.c_void_p(address(y))
+    params = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    array = (LaunchAttribute * 2)(*(LaunchAttribute(id, 0, tuple(value)) for id, *value in attributes))
+    three = ctypes.c_uint * 3
+    stream, first = ctypes.addressof(context), ctypes.addressof(array) if attributes else None
+    config = LaunchConfig(three(16, 1, 1), three(1, 1, 1), 0, stream, first, len(attributes))
+    result = driver.cuLaunchKernelEx(ctypes.byref(config), function, params, None)
+    assert driver.cuLibraryUnload(library) == 0
+    assert driver.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+    assert driver.cuDevicePrimaryCtxRelease_v2(0) == 0
+    assert result == wanted
+    np.testing.assert_array_equal(y, np.arange(16) ^ 1 if result == 0 else 0)
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_blocks_and_threads_have_their_indices(axis):
     source = """
@@ -377,6 +660,12 @@ def test_a_launch_after_a_failed_one_works():
 def test_launches_that_a_gpu_refuses(shared_bytes):
     with pytest.raises(KernelError, match="bytes of shared memory"):
         run(STORE, shared_bytes=shared_bytes, grid=(1, 65536 if shared_bytes == 256 else 1))
+
+
+@pytest.mark.parametrize(("blocks", "cluster"), [(3, 2), (4, 0), (16, 16)])
+def test_clusters_that_a_gpu_refuses(blocks, cluster):
+    with pytest.raises(KernelError, match=f"clusters of {cluster}"):
+        run(STORE, grid=(blocks,), cluster=cluster)
 
 
 def test_an_unknown_kernel_is_an_error():

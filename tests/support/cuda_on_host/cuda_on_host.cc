@@ -63,6 +63,7 @@ cuda_on_host_switch:
 namespace cuda_on_host {
 
 constexpr unsigned kMaxThreads = 1024;
+constexpr unsigned kMaxCluster = 8;      // blocks, on every GPU that has clusters
 constexpr unsigned kSharedBegin = 1024;  // address of the first byte of shared memory, so that 0 is an error
 constexpr unsigned kMaxPendingBytes = (1u << 20) - 1;  // that an mbarrier can count
 constexpr size_t kStack = 128 * 1024;
@@ -72,7 +73,7 @@ constexpr unsigned char kGuardByte = 0xFD;              // the same, but another
 constexpr uint64_t kBarrierMark = 0xBA441E4BA441E4BAull;
 constexpr int kNumberedBarriers = 16;  // of a block; number 0 is that of __syncthreads
 
-enum class Wait { kNothing, kBlock, kWarp, kBarrier, kNumberedBarrier, kDone };
+enum class Wait { kNothing, kBlock, kWarp, kBarrier, kNumberedBarrier, kArrival, kCluster, kDone };
 
 struct Copy {
   unsigned char* to;
@@ -90,6 +91,8 @@ struct Fiber {
   unsigned barrier = 0;        // of WaitForBarrier or WaitAtBarrier
   unsigned parity = 0;
   bool may_begin_early = false, has_waited = false;
+  bool has_arrived = false;  // at the cluster barrier of a phase, and not waited there
+  unsigned arrival_phase = 0;
   unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
   std::deque<std::vector<Copy>> groups;  // committed, not arrived
@@ -133,17 +136,43 @@ struct Barrier {
   std::vector<Copy> copies;
 };
 
-struct State {
-  std::mutex mutex;
+// What a block has of its own, besides shared memory.
+struct Block {
   std::vector<Fiber> fibers;
-  unsigned char* stacks = nullptr;  // kStack bytes for each fiber
-  unsigned num_threads = 0;
-  Fiber* current = nullptr;
-  void* scheduler = nullptr;
   std::vector<Warp> warps;
   std::map<unsigned, Barrier> barriers;
   NumberedBarrier numbered[kNumberedBarriers];
   unsigned epoch = 0;
+  unsigned num_arrived = 0;  // threads, at the cluster barrier of this phase
+};
+
+// A block of the cluster that runs.
+struct Member {
+  Block block;  // and what is in its shared memory, while others run
+  std::vector<unsigned char> shared;
+  // What was there when its threads had arrived at the cluster barrier before, and have arrived at the next one.
+  std::vector<unsigned char> visible, arrived;
+  bool has_ended = false;
+};
+
+// A load from another block's shared memory, since the last cluster barrier.
+struct ClusterLoad {
+  unsigned owner, reader;  // ranks
+  unsigned thread;         // of the reader
+  unsigned offset, bytes;
+};
+
+// The block in it is the one that runs.
+struct State : Block {
+  std::mutex mutex;
+  unsigned char* stacks = nullptr;  // kStack bytes for each fiber of a cluster
+  unsigned num_threads = 0;         // of a block
+  Fiber* current = nullptr;
+  void* scheduler = nullptr;
+  std::vector<Member> cluster;
+  unsigned rank = 0;
+  unsigned phase = 0;  // cluster barriers that are complete
+  std::vector<ClusterLoad> loads;
   pthread_t thread = {};  // that launched
   void (*kernel)(void**) = nullptr;
   const char* kernel_name = "";
@@ -557,18 +586,93 @@ void WaitAtBarrier(int number, unsigned threads) {
 
 void ArriveAtBarrier(int number, unsigned threads) { ComeToBarrier("barrier.arrive", number, threads); }
 
+unsigned ClusterRank() { return state.rank; }
+unsigned ClusterSize() { return static_cast<unsigned>(state.cluster.size()); }
+
+// Calls `run` with the offset and the bytes of each part of shared memory that the launch uses.
+template <class Function>
+void ForUsedShared(Function run) {
+  const auto dynamic = static_cast<size_t>(state.dynamic - state.shared), behind = dynamic + kMaxShared + kGuard;
+  run(0, dynamic + state.dynamic_size + kGuard);
+  run(behind, state.shared_size - behind);
+}
+
+void SaveShared(std::vector<unsigned char>& copy) {
+  copy.resize(state.shared_size);
+  ForUsedShared([&](size_t offset, size_t bytes) { std::memcpy(copy.data() + offset, state.shared + offset, bytes); });
+}
+
+void RestoreShared(const std::vector<unsigned char>& copy) {
+  ForUsedShared([&](size_t offset, size_t bytes) { std::memcpy(state.shared + offset, copy.data() + offset, bytes); });
+}
+
+// Returns whether any thread goes on that has arrived at the cluster barrier.
+bool EndArrivals() {
+  bool any = false;
+  for (unsigned i = 0; i < state.num_threads; ++i) {
+    if (state.fibers[i].wait != Wait::kArrival) continue;
+    state.fibers[i].wait = Wait::kNothing;
+    any = true;
+  }
+  return any;
+}
+
+// A thread goes on when all of the block have arrived or no other one can go on: so what it writes from here on is not
+// among what the barrier makes visible.
+void ArriveAtCluster() {
+  Fiber& fiber = *state.current;
+  if (fiber.has_arrived) Fail("arrives at the cluster barrier twice without waiting");
+  MeetInWarp("barrier.cluster.arrive", 0, [](Warp&) {});
+  fiber.has_arrived = true;
+  fiber.arrival_phase = state.phase;
+  if (++state.num_arrived < state.num_threads) {
+    fiber.wait = Wait::kArrival;
+    SwitchToScheduler();
+    return;
+  }
+  SaveShared(state.cluster[state.rank].arrived);
+  EndArrivals();
+}
+
+void WaitForCluster() {
+  Fiber& fiber = *state.current;
+  if (!fiber.has_arrived) Fail("waits at the cluster barrier without having arrived");
+  MeetInWarp("barrier.cluster.wait", 0, [](Warp&) {});
+  if (fiber.arrival_phase == state.phase) {
+    fiber.wait = Wait::kCluster;
+    SwitchToScheduler();
+  }
+  fiber.has_arrived = false;
+}
+
+void LoadFromCluster(void* to, unsigned number, unsigned rank, unsigned bytes) {
+  if (rank >= ClusterSize()) Fail("there is no rank %u in a cluster of %u blocks", rank, ClusterSize());
+  const unsigned char* from = SharedPointer(number, bytes, bytes);
+  if (rank != state.rank) {
+    const Member& owner = state.cluster[rank];
+    if (state.phase == 0) Fail("loads from the block of rank %u before the first cluster barrier", rank);
+    if (owner.has_ended) Fail("loads from the block of rank %u, which has ended", rank);
+    if (state.current->has_arrived) Fail("loads from the block of rank %u after arriving, before it waits", rank);
+    const auto offset = static_cast<unsigned>(from - state.shared);
+    state.loads.push_back({rank, state.rank, state.current->number, offset, bytes});
+    from = owner.visible.data() + offset;
+  }
+  std::memcpy(to, from, bytes);
+}
+
 // --- running a block -----------------------------------------------------------------------------------------------
 
 void RunFiber() {
   state.kernel(state.params);
   if (!state.current->stores.empty()) Fail("a thread ends whose bulk copies still read shared memory");
+  if (state.current->has_arrived) Fail("a thread ends that has arrived at the cluster barrier but not waited there");
   state.current->wait = Wait::kDone;
   SwitchToScheduler();
   __builtin_trap();
 }
 
 void StartFiber(Fiber& fiber, unsigned number) {
-  fiber.stack = state.stacks + number * kStack;
+  fiber.stack = state.stacks + (state.rank * state.num_threads + number) * kStack;
   std::memcpy(fiber.stack, &kStackMark, sizeof(kStackMark));
   // What cuda_on_host_switch takes from the stack: six registers, then where to go. A function expects the stack
   // pointer 8 bytes off a multiple of 16.
@@ -580,7 +684,7 @@ void StartFiber(Fiber& fiber, unsigned number) {
   fiber.number = number;
   fiber.index = {number % blockDim.x, number / blockDim.x % blockDim.y, number / blockDim.x / blockDim.y};
   fiber.wait = Wait::kNothing;
-  fiber.may_begin_early = fiber.has_waited = false;
+  fiber.may_begin_early = fiber.has_waited = fiber.has_arrived = false;
   fiber.num_copies = 0;
   fiber.copies.clear();
   fiber.groups.clear();
@@ -629,17 +733,22 @@ std::string PendingBarriers() {
 
 // Lets all threads pass __syncthreads once all have reached the same one.
 void CompleteBlockBarrier() {
-  unsigned waiting = 0, done = 0;
+  unsigned waiting = 0, waiting_for_cluster = 0, done = 0;
   const char* site = nullptr;
   for (unsigned i = 0; i < state.num_threads; ++i) {
     const Fiber& fiber = state.fibers[i];
     if (fiber.wait == Wait::kDone) ++done;
+    if (fiber.wait == Wait::kCluster) ++waiting_for_cluster;
     if (fiber.wait != Wait::kBlock) continue;
     ++waiting;
     if (site != nullptr && std::strcmp(site, fiber.site) != 0) {
       return SetError("threads wait at different barriers, %s and %s", site, fiber.site);
     }
     site = fiber.site;
+  }
+  if (waiting_for_cluster != 0) {
+    return SetError("%u of %u threads wait at the cluster barrier; %u have ended, the others wait elsewhere%s",
+                    waiting_for_cluster, state.num_threads, done, PendingBarriers().c_str());
   }
   if (waiting == 0) {
     return SetError("deadlock: %u threads wait for copies, for their warp or at numbered barriers%s",
@@ -668,7 +777,13 @@ void CheckGuard() {
   }
 }
 
-void RunThreads(bool is_falling) {
+bool HasThread(Wait wait) {
+  const auto end = state.fibers.begin() + state.num_threads;
+  return std::any_of(state.fibers.begin(), end, [=](const Fiber& fiber) { return fiber.wait == wait; });
+}
+
+// Returns whether all threads have ended: otherwise the block waits at the cluster barrier, or has failed.
+bool RunThreads(bool is_falling) {
   while (!state.has_failed) {
     bool any = false, all_done = true;
     for (unsigned i = 0; i < state.num_threads && !state.has_failed; ++i) {
@@ -679,12 +794,16 @@ void RunThreads(bool is_falling) {
       }
       all_done = all_done && fiber.wait == Wait::kDone;
     }
-    if (all_done || state.has_failed) return;
-    if (!any && !CompleteBarriers()) CompleteBlockBarrier();
+    if (state.has_failed) break;
+    if (all_done) return true;
+    if (any || CompleteBarriers() || EndArrivals()) continue;
+    if (state.num_arrived == state.num_threads && HasThread(Wait::kCluster)) break;
+    CompleteBlockBarrier();
   }
+  return false;
 }
 
-void RunBlock(bool is_falling) {
+void StartBlock() {
   std::memset(state.shared, kUnset, static_cast<size_t>(state.dynamic - state.shared));
   std::memset(state.dynamic, kUnset, state.dynamic_size);
   std::memset(state.dynamic + state.dynamic_size, kGuardByte, kGuard);
@@ -692,21 +811,93 @@ void RunBlock(bool is_falling) {
   std::memset(behind, kUnset, static_cast<size_t>(state.shared + state.shared_size - behind));
   state.barriers.clear();
   std::fill(std::begin(state.numbered), std::end(state.numbered), NumberedBarrier());
-  state.epoch = 0;
+  state.epoch = state.num_arrived = 0;
   state.warps.assign((state.num_threads + warpSize - 1) / warpSize, Warp());
+  if (state.fibers.size() < state.num_threads) state.fibers.resize(state.num_threads);
   for (unsigned i = 0; i < state.num_threads; ++i) {
     StartFiber(state.fibers[i], i);
     ++state.warps[i / warpSize].size;
   }
-  RunThreads(is_falling);
-  if (state.has_failed) return;
+}
+
+void EndBlock() {
   for (const auto& [number, barrier] : state.barriers) {
     if (!barrier.copies.empty()) return SetError("bulk copies are under way when the block ends");
   }
   const std::string pending = PendingBarriers();
   if (!pending.empty()) return SetError("threads have arrived for nothing when the block ends%s", pending.c_str());
+  for (const ClusterLoad& load : state.loads) {
+    if (load.owner == state.rank) return SetError("ends while rank %u may still load from it", load.reader);
+  }
   CheckStacks();
   CheckGuard();
+}
+
+// Lets the blocks of the cluster go on once all of them wait.
+void CompleteClusterBarrier(unsigned first) {
+  const auto has_ended = [](const Member& member) { return member.has_ended; };
+  auto& cluster = state.cluster;
+  const auto ended = std::count_if(cluster.begin(), cluster.end(), has_ended);
+  if (ended != 0) {
+    const auto waiting = std::find_if_not(cluster.begin(), cluster.end(), has_ended);
+    blockIdx.x = first + static_cast<unsigned>(waiting - cluster.begin());
+    return SetError("waits at the cluster barrier, but %td of %u blocks of the cluster have ended", ended,
+                    ClusterSize());
+  }
+  for (const ClusterLoad& load : state.loads) {
+    const Member& owner = cluster[load.owner];
+    if (std::memcmp(owner.visible.data() + load.offset, owner.shared.data() + load.offset, load.bytes) == 0) continue;
+    blockIdx.x = first + load.owner;
+    return SetError(
+        "writes to shared address %u without a cluster barrier between that and thread %u of rank %u, "
+        "which loads from there",
+        load.offset + kSharedBegin, load.thread, load.reader);
+  }
+  state.loads.clear();
+  ++state.phase;
+  for (Member& member : cluster) {
+    member.visible.swap(member.arrived);
+    member.block.num_arrived = 0;
+    ++member.block.epoch;
+    for (unsigned i = 0; i < state.num_threads; ++i) {
+      Fiber& fiber = member.block.fibers[i];
+      if (fiber.wait == Wait::kCluster) fiber.wait = Wait::kNothing;
+    }
+  }
+}
+
+// Runs a block of the cluster until it ends or waits for the others.
+void RunMember(Member& member, bool is_falling) {
+  if (state.phase == 0) {
+    StartBlock();
+  } else {
+    std::swap(static_cast<Block&>(state), member.block);
+    RestoreShared(member.shared);
+  }
+  member.has_ended = RunThreads(is_falling);
+  if (state.has_failed) return;
+  if (member.has_ended) return EndBlock();
+  SaveShared(member.shared);
+  std::swap(static_cast<Block&>(state), member.block);
+}
+
+// Runs the cluster of `blockIdx`, its first block, in front of which there are `number` blocks.
+void RunCluster(unsigned number) {
+  const unsigned first = blockIdx.x, count = ClusterSize();
+  state.phase = 0;
+  state.loads.clear();
+  for (Member& member : state.cluster) member.has_ended = false;
+  for (;; CompleteClusterBarrier(first)) {
+    const bool is_falling = (number / count + state.phase) % 2 != 0;
+    bool all_ended = true;
+    for (unsigned i = 0; i < count && !state.has_failed; ++i) {
+      state.rank = is_falling ? count - 1 - i : i;
+      blockIdx.x = first + state.rank;
+      RunMember(state.cluster[state.rank], (number + state.rank) % 2 != 0);
+      all_ended = all_ended && state.cluster[state.rank].has_ended;
+    }
+    if (all_ended || state.has_failed) return;
+  }
 }
 
 // Shared variables are thread-local ones, so the thread's storage of this shared object is the block's shared memory.
@@ -727,16 +918,17 @@ int FindShared(dl_phdr_info* info, size_t, void* address) {
   return 1;
 }
 
-bool IsLaunchable(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
+bool IsLaunchable(const unsigned grid[3], const unsigned block[3], unsigned cluster, unsigned shared_bytes) {
   const uint64_t threads = uint64_t{block[0]} * block[1] * block[2];
   return threads >= 1 && threads <= kMaxThreads && block[2] <= 64 && grid[0] >= 1 && grid[0] <= 0x7FFFFFFFu &&
-         grid[1] >= 1 && grid[1] <= 65535 && grid[2] >= 1 && grid[2] <= 65535 && shared_bytes <= kMaxShared;
+         grid[1] >= 1 && grid[1] <= 65535 && grid[2] >= 1 && grid[2] <= 65535 && shared_bytes <= kMaxShared &&
+         cluster >= 1 && cluster <= kMaxCluster && grid[0] % cluster == 0;
 }
 
 // The stacks of a launch. They are given back: a process may load hundreds of images, each with a State of its own.
 class Stacks {
  public:
-  explicit Stacks(unsigned count) : size_(count * kStack) {
+  explicit Stacks(size_t count) : size_(count * kStack) {
     void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) __builtin_trap();
     state.stacks = static_cast<unsigned char*>(memory);
@@ -786,34 +978,35 @@ class FaultHandler {
   struct sigaction before_[kSignals.size()] = {};
 };
 
-int LaunchLocked(const unsigned grid[3], const unsigned block[3], unsigned shared_bytes) {
+int LaunchLocked(const unsigned grid[3], const unsigned block[3], unsigned cluster, unsigned shared_bytes) {
   state.has_failed = false;
   state.current = nullptr;
   state.thread = pthread_self();
-  if (!IsLaunchable(grid, block, shared_bytes)) {
-    SetError("grid (%u, %u, %u), block (%u, %u, %u), %u bytes of shared memory", grid[0], grid[1], grid[2], block[0],
-             block[1], block[2], shared_bytes);
+  if (!IsLaunchable(grid, block, cluster, shared_bytes)) {
+    SetError("grid (%u, %u, %u), block (%u, %u, %u), clusters of %u, %u bytes of shared memory", grid[0], grid[1],
+             grid[2], block[0], block[1], block[2], cluster, shared_bytes);
     return 2;
   }
   gridDim = {grid[0], grid[1], grid[2]};
   blockDim = {block[0], block[1], block[2]};
   state.num_threads = block[0] * block[1] * block[2];
-  if (state.fibers.size() < state.num_threads) state.fibers.resize(state.num_threads);
   state.dynamic = DynamicShared();
   state.dynamic_size = shared_bytes;
   dl_iterate_phdr(&FindShared, reinterpret_cast<void*>(&RunFiber));
   const FaultHandler handler;
-  const Stacks stacks(state.num_threads);
-  bool is_falling = false;
-  for (blockIdx.z = 0; blockIdx.z < grid[2]; ++blockIdx.z) {
-    for (blockIdx.y = 0; blockIdx.y < grid[1]; ++blockIdx.y) {
-      for (blockIdx.x = 0; blockIdx.x < grid[0]; ++blockIdx.x, is_falling = !is_falling) {
-        RunBlock(is_falling);
-        if (state.has_failed) return 2;
+  const Stacks stacks(size_t{cluster} * state.num_threads);
+  state.cluster.resize(cluster);
+  unsigned number = 0;
+  for (blockIdx.z = 0; blockIdx.z < grid[2] && !state.has_failed; ++blockIdx.z) {
+    for (blockIdx.y = 0; blockIdx.y < grid[1] && !state.has_failed; ++blockIdx.y) {
+      for (unsigned x = 0; x < grid[0] && !state.has_failed; x += cluster, number += cluster) {
+        blockIdx.x = x;
+        RunCluster(number);
       }
     }
   }
-  return 0;
+  state.cluster.clear();
+  return state.has_failed ? 2 : 0;
 }
 
 }  // namespace cuda_on_host
@@ -835,13 +1028,18 @@ CUDA_ON_HOST_EXPORT int cuda_on_host_has_kernel(const char* name) { return FindK
 
 CUDA_ON_HOST_EXPORT const char* cuda_on_host_error() { return cuda_on_host::state.error.c_str(); }
 
-CUDA_ON_HOST_EXPORT int cuda_on_host_launch(const char* name, const unsigned grid[3], const unsigned block[3],
-                                            unsigned shared_bytes, void** params) {
+CUDA_ON_HOST_EXPORT int cuda_on_host_launch_clusters(const char* name, const unsigned grid[3], const unsigned block[3],
+                                                     unsigned cluster, unsigned shared_bytes, void** params) {
   const auto* kernel = FindKernel(name);
   if (kernel == nullptr) return 1;
   const std::lock_guard<std::mutex> lock(cuda_on_host::state.mutex);
   cuda_on_host::state.kernel = kernel->run;
   cuda_on_host::state.kernel_name = kernel->name;
   cuda_on_host::state.params = params;
-  return cuda_on_host::LaunchLocked(grid, block, shared_bytes);
+  return cuda_on_host::LaunchLocked(grid, block, cluster, shared_bytes);
+}
+
+CUDA_ON_HOST_EXPORT int cuda_on_host_launch(const char* name, const unsigned grid[3], const unsigned block[3],
+                                            unsigned shared_bytes, void** params) {
+  return cuda_on_host_launch_clusters(name, grid, block, 1, shared_bytes, params);
 }

@@ -11,12 +11,15 @@
 //
 //   int cuda_on_host_launch(name, grid, block, shared_bytes, params)
 //       0: done, 1: no such kernel, 2: the kernel is wrong
+//   int cuda_on_host_launch_clusters(name, grid, block, cluster, shared_bytes, params)
+//       the same, of blocks in clusters of so many along x
 //   int cuda_on_host_has_kernel(name)
 //   const char* cuda_on_host_error()
 //       of the last launch that returned 2
 //
 // The threads of a block are fibers: each runs until it waits for others. Blocks run one after the other, every second
-// one with its threads in falling order. Launches of one shared object wait for each other.
+// one with its threads in falling order; those of a cluster take turns whenever they wait for each other, the last one
+// first at every second time. Launches of one shared object wait for each other.
 //
 // What is wrong on a GPU goes wrong here. Shared memory holds NaNs (all bits set) when a block begins. Half of every
 // asynchronous copy arrives at once, the other half when it is waited for and no thread can go on otherwise: so neither
@@ -26,6 +29,11 @@
 // behind its end, waits that never end, memory that is touched before the launch in front has been waited for, and
 // global addresses that the process may not read or write. Races are only found where the order of the threads shows
 // them.
+//
+// A block of a cluster reads in another's shared memory what that held when its threads came to the cluster barrier
+// before. Errors are: other values there by the next barrier, a load that no barrier comes before, between coming to
+// one and waiting at it, or of a block that ends before the next one, and barriers that not all threads of the cluster
+// come to and wait at, in turn.
 #pragma once
 
 #include <cstddef>
@@ -104,6 +112,13 @@ void WaitForProducts(unsigned pending);
 void WaitAtBarrier(int number, unsigned threads);
 void ArriveAtBarrier(int number, unsigned threads);
 
+unsigned ClusterRank();
+unsigned ClusterSize();
+void ArriveAtCluster();
+void WaitForCluster();
+// From the shared memory of a block of the cluster.
+void LoadFromCluster(void* to, unsigned number, unsigned rank, unsigned bytes);
+
 template <class T>
 T ShuffleInWarp(unsigned mask, T value, unsigned lane) {
   static_assert(sizeof(T) <= 8);
@@ -118,6 +133,13 @@ template <class T>
 T LoadShared(unsigned number) {
   T value;
   std::memcpy(&value, SharedPointer(number, sizeof(T), sizeof(T)), sizeof(T));
+  return value;
+}
+
+template <class T>
+T LoadCluster(unsigned number, unsigned rank) {
+  T value;
+  LoadFromCluster(&value, number, rank, sizeof(T));
   return value;
 }
 

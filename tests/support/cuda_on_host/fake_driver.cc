@@ -44,6 +44,7 @@ enum Result : int {
 };
 
 using LaunchOnHost = int (*)(const char*, const unsigned*, const unsigned*, unsigned, void**);
+using LaunchClustersOnHost = int (*)(const char*, const unsigned*, const unsigned*, unsigned, unsigned, void**);
 using HasKernel = int (*)(const char*);
 using GetErrorText = const char* (*)();
 
@@ -69,6 +70,7 @@ struct Library {
   void* handle = nullptr;
   int file = -1;  // open as long as the library: dlopen knows what it has loaded by its path
   LaunchOnHost launch = nullptr;
+  LaunchClustersOnHost launch_clusters = nullptr;  // optional: to some code it is all the same
   HasKernel has_kernel = nullptr;
   GetErrorText error = nullptr;  // optional
   std::vector<std::unique_ptr<Kernel>> kernels;
@@ -151,6 +153,8 @@ void OpenPath(const char* path, Library* library) {
     return;
   }
   library->launch = reinterpret_cast<LaunchOnHost>(dlsym(library->handle, "cuda_on_host_launch"));
+  library->launch_clusters =
+      reinterpret_cast<LaunchClustersOnHost>(dlsym(library->handle, "cuda_on_host_launch_clusters"));
   library->has_kernel = reinterpret_cast<HasKernel>(dlsym(library->handle, "cuda_on_host_has_kernel"));
   library->error = reinterpret_cast<GetErrorText>(dlsym(library->handle, "cuda_on_host_error"));
 }
@@ -564,27 +568,43 @@ struct LaunchConfig {
 };
 
 constexpr int kClusterDimension = 4, kBeginsEarly = 6;
+constexpr unsigned kMaxCluster = 8;
 
-// Blocks of a cluster along x; 0 where the launch asks for anything else.
-static unsigned ClusterOf(const LaunchConfig& config) {
-  if (config.num_attributes != 1 || config.attributes[0].id != kClusterDimension) return 0;
-  const unsigned* cluster = config.attributes[0].value;
-  const bool is_line = cluster[0] > 0 && cluster[1] == 1 && cluster[2] == 1;
-  return is_line && config.grid[0] % cluster[0] == 0 ? cluster[0] : 0;
+// What a launch asks for besides its grid.
+struct Attributes {
+  const unsigned* cluster = nullptr;
+  const unsigned* begins_early = nullptr;
+};
+
+// Returns whether they are such as the library may ask for, each once at most: clusters along x that the grid consists
+// of, and to begin early.
+static bool ReadAttributes(const LaunchConfig& config, Attributes* read) {
+  if (config.num_attributes != 0 && config.attributes == nullptr) return false;
+  for (unsigned i = 0; i < config.num_attributes; ++i) {
+    const LaunchAttribute& attribute = config.attributes[i];
+    if (attribute.id != kClusterDimension && attribute.id != kBeginsEarly) return false;
+    const unsigned*& value = attribute.id == kClusterDimension ? read->cluster : read->begins_early;
+    if (value != nullptr) return false;
+    value = attribute.value;
+  }
+  const unsigned* cluster = read->cluster;
+  if (read->begins_early != nullptr && *read->begins_early > 1) return false;
+  return cluster == nullptr || (cluster[0] > 0 && cluster[0] <= kMaxCluster && cluster[1] == 1 && cluster[2] == 1 &&
+                                config.grid[0] % cluster[0] == 0);
 }
 
 EXPORT int cuOccupancyMaxActiveClusters(int* clusters, Function*, const LaunchConfig* config) {
   const int result = EnterContext("cuOccupancyMaxActiveClusters");
   if (result != kSuccess) return result;
-  const unsigned blocks = ClusterOf(*config);
-  if (blocks == 0) return kInvalidValue;
+  Attributes attributes;
+  if (!ReadAttributes(*config, &attributes) || attributes.cluster == nullptr) return kInvalidValue;
   const State& s = state();
-  *clusters = s.num_multiprocessors * s.blocks_a_multiprocessor / static_cast<int>(blocks);
+  *clusters = s.num_multiprocessors * s.blocks_a_multiprocessor / static_cast<int>(attributes.cluster[0]);
   return kSuccess;
 }
 
-static int LaunchNow(Function* function, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned shared_bytes,
-                     void* stream, void** params, void** extra) {
+static int LaunchNow(Function* function, const unsigned (&grid)[3], const unsigned (&block)[3], unsigned cluster,
+                     unsigned shared_bytes, void* stream, void** params, void** extra) {
   const bool is_empty = std::any_of(grid, grid + 3, [](unsigned size) { return size == 0; }) ||
                         std::any_of(block, block + 3, [](unsigned size) { return size == 0; });
   if (is_empty || grid[0] > 0x7FFFFFFFu || grid[1] > 65535 || grid[2] > 65535 ||
@@ -604,13 +624,16 @@ static int LaunchNow(Function* function, const unsigned (&grid)[3], const unsign
       s.last_generated = *static_cast<const sparseconv::cuda::GeneratedParams*>(params[0]);
     }
   }
-  switch (function->library->launch(function->name.c_str(), grid, block, shared_bytes, params)) {
+  const Library& library = *function->library;
+  const char* name = function->name.c_str();
+  switch (library.launch_clusters != nullptr ? library.launch_clusters(name, grid, block, cluster, shared_bytes, params)
+                                             : library.launch(name, grid, block, shared_bytes, params)) {
     case 0:
       return kSuccess;
     case 1:
       return kNotFound;
     default:
-      launch_error = function->library->error == nullptr ? "no text" : function->library->error();
+      launch_error = library.error == nullptr ? "no text" : library.error();
       return kLaunchFailed;
   }
 }
@@ -620,15 +643,17 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
                           void** extra) {
   const int result = EnterContext("cuLaunchKernel");
   if (result != kSuccess) return result;
-  return LaunchNow(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes, stream, params,
+  return LaunchNow(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, 1, shared_bytes, stream, params,
                    extra);
 }
 
-// Blocks run one after the other, so it is all the same to them whether they are a cluster, and launches, too.
+// Launches run one after the other, so it is all the same to them whether they begin early.
 EXPORT int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** params, void** extra) {
   const int result = EnterContext("cuLaunchKernelEx");
   if (result != kSuccess) return result;
-  const bool begins_early = config->num_attributes == 1 && config->attributes[0].id == kBeginsEarly;
-  if ((!begins_early && ClusterOf(*config) == 0) || state().architecture < 90) return kInvalidValue;
-  return LaunchNow(function, config->grid, config->block, config->shared_bytes, config->stream, params, extra);
+  Attributes attributes;
+  if (!ReadAttributes(*config, &attributes)) return kInvalidValue;
+  if (config->num_attributes != 0 && state().architecture < 90) return kInvalidValue;
+  const unsigned cluster = attributes.cluster == nullptr ? 1 : attributes.cluster[0];
+  return LaunchNow(function, config->grid, config->block, cluster, config->shared_bytes, config->stream, params, extra);
 }

@@ -108,6 +108,9 @@ inline void StoreShared(Shared address, unsigned value) { cuda_on_host::StoreSha
 inline void StoreSharedPair(Shared address, unsigned a, unsigned b) {
   cuda_on_host::StoreShared(address, static_cast<uint64_t>(b) << 32 | a);
 }
+inline void StoreSharedPair(Shared address, float a, float b) {
+  StoreSharedPair(address, FloatToBits(a), FloatToBits(b));
+}
 inline void StoreSharedHalf(Shared address, Half value) { cuda_on_host::StoreShared(address, value); }
 inline void StoreSharedVectorIf(unsigned condition, Shared address, const unsigned (&words)[4]) {
   if (condition != 0) cuda_on_host::StoreShared(address, uint4{words[0], words[1], words[2], words[3]});
@@ -195,6 +198,22 @@ inline void CommitCopies() { cuda_on_host::CommitCopies(); }
 template <int kPending>
 void WaitForCopies() {
   cuda_on_host::WaitForCopies(kPending);
+}
+
+inline unsigned ClusterRank() { return cuda_on_host::ClusterRank(); }
+inline unsigned ClusterSize() { return cuda_on_host::ClusterSize(); }
+inline void ArriveAtCluster() { cuda_on_host::ArriveAtCluster(); }
+inline void WaitForCluster() { cuda_on_host::WaitForCluster(); }
+inline void ArriveAtClusterToLeave() { ArriveAtCluster(); }
+// The block's rank is in bits that no address has.
+inline Shared ClusterAddress(Shared address, unsigned rank) { return address | rank << 24; }
+template <int kWords>
+uint2 LoadClusterPairIf(bool exists, Shared there) {
+  if (!exists) return {};
+  const Shared address = there & 0xFFFFFFu;
+  const unsigned rank = there >> 24;
+  if (kWords == 1) return {cuda_on_host::LoadCluster<unsigned>(address, rank), 0};
+  return cuda_on_host::LoadCluster<uint2>(address, rank);
 }
 
 // Called at the end of what a kernel calls at its end.
