@@ -23,6 +23,7 @@ class KernelChoice(enum.StrEnum):
     CSR = "csr"
     TENSOR = "tensor"
     WGMMA = "wgmma"
+    CLUSTER = "cluster"
     GENERATED = "generated"
 
 

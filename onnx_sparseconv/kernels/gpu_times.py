@@ -2,7 +2,7 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`,
+generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `cluster_work`,
 `csr_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
@@ -26,6 +26,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     WarpgroupPlan,
     csr_cycles,
     out_size,
+    plan_clusters,
     plan_octets,
     plan_pointwise,
     plan_ring,
@@ -148,7 +149,7 @@ class TimeModel:
         Raises:
             ValueError: the layer's input size is not known.
         """
-        found = _library_work(layer, architecture, batch, self.multiprocessors)
+        found = _fastest_work(layer, architecture, batch, self.multiprocessors)
         return None if found is None else (float(self.cycles_us(found[0])), found[1])
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
@@ -301,15 +302,40 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 def _on_points(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
-    chunks = math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
-    row_tiles, row_blocks = pointwise_rows(layer)
-    products = row_blocks * row_tiles * ROWS * chunks * CHANNELS
-    if products > _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights):
+    if not _are_products_worth(layer):
         return None
-    plan = plan_pointwise(layer, batch, chunks, multiprocessors)
+    plan = plan_pointwise(layer, batch, _pointwise_chunks(layer), multiprocessors)
     if batch > MOST_CSR_IMAGES:
         return LibraryWork(plan.cycles / 1000), ON_WARPGROUPS
     return _choose(plan, layer, batch, multiprocessors)
+
+
+def _pointwise_chunks(layer: SparseLayer) -> int:
+    return math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
+
+
+def _are_products_worth(layer: SparseLayer) -> bool:
+    """Whether tensor cores are faster than the CSR kernel for a 1x1 layer, about."""
+    row_tiles, row_blocks = pointwise_rows(layer)
+    products = row_blocks * row_tiles * ROWS * _pointwise_chunks(layer) * CHANNELS
+    return bool(products <= _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
+
+
+def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's cluster kernel, wherever it can run plain 3x3 and 1x1 layers; few images run so."""
+    is_plain = layer.strides == layer.dilations == (1, 1)
+    if not is_plain or not _may_run_on_warpgroups(layer, architecture):
+        return None
+    if layer.kernel_shape == (1, 1):
+        if any(layer.pads) or not _are_products_worth(layer):
+            return None
+        chunks: float = _pointwise_chunks(layer)
+    elif layer.kernel_shape == (3, 3):
+        chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
+    else:
+        return None
+    plan = plan_clusters(layer, batch, chunks, multiprocessors)
+    return None if plan is None else LibraryWork(plan.cycles / 1000)
 
 
 # Images up to which the CSR kernel's time is known.
@@ -324,7 +350,7 @@ def csr_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors
 
 
 def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
-    """The same of the kernel of the library's own that takes the layer."""
+    """The same of the kernel of the library's own that takes the layer, where it does not run by clusters."""
     found = _library_work(layer, architecture, batch, multiprocessors)
     return None if found is None else found[0]
 
@@ -336,6 +362,16 @@ def _library_work(layer: SparseLayer, architecture: int, batch: int, multiproces
         return found
     by_csr = csr_work(*call)
     return None if by_csr is None else (by_csr, BY_CSR)
+
+
+def _fastest_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
+    """By clusters, where those are faster than the kernel that takes the layer else."""
+    call = (layer, architecture, batch, multiprocessors)
+    found, by_clusters = _library_work(*call), cluster_work(*call)
+    if found is None or by_clusters is None:
+        return found
+    cycles = 1000 * float(by_clusters.kcycles) - (EARLY_CYCLES if found[1] == BY_CSR else 0)
+    return (by_clusters, ON_WARPGROUPS) if cycles < 1000 * float(found[0].kcycles) else found
 
 
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:

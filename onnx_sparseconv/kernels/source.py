@@ -19,7 +19,7 @@ from onnx_sparseconv.kernels.plan import HALF_TERMS, LOADS_AHEAD, GeneratedPlan
 from onnx_sparseconv.kernels.schedule import Item, Tap, tile_items, words_and_taps
 
 KERNEL_NAME = "sparseconv_generated"
-_HEADERS = ("epilogue.cuh", "generated_conv.cuh", "intrinsics.cuh", "params.h", "sums.cuh")
+_HEADERS = ("divide.cuh", "epilogue.cuh", "generated_conv.cuh", "intrinsics.cuh", "params.h", "sums.cuh")
 
 
 @dataclass(frozen=True)

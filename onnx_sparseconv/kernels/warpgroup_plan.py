@@ -1,7 +1,7 @@
 """What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc,
-`ChooseOctetLaunch` of octet_plan.cc, `ChooseRingLaunch` of ring_plan.cc and `ChoosePointwiseLaunch` of
-pointwise_plan.cc, without limits of memory but those of the second and third. They have the same constants, which are
-explained there.
+`ChooseOctetLaunch` of octet_plan.cc, `ChooseRingLaunch` of ring_plan.cc, `ChoosePointwiseLaunch` of pointwise_plan.cc
+and `ChooseClusterLaunch` of cluster_plan.cc, without limits of memory but those of the second, the third and the last.
+They have the same constants, which are explained there.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ _COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
 _POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES, _ROUNDED_CYCLES = 2000.0, 3000.0, 60.0
+# Of the cluster kernel. Clusters of so many blocks that an H100 runs at a time, which has as many multiprocessors.
+_CLUSTER_BLOCKS, _MAX_CLUSTERS, _CLUSTER_MULTIPROCESSORS = (8, 15, 19, 29), (132, 66, 39, 30, 22, 17, 15, 15), 132
+_MAX_CLUSTER_CHUNKS, _MORE_CUTS, _HEAD_BYTES, _UNIT_BYTES = 31, 3, 1152, 128
+_CLUSTER_BEGIN_CYCLES, _TASK_CYCLES, _FLOAT_TASK_CYCLES, _CLUSTER_BYTES_A_CYCLE = 8400.0, 53.0, 95.0, 32.0
+_CLUSTER_POSITION_CYCLES, _OUTPUT_CYCLES, _PART_CYCLES, _FLOAT_CALL_CYCLES = 0.87, 0.39, 0.11, 3800.0
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
 _CSR_WINDOW_ENTRIES_A_CYCLE, _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 6.0, 9.3, 1.3
@@ -307,6 +312,121 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
     read = layer.element_type.itemsize * (math.prod(layer.in_size or ()) // layer.strides[0])
     moved = batch * layer.in_channels * (read + 2 * plane)
     return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + _memory_cycles(moved, multiprocessors))
+
+
+def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan | None:
+    """The same of the cluster kernel; None where no part of a tile fits shared memory.
+
+    Args:
+        layer: as of `plan_warpgroups`, or 1x1.
+        batch: images, at least 1.
+        chunks: as of `plan_warpgroups`.
+        multiprocessors: of the GPU.
+
+    Raises:
+        ValueError: the input size is not known.
+    """
+    return min(_cluster_plans(layer, batch, chunks, multiprocessors), key=lambda plan: plan.cycles, default=None)
+
+
+def _cluster_plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
+    is_pointwise = math.prod(layer.kernel_shape) == 1
+    out_h, out_w = out_size(layer)
+    if is_pointwise and layer.strides == (1, 1) and not any(layer.pads):
+        out_h, out_w = 1, out_h * out_w
+    row_tiles, _ = pointwise_rows(layer) if is_pointwise else (1, 0)
+    arrangements = ((1, 1),) if row_tiles > 1 else ((1, WARPGROUPS), (WARPGROUPS, 1))
+    for parts, most in enumerate(_MAX_CLUSTERS, 1):
+        clusters = max(int(most * multiprocessors / _CLUSTER_MULTIPROCESSORS), 1)
+        if parts > chunks or math.ceil(chunks / parts) > _MAX_CLUSTER_CHUNKS:
+            continue
+        for blocks in _CLUSTER_BLOCKS:
+            least = math.ceil(out_w / (_OCTET * blocks))
+            for cuts in range(least, min(least + _MORE_CUTS, out_w) + 1):
+                run_w = math.ceil(out_w / cuts)
+                run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < _OCTET * blocks
+                for runs_x, runs_y in arrangements:
+                    if runs_x > 1 and cuts == 1:
+                        continue
+                    run = _ClusterRun(blocks, run_w, runs_x, runs_y, row_tiles, (out_h, out_w))
+                    for lines in range(1, out_h + 1):
+                        if not run.fits(layer, lines):
+                            break
+                        plan = _cluster_plan(layer, run, lines, (batch, chunks, parts, clusters))
+                        if plan is not None:
+                            yield plan
+
+
+@dataclass(frozen=True)
+class _ClusterRun:
+    """Eights of positions of a warpgroup, columns of its runs, and runs of a tile."""
+
+    blocks: int
+    width: int
+    runs_x: int
+    runs_y: int
+    row_tiles: int
+    out_size: tuple[int, int]
+
+    def line_pixels(self, layer: SparseLayer) -> int:
+        """Of X, along a row of the tile."""
+        reach = (layer.kernel_shape[1] - 1) * layer.dilations[1] // layer.strides[1]
+        pixels = self.runs_x * self.width + reach
+        return pixels + (pixels % 2 if self.out_size[1] % 2 == 0 and self.width % 2 == 0 else 0)
+
+    def fits(self, layer: SparseLayer, lines: int) -> bool:
+        """Whether so many lines fit the positions."""
+        return (lines - 1) * self.line_pixels(layer) + self.width <= _OCTET * self.blocks
+
+
+def _cluster_plan(
+    layer: SparseLayer, run: _ClusterRun, lines: int, work: tuple[int, float, int, int]
+) -> WarpgroupPlan | None:
+    batch, chunks, parts, clusters = work
+    out_h, out_w = run.out_size
+    taps, line_pixels = math.prod(layer.kernel_shape), run.line_pixels(layer)
+    places = math.ceil(chunks / parts) * CHANNELS
+    steps = math.ceil(chunks * taps / parts)
+    plane_lines = run.runs_y * lines + (layer.kernel_shape[0] - 1) * layer.dilations[0] // layer.strides[0]
+    all_lines = plane_lines * math.prod(_planes(layer))
+    octet_bytes = math.ceil(16 * (all_lines * line_pixels - 1) / _UNIT_BYTES) * _UNIT_BYTES + 16
+    weight_bytes = math.ceil(steps / 4) * 4 * run.row_tiles * _STEP_BYTES
+    input_bytes = math.ceil(places // _OCTET * octet_bytes / _UNIT_BYTES) * _UNIT_BYTES
+    lists = 4 * (math.ceil(steps / 4) * 4 + places)
+    sums_pitch = math.ceil((_OCTET * run.blocks - _OCTET) / 16) * 16 + _OCTET
+    sums_bytes = WARPGROUPS * ROWS * 4 * sums_pitch
+    if _HEAD_BYTES + max(input_bytes + weight_bytes + lists, sums_bytes) > _RING_SHARED_BYTES:
+        return None
+    tiles_x, tiles_y = math.ceil(out_w / (run.runs_x * run.width)), math.ceil(out_h / (run.runs_y * lines))
+    row_blocks = layer.group * math.ceil(layer.group_out_channels / (run.row_tiles * ROWS))
+    tiles = row_blocks * tiles_x * tiles_y * batch
+    columns = _columns_of_x(layer, run)
+    vectors = math.ceil((line_pixels + columns - 1) / columns)
+    tasks = math.ceil(all_lines * vectors * columns / 32) * places // _OCTET // columns
+    is_float = layer.element_type == np.float32
+    staging = max((_FLOAT_TASK_CYCLES if is_float else _TASK_CYCLES) * tasks, weight_bytes / _CLUSTER_BYTES_A_CYCLE)
+    products = steps * _CLUSTER_POSITION_CYCLES * WARPGROUPS * _OCTET * run.blocks
+    finishing = (_OUTPUT_CYCLES + _PART_CYCLES * parts) * WARPGROUPS * ROWS * lines * run.width / parts
+    cycles = math.ceil(tiles / clusters) * (_CLUSTER_BEGIN_CYCLES + staging + products + finishing)
+    cycles += _RECOMPUTE_CYCLES + _FLOAT_CALL_CYCLES if is_float else 0.0
+    return WarpgroupPlan(cycles, tiles, parts, 1.0)
+
+
+def _planes(layer: SparseLayer) -> list[int]:
+    """Places between strides that taps read, along rows and columns."""
+    return [
+        1 if kernel == 1 or dilation % stride == 0 else min(stride, (kernel - 1) * dilation + 1)
+        for kernel, dilation, stride in zip(layer.kernel_shape, layer.dilations, layer.strides, strict=True)
+    ]
+
+
+def _columns_of_x(layer: SparseLayer, run: _ClusterRun) -> int:
+    """Elements of X that are loaded together, where it begins at a multiple of 16 bytes."""
+    in_w = run.out_size[1] if run.out_size != out_size(layer) else (layer.in_size or (0, 0))[1]
+    columns = 4 if layer.strides[1] == 1 else 1
+    while in_w % columns:
+        columns //= 2
+    return columns
 
 
 def pointwise_rows(layer: SparseLayer) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """A sample of layers on every kernel, to be run under compute-sanitizer.
 
-``python -m tests.gpu.sanitized_sample warpgroups``, ``.. tensor`` or ``.. others``. Prints one line a run; ends with
-an error where a result is wrong.
+``python -m tests.gpu.sanitized_sample warpgroups``, ``.. clusters``, ``.. tensor`` or ``.. others``. Prints one
+line a run; ends with an error where a result is wrong.
 """
 
 from __future__ import annotations
@@ -35,11 +35,22 @@ WARPGROUP_SAMPLE = (
 )
 
 
+CLUSTER_SAMPLE = ("3x3, 7 wide", "3x3, 14 wide", "3x3, 24 wide", "3x3, stride 2", "3x3, groups", "1x1", "1-D")
+
+
 def run_warpgroups(place):
     for name in WARPGROUP_SAMPLE:
         for dtype in TYPES:
             case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
+
+
+def run_clusters(place):
+    for name in CLUSTER_SAMPLE:
+        for dtype in TYPES:
+            case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
+            done = check(place, case, (2, *x_shape[1:]), cuda_kernel="cluster")
+            sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
 def run_tensor(place):
@@ -72,6 +83,8 @@ def run_others(place, target):
 if __name__ == "__main__":
     if sys.argv[1] == "warpgroups":
         run_warpgroups(Place("cuda"))
+    elif sys.argv[1] == "clusters":
+        run_clusters(Place("cuda"))
     elif sys.argv[1] == "tensor":
         run_tensor(Place("cuda"))
     else:

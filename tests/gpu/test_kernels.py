@@ -48,6 +48,42 @@ def test_warpgroups(gpu, name, density, has_residual, dtype):
     assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("name", WARPGROUPS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_clusters(gpu, name, density, batch, dtype):
+    case, x_shape = case_of(name, dtype, density, has_residual=batch == 1, layers=WARPGROUPS)
+    assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="cluster") == "cuda.cluster"
+
+
+@st.composite
+def cluster_cases(draw):
+    """Of the sizes that the cluster kernel takes."""
+    group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, 4))
+    rows, channels = draw(st.integers(40, 200)), draw(st.integers(24, 300))
+    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    strides, dilations = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(1, 2)] * 2))
+    pads = draw(st.tuples(*[st.integers(0, 3)] * 4))
+    least = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    size = tuple(draw(st.integers(low, low + 30)) for low in least)
+    case = SparseConvCase(
+        random_weight((rows * group, channels, *kernel), draw(st.sampled_from([0.02, 0.1])), dtype=np.float16),
+        ConvGeometry(kernel, strides, pads, dilations, group),
+        draw(st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID])),
+        has_residual=draw(st.booleans()),
+        dtype=np.dtype(np.float16),
+    )
+    return case, (batch, channels * group, *size)
+
+
+@settings(max_examples=100, **PROPERTY)
+@given(drawn=cluster_cases())
+def test_any_convolution_of_clusters(gpu, drawn):
+    case, x_shape = drawn
+    assert check(gpu, case, x_shape, cuda_kernel="cluster") == "cuda.cluster"
+
+
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 5)], ids=str)
 def test_warpgroups_go_on_to_further_tiles(gpu, kernel):
     """More tiles than any GPU has multiprocessors; and 10 taps, the last of which are products of their own."""
@@ -87,13 +123,15 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     case, x_shape = drawn
     model = with_images(static_model(case, x_shape), target)
     kernel = check(gpu, case, x_shape, model=model)
-    assert kernel.startswith("cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor", "cuda.wgmma"))
+    assert kernel.startswith(
+        "cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor", "cuda.wgmma", "cuda.cluster")
+    )
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=str)
-@pytest.mark.parametrize(("kernel", "dtype"), [*KERNELS, ("wgmma", np.float16)])
+@pytest.mark.parametrize(("kernel", "dtype"), [*KERNELS, ("wgmma", np.float16), ("cluster", np.float16)])
 def test_pools(gpu, target, kernel, dtype, pool):
-    layers = WARPGROUPS if kernel == "wgmma" else GENERATED
+    layers = WARPGROUPS if kernel in ("wgmma", "cluster") else GENERATED
     for name in ("3x3, 56 wide", "3x3, 14 wide", "3x3, odd width"):  # rows of whole vectors, of short ones, of none
         case, x_shape = case_of(name, dtype, has_residual=False, layers=layers)
         case = dataclasses.replace(case, pool=pool)
@@ -109,7 +147,7 @@ def test_generated_code_covers(gpu, target, name, dtype):
     if name == "1x1, 7 wide" and dtype == np.float16:
         # Its planes are of an odd size: slower to stage than the library's kernels compute.
         assert not image_bytes(model)
-        assert check(gpu, case, x_shape, model=model) in ("cuda.csr", "cuda.wgmma")
+        assert check(gpu, case, x_shape, model=model) in ("cuda.csr", "cuda.wgmma", "cuda.cluster")
         assert check(gpu, case, (64, *x_shape[1:]), model=model) == "cuda.wgmma"
         return
     assert image_bytes(model), "no image was made"

@@ -40,7 +40,8 @@ def test_a_cuda_graph_is_captured_and_replayed(gpu, request, kernel, dtype, name
 @pytest.mark.parametrize("name", ["3x3, 14 wide", "1x1", "1x1, 7 wide"])
 def test_a_cuda_graph_of_warpgroups(gpu, name):
     case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
-    assert check_graph(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
+    for kernel in ("wgmma", "cluster"):
+        assert check_graph(gpu, case, x_shape, cuda_kernel=kernel) == f"cuda.{kernel}"
 
 
 @pytest.mark.parametrize("pool", POOLS, ids=str)
@@ -101,13 +102,14 @@ def gpus():
 @pytest.mark.parametrize("name", ["3x3, 7 wide", "1x1, 7 wide"])
 def test_concurrent_runs_of_warpgroups(gpu, name):
     case, x_shape = case_of(name, np.float16, layers=WARPGROUPS)
-    session = gpu.session(make_model(case), cuda_kernel="wgmma")
-    check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
+    for kernel in ("wgmma", "cluster"):
+        session = gpu.session(make_model(case), cuda_kernel=kernel)
+        check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 
 
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "wgmma", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "wgmma", "cluster", "generated"])
 def test_every_gpu_computes_the_same(gpus, request, kernel):
-    if kernel == "wgmma":
+    if kernel in ("wgmma", "cluster"):
         case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
     else:
         case, x_shape = case_of("3x3", np.float16 if kernel == "tensor" else np.float32)

@@ -20,6 +20,7 @@
 // multiprocessor run the same code at about the same time. The pipeline of staged chunks runs on from group to group.
 #pragma once
 
+#include "divide.cuh"
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
 #include "params.h"
@@ -63,11 +64,6 @@ struct Part {
   int first_column;  // 0, and columns to the end of the row, unless a single row is read
   int num_columns;
 };
-
-__device__ __forceinline__ int Divide(int n, const Divisor& divisor) {
-  const auto product = static_cast<unsigned long long>(2u * static_cast<unsigned>(n)) * divisor.multiplier;
-  return static_cast<int>(static_cast<unsigned>(product >> 32) >> divisor.shift);
-}
 
 template <class Code>
 class Generated {

@@ -54,6 +54,20 @@ struct Columns {
     }
   }
 
+  // The same of what other blocks read, too.
+  __device__ __forceinline__ void LoadCached(const void* from) {
+    if constexpr (kBytes == 2) {
+      words[0] = LoadWritten(static_cast<const Half*>(from));
+    } else if constexpr (kBytes == 4) {
+      words[0] = LoadWritten(static_cast<const unsigned*>(from));
+    } else if constexpr (kBytes == 8) {
+      const uint2 pair = LoadWritten(static_cast<const uint2*>(from));
+      words[0] = pair.x, words[1] = pair.y;
+    } else {
+      Set(LoadWritten(static_cast<const uint4*>(from)));
+    }
+  }
+
   __device__ __forceinline__ void LoadShared(Shared from) {
     if constexpr (kBytes == 2) {
       words[0] = LoadSharedHalf(from);

@@ -1,5 +1,6 @@
 // The kernels that the library carries, as PTX, for float on GPUs of compute capability 9.0. kernels/library_ptx.py
 // makes the PTX.
+#include "cluster_conv.cuh"
 #include "gather.cuh"
 #include "interleave.cuh"
 #include "octet_conv.cuh"
@@ -9,11 +10,14 @@
 #include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
+using sparseconv::cuda::ClusterConv;
+using sparseconv::cuda::ClusterParams;
 using sparseconv::cuda::CsrEntry;
 using sparseconv::cuda::Gather;
 using sparseconv::cuda::GatherParams;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
+using sparseconv::cuda::kClusterThreads;
 using sparseconv::cuda::kCsrPiece;
 using sparseconv::cuda::kMaxCsrThreads;
 using sparseconv::cuda::kOctetThreads;
@@ -37,6 +41,10 @@ SPARSECONV_WARPGROUP_KERNEL(octets_f32_n28, OctetParams, kOctetThreads, OctetCon
 SPARSECONV_WARPGROUP_KERNEL(octets_f32_n29, OctetParams, kOctetThreads, OctetConv<float, 29>)
 SPARSECONV_WARPGROUP_KERNEL(words_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8, true>)
 SPARSECONV_WARPGROUP_KERNEL(words_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15, true>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_f32_n8, ClusterParams, kClusterThreads, ClusterConv<float, 8>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_f32_n15, ClusterParams, kClusterThreads, ClusterConv<float, 15>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_f32_n19, ClusterParams, kClusterThreads, ClusterConv<float, 19>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_f32_n29, ClusterParams, kClusterThreads, ClusterConv<float, 29>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 24>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 32>)
 

@@ -1,5 +1,6 @@
 // The kernels that the library carries, as PTX, for float16 on GPUs of compute capability 9.0. kernels/library_ptx.py
 // makes the PTX.
+#include "cluster_conv.cuh"
 #include "gather.cuh"
 #include "interleave.cuh"
 #include "octet_conv.cuh"
@@ -10,11 +11,14 @@
 #include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
+using sparseconv::cuda::ClusterConv;
+using sparseconv::cuda::ClusterParams;
 using sparseconv::cuda::Gather;
 using sparseconv::cuda::GatherParams;
 using sparseconv::cuda::Half;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
+using sparseconv::cuda::kClusterThreads;
 using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kRingThreads;
 using sparseconv::cuda::kWgmmaThreads;
@@ -41,6 +45,10 @@ SPARSECONV_WARPGROUP_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Hal
 SPARSECONV_WARPGROUP_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
 SPARSECONV_WARPGROUP_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
 SPARSECONV_WARPGROUP_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_n8, ClusterParams, kClusterThreads, ClusterConv<Half, 8>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_n15, ClusterParams, kClusterThreads, ClusterConv<Half, 15>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_n19, ClusterParams, kClusterThreads, ClusterConv<Half, 19>)
+SPARSECONV_WARPGROUP_KERNEL(cluster_n29, ClusterParams, kClusterThreads, ClusterConv<Half, 29>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 24>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 32>)
 

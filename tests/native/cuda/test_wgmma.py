@@ -193,8 +193,9 @@ def test_a_run_only_launches(driver, make_session):
     ],
 )
 def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, kernel):
+    """Against all but clusters, of which this GPU runs none."""
     num_multiprocessors, batch = call
-    driver.set_device(num_multiprocessors=num_multiprocessors)
+    driver.set_device(num_multiprocessors=num_multiprocessors, blocks_a_multiprocessor=0)
     case = dataclasses.replace(CASE, **changes)
     session = make_session(make_model(case))
     names = [name for name, _ in run_and_check(session, driver, case, (batch, case.weight.shape[1], 28, 26))]

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "../../../kernels/cuda/params.h"
 #include "../attributes.h"
@@ -15,6 +16,8 @@ struct DeviceFacts {
   int architecture = 0;  // 10 * major + minor
   int num_multiprocessors = 1;
   int max_shared_bytes = 0;  // of a block, its static ones included
+  // Clusters of so many blocks that run at a time, where each block takes a multiprocessor; not of all GPUs.
+  std::vector<int> max_clusters{};
 };
 
 // A launch of the CSR kernel for one input size.

@@ -9,6 +9,7 @@
 
 #include "../checked.h"
 #include "../plan_cache.h"
+#include "cluster_plan.h"
 #include "csr_plan.h"
 #include "driver.h"
 #include "generated_plan.h"
@@ -72,13 +73,18 @@ struct PlanKey {
   }
 };
 
-enum class RunningKernel { kCsr, kTensor, kWgmma, kGenerated };
+enum class RunningKernel { kCsr, kTensor, kWgmma, kCluster, kGenerated };
+
+bool IsOnWarpgroups(RunningKernel kernel) {
+  return kernel == RunningKernel::kWgmma || kernel == RunningKernel::kCluster;
+}
 
 struct Plan {
   ResolvedGeometry sizes;
   CsrLaunch csr;
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
+  std::optional<ClusterLaunch> cluster;  // before all others of warpgroups
   // Before `wgmma`, where Y and the residual begin at multiples of 16 bytes; one of them at most.
   std::optional<OctetLaunch> octets;
   std::optional<RingLaunch> ring;
@@ -89,6 +95,7 @@ struct Plan {
 
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
+    if (cluster) return RunningKernel::kCluster;
     if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
@@ -146,14 +153,17 @@ struct WgmmaProduct {
         chunk_begins(RoundedUp(weight.chunks.size())),
         block_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
         channels(block_begins + RoundedUp(BytesOf(weight.block_begins))),
-        scales_offset(channels + RoundedUp(BytesOf(weight.channels))),
+        taps(channels + RoundedUp(BytesOf(weight.channels))),
+        scales_offset(taps + RoundedUp(BytesOf(weight.taps))),
         memory(context, scales_offset + RoundedUp(BytesOf(scales))),
         kernels(scales.empty(), device.max_shared_bytes - kReservedSharedBytes),
+        clusters(scales.empty(), device.max_shared_bytes - kReservedSharedBytes),
         pointwise(scales.empty(), device.max_shared_bytes - kReservedSharedBytes) {
     memory.Upload(0, weight.chunks.data(), weight.chunks.size());
     memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
     memory.Upload(block_begins, weight.block_begins.data(), BytesOf(weight.block_begins));
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
+    memory.Upload(taps, weight.taps.data(), BytesOf(weight.taps));
     if (!scales.empty()) memory.Upload(scales_offset, scales.data(), BytesOf(scales));
     SynchronizeUploads();  // the host's arrays go now
   }
@@ -171,9 +181,10 @@ struct WgmmaProduct {
   }
 
   const WgmmaFacts facts;
-  const size_t chunk_begins, block_begins, channels, scales_offset;  // offsets
+  const size_t chunk_begins, block_begins, channels, taps, scales_offset;  // offsets
   const Memory memory;
   const WgmmaKernels kernels;
+  const ClusterKernels clusters;
   const PointwiseKernels pointwise;
 };
 
@@ -260,6 +271,7 @@ class CudaKernel final : public Kernel {
   std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
   void PlanWindows(const PlanKey& key, Plan* plan) const;
   std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
+  void PlanCluster(const PlanKey& key, Plan* plan) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void WarnOfRange(const ort::Context& context) const;
   static RunningKernel KernelOf(const Call& call);
@@ -272,6 +284,7 @@ class CudaKernel final : public Kernel {
   void LaunchCsr(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
+  void LaunchCluster(const Call& call) const;
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
   void* LendHalves(const Call& call, size_t bytes, size_t num_magnitudes, unsigned** magnitudes, RecomputeParams* noted,
@@ -345,17 +358,18 @@ void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
 }
 
 void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
-  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
+  const bool must_cluster = op_.cuda.kernel == KernelChoice::kCluster;
+  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma || must_cluster;
   if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   const bool can_load = device_.architecture == kWgmmaArchitecture && GetDriver().version >= kWgmmaDriver;
   const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   if (!can_load || !HasWgmmaForm(halves, geometry_)) {
     if (must_run) {
-      Fail(
-          "'sparseconv.cuda_kernel' asks for the warpgroup kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
-          "halves, or finite floats, groups of 24 input and 40 output channels at least, kernels of up to 49 taps; on "
-          "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
+      Fail("'sparseconv.cuda_kernel' asks for the ", must_cluster ? "cluster" : "warpgroup",
+           " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
+           "halves, or finite floats, groups of 24 input and 40 output channels at least, kernels of up to 49 taps; on "
+           "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
     }
     return;
   }
@@ -363,6 +377,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
   if (!must_run && !IsWorthWarpgroups(facts)) return;
   wgmma_.emplace(context_, device_, weight, facts, scaled ? scaled->scales : std::vector<float>());
+  device_.max_clusters = wgmma_->clusters.MaxClusters();
   if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
     windows_.emplace(context_, device_, PackWindowWeight(halves, geometry_), is_half());
   }
@@ -370,7 +385,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     was_recomputed_.emplace(context_);
     return;  // whether it runs, the calls' provider decides
   }
-  running_.store(RunningKernel::kWgmma);
+  running_.store(must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma);
 }
 
 // Finds the node's image for this GPU. Where it carries some but none that fits, says so.
@@ -423,6 +438,8 @@ std::string CudaKernel::name() const {
       return "cuda.tensor";
     case RunningKernel::kWgmma:
       return "cuda.wgmma";
+    case RunningKernel::kCluster:
+      return "cuda.cluster";
     case RunningKernel::kGenerated:
       break;
   }
@@ -476,6 +493,25 @@ std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry&
   return IsWorthLaunching(*launch, batch, device_, csr_cycles) ? launch : std::nullopt;
 }
 
+// By clusters, where those are faster than what is planned.
+void CudaKernel::PlanCluster(const PlanKey& key, Plan* plan) const {
+  if (op_.cuda.kernel == KernelChoice::kWgmma) return;
+  const bool must_run = op_.cuda.kernel == KernelChoice::kCluster;
+  const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<int64_t>(key.x_columns);
+  auto launch = ChooseClusterLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts, x_alignment);
+  if (!launch && must_run) {
+    Fail("the cluster kernel cannot run this call: no tile of it fits with its weight, or the tensors are too large");
+  }
+  if (!must_run) {
+    const double others =
+        std::min({CyclesOf(plan->wgmma), CyclesOf(plan->octets), CyclesOf(plan->ring), CyclesOf(plan->pointwise)});
+    if (!launch || launch->cycles >= others) return;
+    const double csr = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+    if (!IsWorthLaunching(*launch, csr)) return;
+  }
+  plan->cluster = std::move(launch);
+}
+
 Plan CudaKernel::MakePlan(const PlanKey& key) const {
   Plan plan;
   plan.sizes = Resolve(geometry_, key.in_dims);
@@ -494,14 +530,16 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
       Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
     }
   }
-  const bool must_run_wgmma = op_.cuda.kernel == KernelChoice::kWgmma;
-  if (wgmma_ && (is_half() || key.allows_tf32 || must_run_wgmma)) {
-    if (IsPointwise(geometry_)) {
-      plan.pointwise = PlanPointwise(plan.sizes, key.batch);
-    } else {
-      PlanWindows(key, &plan);
+  if (wgmma_ && (is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto)) {
+    if (op_.cuda.kernel != KernelChoice::kCluster) {
+      if (IsPointwise(geometry_)) {
+        plan.pointwise = PlanPointwise(plan.sizes, key.batch);
+      } else {
+        PlanWindows(key, &plan);
+      }
     }
-    if (!is_half() && plan.kernel() == RunningKernel::kWgmma) {
+    PlanCluster(key, &plan);
+    if (!is_half() && IsOnWarpgroups(plan.kernel())) {
       plan.recompute = ChooseRecomputeLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_);
     }
   }
@@ -511,9 +549,10 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
 
 void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
   if (has_warned_.exchange(true)) return;
-  const char* kernel = plan.kernel() == RunningKernel::kCsr      ? "CSR"
-                       : plan.kernel() == RunningKernel::kTensor ? "tensor-core"
-                                                                 : "warpgroup";
+  const char* kernel = plan.kernel() == RunningKernel::kCsr       ? "CSR"
+                       : plan.kernel() == RunningKernel::kTensor  ? "tensor-core"
+                       : plan.kernel() == RunningKernel::kCluster ? "cluster"
+                                                                  : "warpgroup";
   context.Warn(Concat(op_.name(), " node '", node_name_, "' runs the ", kernel,
                       " kernel for X of this shape, and may not run its own code for others: its image for sm_",
                       image_->architecture, " does not fit, ", plan.reason));
@@ -591,7 +630,8 @@ Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
 
 // What runs a call: the plan's kernel, but where only one could that needs Y and the residual aligned, and one is not.
 RunningKernel CudaKernel::KernelOf(const Call& call) {
-  const bool needs_vectors = (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.generated;
+  const bool needs_vectors =
+      (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.cluster && !call.plan.generated;
   return needs_vectors && !AreVectors(call.y, call.epilogue.residual) ? RunningKernel::kCsr : call.plan.kernel();
 }
 
@@ -602,6 +642,8 @@ void CudaKernel::Launch(const Call& call) const {
     LaunchCsr(call);
   } else if (kernel == RunningKernel::kTensor) {
     LaunchTensor(call);
+  } else if (call.plan.cluster) {
+    LaunchCluster(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);
   } else if (call.plan.octets && AreVectors(call.y, call.epilogue.residual)) {
@@ -725,6 +767,23 @@ void CudaKernel::LaunchRecompute(const Call& call, const RecomputeParams& noted)
   params.csr.block_rows = call.plan.recompute->block_rows;
   params.happened = was_recomputed_->at();
   cuda::Launch(wgmma_->kernels.Recompute(), call.plan.recompute->shape, params, call.stream);
+}
+
+void CudaKernel::LaunchCluster(const Call& call) const {
+  const ClusterLaunch& launch = *call.plan.cluster;
+  ClusterParams params = launch.params;
+  TileParams& tile = params.common.tile;
+  FillTile(call, &tile);
+  wgmma_->Fill(&params.common);
+  params.taps = static_cast<const unsigned char*>(wgmma_->memory.at(wgmma_->taps));
+  params.out_columns =
+      ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual),
+                params.out_columns, element_bytes());
+  std::optional<ort::DeviceScratch> scratch;
+  RecomputeParams noted{};
+  if (!is_half()) LendHalves(call, 0, BlocksOf(launch.shape) * kClusterWarps, &params.magnitudes, &noted, &scratch);
+  cuda::Launch(wgmma_->clusters.Product(launch.blocks), launch.shape, params, call.stream);
+  if (call.plan.recompute) LaunchRecompute(call, noted);
 }
 
 void CudaKernel::LaunchOctets(const Call& call) const {

@@ -197,14 +197,14 @@ void SynchronizeUploads() { GetDriver().stream_synchronize(nullptr); }
 
 namespace {
 
-LaunchConfig ConfigOf(const LaunchShape& shape, const LaunchAttribute& attribute, StreamHandle stream) {
+LaunchConfig ConfigOf(const LaunchShape& shape, const std::vector<LaunchAttribute>& attributes, StreamHandle stream) {
   LaunchConfig config;
   std::copy(shape.grid, shape.grid + 3, config.grid);
   config.block[0] = shape.threads;
   config.dynamic_shared_bytes = shape.dynamic_shared_bytes;
   config.stream = stream;
-  config.attributes = &attribute;
-  config.num_attributes = 1;
+  config.attributes = attributes.data();
+  config.num_attributes = static_cast<unsigned>(attributes.size());
   return config;
 }
 
@@ -213,24 +213,25 @@ LaunchAttribute ClusterOf(const LaunchShape& shape) { return {kClusterDimension,
 }  // namespace
 
 int ActiveClusters(FunctionHandle function, const LaunchShape& shape) {
-  const LaunchAttribute cluster = ClusterOf(shape);
+  const std::vector<LaunchAttribute> cluster{ClusterOf(shape)};
   const LaunchConfig config = ConfigOf(shape, cluster, nullptr);
   int count = 0;
   GetDriver().active_clusters(&count, function, &config);
   return count;
 }
 
-std::optional<LaunchAttribute> AttributeOf(const LaunchShape& shape) {
+std::vector<LaunchAttribute> AttributesOf(const LaunchShape& shape) {
   // Older drivers cannot capture such launches in a CUDA graph.
   constexpr int kEarlyDriver = 12030;
-  if (shape.cluster > 1) return ClusterOf(shape);
-  if (shape.begins_early && GetDriver().version >= kEarlyDriver) return LaunchAttribute{kBeginsEarly, 0, {1}};
-  return std::nullopt;
+  std::vector<LaunchAttribute> attributes;
+  if (shape.cluster > 1) attributes.push_back(ClusterOf(shape));
+  if (shape.begins_early && GetDriver().version >= kEarlyDriver) attributes.push_back({kBeginsEarly, 0, {1}});
+  return attributes;
 }
 
-void LaunchWithAttribute(FunctionHandle function, const LaunchShape& shape, const LaunchAttribute& attribute,
-                         void** arguments, StreamHandle stream) {
-  const LaunchConfig config = ConfigOf(shape, attribute, stream);
+void LaunchWithAttributes(FunctionHandle function, const LaunchShape& shape,
+                          const std::vector<LaunchAttribute>& attributes, void** arguments, StreamHandle stream) {
+  const LaunchConfig config = ConfigOf(shape, attributes, stream);
   GetDriver().launch_config(&config, function, arguments, nullptr);
 }
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstddef>
-#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "../error.h"
 
@@ -230,22 +230,22 @@ struct LaunchShape {
   bool begins_early = false;  // while the launch before is not complete: its kernel waits by itself
 };
 
-// What a launch of this shape asks for besides its grid; one of them at most.
-std::optional<LaunchAttribute> AttributeOf(const LaunchShape& shape);
+// What a launch of this shape asks for besides its grid.
+std::vector<LaunchAttribute> AttributesOf(const LaunchShape& shape);
 
 // How many clusters of this shape run at a time.
 int ActiveClusters(FunctionHandle function, const LaunchShape& shape);
 
 // A launch that is more than a grid of blocks.
-void LaunchWithAttribute(FunctionHandle function, const LaunchShape& shape, const LaunchAttribute& attribute,
-                         void** arguments, StreamHandle stream);
+void LaunchWithAttributes(FunctionHandle function, const LaunchShape& shape,
+                          const std::vector<LaunchAttribute>& attributes, void** arguments, StreamHandle stream);
 
 // Launches a kernel whose only parameter is a `Params`.
 template <typename Params>
 void Launch(FunctionHandle function, const LaunchShape& shape, const Params& params, StreamHandle stream) {
   void* arguments[] = {const_cast<Params*>(&params)};
-  if (const auto attribute = AttributeOf(shape)) {
-    LaunchWithAttribute(function, shape, *attribute, arguments, stream);
+  if (const auto attributes = AttributesOf(shape); !attributes.empty()) {
+    LaunchWithAttributes(function, shape, attributes, arguments, stream);
     return;
   }
   GetDriver().launch(function, shape.grid[0], shape.grid[1], shape.grid[2], shape.threads, 1, 1,

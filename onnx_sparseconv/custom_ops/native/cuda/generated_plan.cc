@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../checked.h"
+#include "divisor.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -26,14 +27,6 @@ constexpr int64_t kMaxBlockThreads = 1024;
 constexpr int kBulkArchitecture = 90;
 // What groups stage is counted group by group as long as there are no more than this.
 constexpr int64_t kMaxCountedGroups = 4096;
-
-// Of a positive number below 2^31.
-Divisor MakeDivisor(int64_t divisor) {
-  int shift = 0;
-  while ((int64_t{1} << shift) < divisor) ++shift;
-  const auto scale = static_cast<uint64_t>(1) << (31 + shift);
-  return {static_cast<unsigned>((scale + static_cast<uint64_t>(divisor) - 1) / static_cast<uint64_t>(divisor)), shift};
-}
 
 int64_t ElementBytes(const GeneratedPlan& plan) { return plan.element_type == ort::kFloat16 ? 2 : 4; }
 

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "cluster_plan.h"
 #include "octet_plan.h"
 #include "pointwise_plan.h"
 #include "ring_plan.h"
@@ -122,6 +123,18 @@ OctetKernels::OctetKernels(bool is_half, bool for_words, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half),
                      std::string(for_words ? "sparseconv_words_" : "sparseconv_octets_") + (is_half ? "n" : "f32_n"),
                      for_words ? AllOf(kWordBlocks) : AllOf(kOctetBlocks), max_shared_bytes) {}
+
+ClusterKernels::ClusterKernels(bool is_half, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_cluster_n" : "sparseconv_cluster_f32_n",
+                     AllOf(kClusterBlocks), max_shared_bytes) {
+  LaunchShape shape;
+  shape.threads = kClusterThreads;
+  shape.dynamic_shared_bytes = static_cast<unsigned>(max_shared_bytes);
+  for (int parts = 1; parts <= kMaxClusterParts; ++parts) {
+    shape.grid[0] = shape.cluster = static_cast<unsigned>(parts);
+    max_clusters_.push_back(ActiveClusters(Product(kClusterBlocks[0]), shape));
+  }
+}
 
 PointwiseKernels::PointwiseKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_pointwise_s" : "sparseconv_pointwise_f32_s",

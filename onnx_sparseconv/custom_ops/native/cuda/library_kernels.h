@@ -88,6 +88,17 @@ class OctetKernels : public ProductKernels {
   OctetKernels(bool is_half, bool for_words, int max_shared_bytes);
 };
 
+// Those of warpgroups for few images, by clusters. The GPU must be of kWgmmaArchitecture.
+class ClusterKernels : public ProductKernels {
+ public:
+  ClusterKernels(bool is_half, int max_shared_bytes);
+  // As of DeviceFacts.
+  const std::vector<int>& MaxClusters() const { return max_clusters_; }
+
+ private:
+  std::vector<int> max_clusters_{0};
+};
+
 // Those of warpgroups for 1x1, by segments, and what gathers planes for them. The GPU must be of kWgmmaArchitecture.
 class PointwiseKernels : public ProductKernels {
  public:

@@ -39,10 +39,11 @@ Settings ParseSettings(const std::function<std::optional<std::string>(const char
   Settings settings;
   if (const char* key = "sparseconv.cuda_kernel"; const auto text = read(key)) {
     settings.kernel = Choose(key, *text,
-                             Names<KernelChoice, 5>{{{"auto", KernelChoice::kAuto},
+                             Names<KernelChoice, 6>{{{"auto", KernelChoice::kAuto},
                                                      {"csr", KernelChoice::kCsr},
                                                      {"tensor", KernelChoice::kTensor},
                                                      {"wgmma", KernelChoice::kWgmma},
+                                                     {"cluster", KernelChoice::kCluster},
                                                      {"generated", KernelChoice::kGenerated}}});
   }
   if (const char* key = "sparseconv.cuda_sub_batch"; const auto text = read(key)) {

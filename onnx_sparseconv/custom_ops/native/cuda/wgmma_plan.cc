@@ -296,6 +296,10 @@ WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries, size_t element
   facts.num_steps = packed.num_steps;
   facts.num_chunks = static_cast<int64_t>(packed.chunk_begins.size()) - 1;
   facts.max_chunk_bytes = packed.max_chunk_bytes;
+  facts.block_begins = packed.block_begins;
+  for (size_t i = 1; i < packed.chunk_begins.size(); ++i) {
+    facts.chunk_steps.push_back(static_cast<int64_t>(packed.StepsOf(i - 1)));
+  }
   for (size_t i = 1; i < packed.block_begins.size(); ++i) {
     const int64_t chunks = packed.block_begins[i] - packed.block_begins[i - 1];
     facts.max_block_chunks = std::max(facts.max_block_chunks, chunks);

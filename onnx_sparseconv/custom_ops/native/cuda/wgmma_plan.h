@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "../../../kernels/cuda/params.h"
 #include "../attributes.h"
@@ -33,6 +34,8 @@ struct WgmmaFacts {
   int64_t num_chunks = 0;     // of all blocks
   int max_chunk_bytes = 0;
   int64_t max_block_chunks = 0;
+  std::vector<uint32_t> block_begins;  // as of WgmmaWeight
+  std::vector<int64_t> chunk_steps;    // of each chunk
 };
 
 WgmmaFacts FactsOf(const WgmmaWeight& packed, size_t num_entries, size_t element_bytes);

@@ -187,6 +187,8 @@ class Packer {
     std::vector<uint32_t> words{static_cast<uint32_t>(taps.size())};
     for (const int tap : taps) words.push_back(static_cast<uint32_t>(tap));
     std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
+    packed_.taps.insert(packed_.taps.end(), taps.begin(), taps.end());
+    packed_.taps.resize(packed_.channels.size() / kPlaces * kMaxWgmmaTaps);
     uint8_t* values = header + form_.header_bytes;
     uint8_t* places = values + tiles * kWgmmaValueBytes;
     for (const int tap : taps) {
@@ -217,6 +219,12 @@ class Packer {
 };
 
 }  // namespace
+
+uint32_t WgmmaWeight::StepsOf(size_t chunk) const {
+  uint32_t steps;
+  std::memcpy(&steps, chunks.data() + kChunkUnit * chunk_begins[chunk], sizeof(steps));
+  return steps;
+}
 
 bool IsPointwise(const ConvGeometry& geometry) { return geometry.taps() == 1; }
 

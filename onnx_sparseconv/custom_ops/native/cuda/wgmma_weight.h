@@ -33,8 +33,12 @@ struct WgmmaWeight {
   std::vector<uint32_t> chunk_begins;  // [chunks + 1], in units of 16 bytes
   std::vector<uint32_t> block_begins;  // [group * blocks_per_group + 1], first chunks
   std::vector<int32_t> channels;       // [chunks][kWgmmaChannels], of the group
+  std::vector<uint8_t> taps;           // [chunks][kMaxWgmmaTaps], of the steps, as in the headers
   int64_t num_steps = 0;               // of all blocks, times their row tiles
   int max_chunk_bytes = 0;
+
+  // Of a chunk, in each row tile.
+  uint32_t StepsOf(size_t chunk) const;
 };
 
 // 1x1, and 1x1x1.
