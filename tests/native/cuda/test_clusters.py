@@ -48,6 +48,12 @@ def _gpu(driver):
     driver.set_device(num_multiprocessors=132)
 
 
+@pytest.fixture
+def clusters_of_the_driver(monkeypatch):
+    """It runs as many clusters as it has multiprocessors for; a GPU, fewer."""
+    monkeypatch.setattr(warpgroup_plan, "_MAX_CLUSTERS", [132 // parts for parts in range(1, 9)])
+
+
 def run_and_check(session, driver, case, x_shape):
     """Run a case and compare; returns what was launched: names, grids, threads, bytes of shared memory."""
     inputs = random_inputs(case, x_shape)
@@ -134,8 +140,8 @@ def test_misaligned_tensors(make_session, driver, which, dtype):
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
-def test_what_foretells_times_makes_the_same_plan(make_session, driver, monkeypatch, layer, batch, dtype):
-    monkeypatch.setattr(warpgroup_plan, "_MAX_CLUSTERS", [132 // parts for parts in range(1, 9)])  # of this driver
+@pytest.mark.usefixtures("clusters_of_the_driver")
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, batch, dtype):
     weight_shape, size, geometry = layer
     weight = random_weight(weight_shape, 0.004, dtype=dtype)  # no channel comes twice
     weight[:, :, 0, 0] = np.where(np.arange(weight_shape[0])[:, None] % 64 == np.arange(weight_shape[1]) % 64, 1, 0)
