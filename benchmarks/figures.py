@@ -381,6 +381,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
+    "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
     "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,

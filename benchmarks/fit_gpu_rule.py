@@ -4,8 +4,8 @@
     python benchmarks/fit_gpu_rule.py --check    # fail if they are not what the results say
 
 The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
-gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json; of floats, gpu-layers-float.json), and
-inside networks (gpu-network-kernels.json).
+gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json and, by clusters, gpu-layers-clusters.json;
+of floats, gpu-layers-float.json), and inside networks (gpu-network-kernels.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -38,6 +38,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     SparseWork,
     TimeModel,
     as_arrays,
+    cluster_work,
     dense_work,
     library_work,
     pointwise_work,
@@ -52,6 +53,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "gpu-layers.json"
 LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
 FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
+CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
@@ -174,12 +176,14 @@ class LibraryRows:
     """Layers measured on the library's kernels that `Rows` does not tell of.
 
     Attributes:
-        few_images: one to eight images.
+        few_images: one to eight images, but by clusters.
+        clusters: one to four images, by clusters; not fitted to.
         pointwise: on the warpgroup kernel for 1x1.
         floats: of floats, where TF32 is allowed; not fitted to.
     """
 
     few_images: KernelRows
+    clusters: KernelRows
     pointwise: KernelRows
     floats: KernelRows
 
@@ -188,6 +192,7 @@ def read_library_rows() -> LibraryRows:
     """The rows of layers for which the kernel's time is foretold."""
     return LibraryRows(
         _read_kernel_rows([FEW_RESULTS], library_work),
+        _read_kernel_rows([CLUSTER_RESULTS], cluster_work, kernels=("cuda.cluster",)),
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
         _read_kernel_rows([FLOAT_RESULTS], library_work),
     )
@@ -197,6 +202,7 @@ def _read_kernel_rows(
     paths: Sequence[Path],
     work_of: Callable[[SparseLayer, int, int, float], LibraryWork | None],
     *,
+    kernels: Sequence[str] = ("cuda.wgmma", "cuda.csr"),
     least_batch: int = 1,
 ) -> KernelRows:
     names, works, times = [], [], []
@@ -204,7 +210,7 @@ def _read_kernel_rows(
         for record in results["layers"]:
             layer, setting = record["layer"], record["setting"]
             kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel")
-            if kernel not in ("cuda.wgmma", "cuda.csr") or setting["batch"] < least_batch:
+            if kernel not in kernels or setting["batch"] < least_batch:
                 continue
             made = make_measured_layer(layer, setting, record["nonzeros"])
             work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
@@ -556,6 +562,7 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
     tables = {
         "gpu-rule": quality_table(measured.rows, model, constants.margin),
         "gpu-rule-few-images": library_table(library.few_images, model.cycles_us(library.few_images.work)),
+        "gpu-rule-clusters": library_table(library.clusters, model.cycles_us(library.clusters.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
         "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
         "gpu-rule-network": network_table(measured.network, constants.network),
