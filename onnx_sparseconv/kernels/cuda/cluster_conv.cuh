@@ -388,6 +388,7 @@ class ClusterConv : private Warpgroups {
       Output<kColumns, kParts> outputs[kAtOnce];
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
+        // Beyond the last output, what is done to it is read from further places of shared memory, and not used.
         const int index = first + i * kClusterThreads, line_row = Divide(index, p_.by_out_row[kColumns - 1]);
         const int place = index - line_row * of_row, line = Divide(place, p_.by_out_vectors[kColumns - 1]);
         const int warpgroup = line_row >= rows ? 1 : 0, row = begin + line_row - warpgroup * rows;

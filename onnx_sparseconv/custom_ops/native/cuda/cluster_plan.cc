@@ -258,7 +258,10 @@ std::optional<ClusterLaunch> ChooseClusterLaunch(const ConvGeometry& geometry, c
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   const int64_t x_plane = CheckedMultiply(in[0], CheckedMultiply(in[1], in[2], "a plane of X"), "a plane of X");
   const int64_t y_plane = CheckedMultiply(out[0], CheckedMultiply(out[1], out[2], "a plane of Y"), "a plane of Y");
-  if (CheckedMultiply(x_plane, geometry.in_channels, "an image of X") > kMaxImage || y_plane > kMaxImage) return {};
+  if (CheckedMultiply(x_plane, geometry.in_channels, "an image of X") > kMaxImage || y_plane > kMaxImage ||
+      CheckedMultiply(batch, geometry.out_channels, "the planes of Y") > kMaxImage) {
+    return {};
+  }
   // First chunks are counted in 16 bits.
   if (facts.chunk_steps.size() > std::numeric_limits<unsigned short>::max()) return {};
   return Planner(geometry, sizes, batch, device, facts, x_alignment).Choose();
