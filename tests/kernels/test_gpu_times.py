@@ -11,8 +11,10 @@ import pytest
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
 from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
+    LibraryWork,
     SparseWork,
     as_arrays,
+    cluster_work,
     dense_work,
     library_work,
     pointwise_work,
@@ -163,13 +165,46 @@ def test_with_few_images_the_csr_kernel_runs_what_nothing_else_does():
         csr_cycles(dataclasses.replace(layer, in_size=None), 1, 132)
     with pytest.raises(ValueError, match="not known"):
         planned(dataclasses.replace(layer, in_size=None), 1, 1)
-    # Also where warpgroups could run it, and up to three images.
+    # Also where warpgroups could run it.
     small = make((512, 512, 1, 1), size=(7, 7), dtype=np.float16)
     kernels = [MODEL.library_us(small, 90, batch)[1] for batch in (1, 3, 4)]
-    assert kernels == ["the CSR kernel", "the CSR kernel", "warpgroups"]
+    assert kernels == ["the CSR kernel", "warpgroups", "warpgroups"]
     # Its entries look at no border, which takes less.
     window, point = make((64, 64, 3, 3), size=(28, 28)), make((64, 576, 1, 1), size=(28, 28))
     assert csr_cycles(window, 1, 132) > csr_cycles(point, 1, 132)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((256, 256, 3, 3), np.float16), ((256, 256, 3, 3), np.float32), ((256, 1024, 1, 1), np.float16)],
+)
+def test_few_images_run_by_clusters_and_many_do_not(shape, dtype):
+    layer = make(shape, size=(14, 14), dtype=dtype)
+    for batch, is_faster in ((1, True), (2, True), (256, False)):
+        by_clusters = cluster_work(layer, 90, batch, 132)
+        others = library_work(layer, 90, batch, 132)
+        assert (by_clusters.kcycles < others.kcycles) == is_faster
+        least = min(by_clusters.kcycles, others.kcycles)
+        us, kernel = MODEL.library_us(layer, 90, batch)
+        assert (us, kernel) == (pytest.approx(float(MODEL.cycles_us(LibraryWork(least)))), "warpgroups")
+
+
+@pytest.mark.parametrize(
+    ("shape", "changes", "architecture"),
+    [
+        ((64, 64, 3, 3), {}, 80),
+        ((64, 64, 5, 5), {}, 90),
+        ((64, 64, 3, 3), {"dilations": (2, 2)}, 90),
+        ((64, 64, 3, 3), {"strides": (3, 3)}, 90),
+        ((64, 16, 3, 3), {}, 90),
+        ((64, 64, 1, 1), {"pads": (1, 1, 1, 1)}, 90),
+        ((64, 4096, 3, 3), {}, 90),
+    ],
+    ids=["another GPU", "a larger window", "dilations", "strides", "few channels", "1x1, padded", "too many channels"],
+)
+def test_nothing_is_foretold_of_clusters_that_was_not_measured(shape, changes, architecture):
+    layer = dataclasses.replace(make(shape, size=(28, 28), dtype=np.float16), **changes)
+    assert cluster_work(layer, architecture, 1, 132) is None
 
 
 @pytest.mark.parametrize(

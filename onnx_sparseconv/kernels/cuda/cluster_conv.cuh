@@ -49,9 +49,9 @@ class ClusterConv : private Warpgroups {
     FenceSharedForTensorCores();
     __syncthreads();
     if (IsProductWarp()) {
-      Multiply();
+      const unsigned steps = Multiply();
       WaitAtBarrier(kSumsBarrier, kWgmmaProductThreads);  // what sums take the place of was read for the last time
-      KeepSums();
+      KeepSums(steps);
     }
     ArriveAtCluster();
     WaitForCluster();
@@ -285,10 +285,10 @@ class ClusterConv : private Warpgroups {
 
   // --- products -----------------------------------------------------------------------------------------------------
 
-  // A batch is always on its way while what the next one needs is loaded. Metadata of a product must stay in its
-  // register until that is complete; see wgmma_conv.cuh. So there are two sets of it, and one for steps that are left.
-  // Within a batch there are no branches, else the compiler has each product wait for the one before.
-  __device__ __forceinline__ void Multiply() {
+  // Returns the steps. A batch is always on its way while what the next one needs is loaded. Metadata of a product must
+  // stay in its register until that is complete; see wgmma_conv.cuh. So there are two sets of it, and one for steps
+  // that are left. Within a batch there are no branches, else the compiler has each product wait for the one before.
+  __device__ __forceinline__ unsigned Multiply() {
     const unsigned steps = Uniform(StepsOf(num_chunks_).before), batched = steps - steps % kBatchSteps;
     const auto warpgroup = static_cast<unsigned>(warp_) / 4;
     Operands operands;
@@ -296,7 +296,6 @@ class ClusterConv : private Warpgroups {
     operands.run = HasTwoRuns() ? warpgroup * static_cast<unsigned>(p_.run_step_y * p_.line_pixels + p_.run_step_x) : 0;
     unsigned metas[2][kBatchSteps] = {}, rest[kBatchSteps] = {};
     WaitForBarrier(WeightArrived(), 0);
-    if (steps < kChains) ClearSums();
     uint4 next = LoadSharedVector(table_);
     for (unsigned begin = 0; begin < batched; begin += 2 * kBatchSteps) {
 #pragma unroll
@@ -314,6 +313,7 @@ class ClusterConv : private Warpgroups {
     if (steps % kBatchSteps == 2) MultiplyBatch<2>(operands, next, steps, batched, rest);
     if (steps % kBatchSteps == 3) MultiplyBatch<3>(operands, next, steps, batched, rest);
     WaitForProducts<0>();
+    return steps;
   }
 
   // What differs from a warpgroup to the other.
@@ -344,13 +344,6 @@ class ClusterConv : private Warpgroups {
     CommitProducts();
   }
 
-  __device__ __forceinline__ void ClearSums() {
-    for (auto& chain : sums_) {
-#pragma unroll
-      for (float& sum : chain) sum = 0.0f;
-    }
-  }
-
   // --- sums ---------------------------------------------------------------------------------------------------------
 
   // Of a row of a warpgroup's.
@@ -358,13 +351,15 @@ class ClusterConv : private Warpgroups {
     return inputs_ + static_cast<unsigned>(4 * (warpgroup * kRows + row) * p_.sums_pitch);
   }
 
-  __device__ __forceinline__ void KeepSums() const {
+  // Of a set that no step added to, there are none.
+  __device__ __forceinline__ void KeepSums(unsigned steps) const {
     const Shared first = SumsOf(warp_ / 4, warp_ % 4 * 16 + static_cast<int>(Lane()) / 4) + Lane() % 4 * 8;
     const Shared upper = first + static_cast<unsigned>(4 * 8 * p_.sums_pitch);
 #pragma unroll
     for (unsigned block = 0; block < kBlocks; ++block) {
       const auto sum = [&](unsigned i) {
-        return kChains == 1 ? sums_[0][4 * block + i] : sums_[0][4 * block + i] + sums_[kChains - 1][4 * block + i];
+        const float first_sum = steps > 0 ? sums_[0][4 * block + i] : 0.0f;
+        return steps < unsigned{kChains} || kChains == 1 ? first_sum : first_sum + sums_[kChains - 1][4 * block + i];
       };
       StoreSharedPair(first + 32 * block, sum(0), sum(1));
       StoreSharedPair(upper + 32 * block, sum(2), sum(3));
