@@ -164,14 +164,22 @@ def test_a_run_only_launches(driver, make_session):
 
 
 @pytest.mark.parametrize(
-    ("batch", "size", "kernel"),
-    [(1, (14, 14), "cluster"), (2, (14, 14), "cluster"), (64, (28, 26), "interleave")],
-    ids=str,
+    ("changes", "call", "kernel"),
+    [
+        ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 1, (14, 14)), "cluster"),
+        ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 2, (14, 14)), "cluster"),
+        ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 64, (28, 26)), "interleave"),
+        # Warpgroups would be faster, and the kernel for tensor cores is known to be still faster.
+        ({"geometry": geometry_2d(3, 2, 1)}, (4, 64, (14, 14)), "tensor"),
+    ],
+    ids=["one image", "two", "many", "many, and a stride"],
 )
-def test_it_runs_by_itself_where_it_pays(driver, make_session, batch, size, kernel):
-    weight = random_weight((128, 160, 3, 3), 0.1, dtype=HALF)
-    case = dataclasses.replace(CASE, weight=weight)
-    (name, *_), *_ = run_and_check(make_session(make_model(case)), driver, case, (batch, 160, *size))
+def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, kernel):
+    multiprocessors, batch, size = call
+    driver.set_device(num_multiprocessors=multiprocessors)
+    case = dataclasses.replace(CASE, **changes)
+    x_shape = (batch, case.weight.shape[1], *size)
+    (name, *_), *_ = run_and_check(make_session(make_model(case)), driver, case, x_shape)
     assert name.startswith(f"sparseconv_{kernel}")
 
 
@@ -186,7 +194,7 @@ def test_other_gpus_do_not_run_it(driver, make_session):
 def test_a_tile_that_does_not_fit_is_said(driver, make_session):
     driver.set_device(max_shared_bytes=32 << 10)
     session = make_session(make_model(CASE), cuda_kernel="cluster")
-    with pytest.raises(Exception, match="the cluster kernel cannot run this call: no tile of it fits with its weight"):
+    with pytest.raises(Exception, match="the cluster kernel cannot run this call: no tile of it fits with its part"):
         session.run(None, random_inputs(CASE, (1, 96, 28, 28)))
 
 

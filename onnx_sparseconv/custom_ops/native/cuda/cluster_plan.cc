@@ -131,7 +131,9 @@ class Planner {
 
   int ColumnsOfX(int64_t alignment) const {
     int columns = geometry_.strides[2] == 1 ? 4 : 1;
-    while (alignment % (columns * facts_.element_bytes) != 0 || sizes_.in_dims[2] % columns != 0) columns /= 2;
+    while (columns > 1 && (alignment % (columns * facts_.element_bytes) != 0 || sizes_.in_dims[2] % columns != 0)) {
+      columns /= 2;
+    }
     return columns;
   }
 

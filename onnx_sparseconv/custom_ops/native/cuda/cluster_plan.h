@@ -22,8 +22,9 @@ struct ClusterLaunch {
   LaunchShape shape;
 };
 
-// Nothing where no tile of outputs fits shared memory with its part of the weight, there are too many blocks of rows, X
-// is empty, or a tensor is too large. X begins at a multiple of `x_alignment` bytes. `batch` is at least 1.
+// Nothing where no tile of outputs fits shared memory with its part of the weight, there are too many blocks of rows or
+// chunks, X is empty, a tensor is too large, or the GPU runs no clusters. X begins at a multiple of `x_alignment`
+// bytes. `batch` is at least 1.
 std::optional<ClusterLaunch> ChooseClusterLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                  int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts,
                                                  int64_t x_alignment);

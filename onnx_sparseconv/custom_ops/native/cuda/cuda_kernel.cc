@@ -269,9 +269,9 @@ class CudaKernel final : public Kernel {
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
   std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
-  void PlanWindows(const PlanKey& key, Plan* plan) const;
-  std::optional<PointwiseLaunch> PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const;
-  void PlanCluster(const PlanKey& key, Plan* plan) const;
+  double PlanWindows(const PlanKey& key, Plan* plan) const;
+  double PlanPointwise(const PlanKey& key, Plan* plan) const;
+  void PlanCluster(const PlanKey& key, double others, Plan* plan) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void WarnOfRange(const ort::Context& context) const;
   static RunningKernel KernelOf(const Call& call);
@@ -456,8 +456,8 @@ std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes
   return launch;
 }
 
-// By the fastest one of the kernels of warpgroups.
-void CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
+// By the fastest one of the kernels of warpgroups. Returns its cycles, also where it is not worth launching.
+double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
   if (windows_ && key.is_x_aligned) {
@@ -470,8 +470,9 @@ void CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   const double wgmma = CyclesOf(plan->wgmma);
   if (CyclesOf(plan->octets) >= wgmma) plan->octets.reset();
   if (CyclesOf(plan->ring) >= wgmma) plan->ring.reset();
+  const double fastest = std::min({wgmma, CyclesOf(plan->octets), CyclesOf(plan->ring)});
   if (must_run) {
-    if (plan->octets || plan->ring || plan->wgmma) return;
+    if (plan->octets || plan->ring || plan->wgmma) return fastest;
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
   const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
@@ -480,32 +481,39 @@ void CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
     plan->wgmma.reset();
   }
+  return fastest;
 }
 
-std::optional<PointwiseLaunch> CudaKernel::PlanPointwise(const ResolvedGeometry& sizes, int64_t batch) const {
+// The same of 1x1.
+double CudaKernel::PlanPointwise(const PlanKey& key, Plan* plan) const {
   const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
-  auto launch = ChoosePointwiseLaunch(geometry_, sizes, batch, device_, wgmma_->facts);
-  if (!launch && must_run) {
+  plan->pointwise = ChoosePointwiseLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
+  if (!plan->pointwise && must_run) {
     Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
   }
-  if (must_run || !launch) return launch;
-  const double csr_cycles = CsrCycles(geometry_, sizes, batch, csr_weight_->num_entries(), device_);
-  return IsWorthLaunching(*launch, batch, device_, csr_cycles) ? launch : std::nullopt;
+  const double cycles = CyclesOf(plan->pointwise);
+  if (must_run || !plan->pointwise) return cycles;
+  const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+  if (!IsWorthLaunching(*plan->pointwise, key.batch, device_, csr_cycles)) plan->pointwise.reset();
+  return cycles;
 }
 
-// By clusters, where those are faster than what is planned.
-void CudaKernel::PlanCluster(const PlanKey& key, Plan* plan) const {
+// By clusters, where those take less than the others of warpgroups would, worth launching or not, and than the CSR
+// kernel. Of the kernel for tensor cores, nothing is known that tells.
+void CudaKernel::PlanCluster(const PlanKey& key, double others, Plan* plan) const {
   if (op_.cuda.kernel == KernelChoice::kWgmma) return;
   const bool must_run = op_.cuda.kernel == KernelChoice::kCluster;
   const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<int64_t>(key.x_columns);
   auto launch = ChooseClusterLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts, x_alignment);
   if (!launch && must_run) {
-    Fail("the cluster kernel cannot run this call: no tile of it fits with its weight, or the tensors are too large");
+    Fail(
+        "the cluster kernel cannot run this call: no tile of it fits with its part of the weight, the tensors or the "
+        "weight are too large, or this GPU runs no clusters");
   }
   if (!must_run) {
-    const double others =
-        std::min({CyclesOf(plan->wgmma), CyclesOf(plan->octets), CyclesOf(plan->ring), CyclesOf(plan->pointwise)});
     if (!launch || launch->cycles >= others) return;
+    const bool is_alone = others == CyclesOf(std::optional<WgmmaLaunch>());
+    if (is_alone && tensor_ && IsWorthTensorCores(tensor_->facts, key.batch)) return;
     const double csr = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
     if (!IsWorthLaunching(*launch, csr)) return;
   }
@@ -531,14 +539,11 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
     }
   }
   if (wgmma_ && (is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto)) {
+    double others = 0.0;
     if (op_.cuda.kernel != KernelChoice::kCluster) {
-      if (IsPointwise(geometry_)) {
-        plan.pointwise = PlanPointwise(plan.sizes, key.batch);
-      } else {
-        PlanWindows(key, &plan);
-      }
+      others = IsPointwise(geometry_) ? PlanPointwise(key, &plan) : PlanWindows(key, &plan);
     }
-    PlanCluster(key, &plan);
+    PlanCluster(key, others, &plan);
     if (!is_half() && IsOnWarpgroups(plan.kernel())) {
       plan.recompute = ChooseRecomputeLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_);
     }
@@ -713,7 +718,7 @@ void* Lend(const ort::Context& context, const Inputs& inputs, size_t bytes,
 
 // The most columns, up to `columns`, that addresses are multiples of.
 int ColumnsAt(uintptr_t addresses, int columns, size_t element_bytes) {
-  while (addresses % (element_bytes * static_cast<size_t>(columns)) != 0) columns /= 2;
+  while (columns > 1 && addresses % (element_bytes * static_cast<size_t>(columns)) != 0) columns /= 2;
   return columns;
 }
 

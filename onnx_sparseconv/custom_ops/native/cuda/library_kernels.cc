@@ -132,7 +132,11 @@ ClusterKernels::ClusterKernels(bool is_half, int max_shared_bytes)
   shape.dynamic_shared_bytes = static_cast<unsigned>(max_shared_bytes);
   for (int parts = 1; parts <= kMaxClusterParts; ++parts) {
     shape.grid[0] = shape.cluster = static_cast<unsigned>(parts);
-    max_clusters_.push_back(ActiveClusters(Product(kClusterBlocks[0]), shape));
+    try {
+      max_clusters_.push_back(ActiveClusters(Product(kClusterBlocks[0]), shape));
+    } catch (const DriverError&) {
+      max_clusters_.push_back(0);  // a part of a GPU may have no room for them
+    }
   }
 }
 
