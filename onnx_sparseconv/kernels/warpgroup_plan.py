@@ -315,7 +315,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
 
 
 def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan | None:
-    """The same of the cluster kernel; None where no part of a tile fits shared memory.
+    """The same of the cluster kernel; None where no part of a tile fits shared memory, or there are no chunks.
 
     Args:
         layer: as of `plan_warpgroups`, or 1x1.

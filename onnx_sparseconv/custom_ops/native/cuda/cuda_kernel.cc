@@ -426,7 +426,7 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
 void CudaKernel::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
   has_warned_.store(true);
   const std::string kernel =
-      tensor_ ? "a kernel on tensor cores, or with a few images the CSR kernel" : "the CSR kernel";
+      tensor_ || wgmma_ ? "a kernel on tensor cores, or with little work the CSR kernel" : "the CSR kernel";
   node.Warn(Concat(op_.name(), " node '", node_name_, "' runs ", kernel, ": ", reason));
 }
 
