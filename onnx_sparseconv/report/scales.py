@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ def linear(values: Iterable[float], start: float, end: float, *, zero: bool = Tr
     found = list(values)
     low = 0.0 if zero else min(found, default=0.0)
     high = max(found, default=1.0)
-    if high <= low:
+    if (high - low) / steps < sys.float_info.min:  # also where no step is left between them
         low, high = (0.0, 1.0) if zero else (low - 0.5, low + 0.5)
         high = max(high, found[0] if found else 1.0)
     step = _round_step((high - low) / steps)

@@ -83,13 +83,14 @@ def test_a_fit_finds_what_made_the_times_of_the_librarys_kernels(program, rows, 
         return dataclasses.replace(of, took_us=truth.cycles_us(of.work))
 
     some = dataclasses.replace(rows, warpgroup_us=np.full_like(rows.warpgroup_us, np.inf))
-    found = program.fit(some, program.LibraryRows(made(library.few_images), made(library.pointwise), library.floats))
+    made_up = {"few_images": made(library.few_images), "pointwise": made(library.pointwise)}
+    found = program.fit(some, dataclasses.replace(library, **made_up))
     assert found.library_launch_us == pytest.approx(4, rel=0.05)
     assert found.library_mhz == pytest.approx(900, rel=0.05)
     assert "| all | " in program.library_table(library.pointwise, found.cycles_us(library.pointwise.work))
 
 
-@pytest.mark.parametrize("rows", ["few_images", "pointwise"])
+@pytest.mark.parametrize("rows", ["few_images", "clusters", "pointwise"])
 def test_times_of_the_librarys_kernels_are_foretold_within_a_fifth(program, library, rows):
     rows = getattr(library, rows)
     foretold = program.gpu_time_constants.MODEL.cycles_us(rows.work)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
+import typer
 
+from onnx_sparseconv.cli import failures
+from onnx_sparseconv.cli.exit_codes import INTERRUPTED
 from tests.support.processes import environment, heed_interrupts, interrupt_when
 
 START = """
@@ -141,3 +145,23 @@ main()
 """
     done = _run(START + code)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_what_an_interrupt_breaks_is_one_too(capsys):
+    """A lock that is waited for is released once more where the wait was interrupted: that is another error."""
+
+    def function():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    with pytest.raises(typer.Exit) as end:
+        failures.command(function)()
+    assert end.value.exit_code == INTERRUPTED
+    assert capsys.readouterr().err == "error: interrupted\n"
+
+
+def test_other_errors_of_locks_show_their_traceback():
+    with pytest.raises(RuntimeError):
+        failures.command(lambda: threading.Lock().release())()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from onnx_sparseconv.report.scales import Scale, linear, linear_ticks, log_ticks, logarithmic
@@ -19,6 +19,8 @@ def test_a_linear_scale_holds_all_its_values_and_zero(values):
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20))
+@example([5e-324])
+@example([-5e-324, 0.0])
 def test_a_scale_may_reach_below_zero(values):
     scale = linear(values, 0, 100, zero=min(values) >= 0)
     for value in values:
