@@ -55,8 +55,8 @@ def command(function: Callable[P, ExitCode]) -> Callable[P, None]:
             code = ExitCode.ERROR
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except RuntimeError as error:
-            # Of a lock, say, that was not taken again before it was to be released.
+        except Exception as error:
+            # A lock, say, that was not taken again before it was to be released.
             if not _was_interrupted(error):
                 raise
             code = INTERRUPTED

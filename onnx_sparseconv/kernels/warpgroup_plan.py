@@ -6,8 +6,9 @@ They have the same constants, which are explained there.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -330,31 +331,31 @@ def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors
 
 
 def _cluster_plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
+    runs = list(_cluster_runs(layer))
+    for parts, most in enumerate(_MAX_CLUSTERS, 1):
+        clusters = max(int(most * multiprocessors / _CLUSTER_MULTIPROCESSORS), 1)
+        if parts > chunks or math.ceil(chunks / parts) > _MAX_CLUSTER_CHUNKS:
+            continue
+        plans = (_cluster_plan(layer, run, lines, (batch, chunks, parts, clusters)) for run, lines in runs)
+        yield from (plan for plan in plans if plan is not None)
+
+
+def _cluster_runs(layer: SparseLayer) -> Iterator[tuple[_ClusterRun, int]]:
+    """Ways to cut outputs into tiles, and lines of each of their runs."""
     is_pointwise = math.prod(layer.kernel_shape) == 1
     out_h, out_w = out_size(layer)
     if is_pointwise and layer.strides == (1, 1) and not any(layer.pads):
         out_h, out_w = 1, out_h * out_w
     row_tiles, _ = pointwise_rows(layer) if is_pointwise else (1, 0)
     arrangements = ((1, 1),) if row_tiles > 1 else ((1, WARPGROUPS), (WARPGROUPS, 1))
-    for parts, most in enumerate(_MAX_CLUSTERS, 1):
-        clusters = max(int(most * multiprocessors / _CLUSTER_MULTIPROCESSORS), 1)
-        if parts > chunks or math.ceil(chunks / parts) > _MAX_CLUSTER_CHUNKS:
-            continue
-        for blocks in _CLUSTER_BLOCKS:
-            least = math.ceil(out_w / (_OCTET * blocks))
-            for cuts in range(least, min(least + _MORE_CUTS, out_w) + 1):
-                run_w = math.ceil(out_w / cuts)
-                run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < _OCTET * blocks
-                for runs_x, runs_y in arrangements:
-                    if runs_x > 1 and cuts == 1:
-                        continue
-                    run = _ClusterRun(blocks, run_w, runs_x, runs_y, row_tiles, (out_h, out_w))
-                    for lines in range(1, out_h + 1):
-                        if not run.fits(layer, lines):
-                            break
-                        plan = _cluster_plan(layer, run, lines, (batch, chunks, parts, clusters))
-                        if plan is not None:
-                            yield plan
+    for blocks in _CLUSTER_BLOCKS:
+        least = math.ceil(out_w / (_OCTET * blocks))
+        for cuts in range(least, min(least + _MORE_CUTS, out_w) + 1):
+            run_w = math.ceil(out_w / cuts)
+            run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < _OCTET * blocks
+            for runs_x, runs_y in arrangements if cuts > 1 else arrangements[:1]:
+                run = _ClusterRun(blocks, run_w, runs_x, runs_y, row_tiles, (out_h, out_w))
+                yield from ((run, lines) for lines in itertools.takewhile(run.holds(layer), range(1, out_h + 1)))
 
 
 @dataclass(frozen=True)
@@ -374,9 +375,10 @@ class _ClusterRun:
         pixels = self.runs_x * self.width + reach
         return pixels + (pixels % 2 if self.out_size[1] % 2 == 0 and self.width % 2 == 0 else 0)
 
-    def fits(self, layer: SparseLayer, lines: int) -> bool:
+    def holds(self, layer: SparseLayer) -> Callable[[int], bool]:
         """Whether so many lines fit the positions."""
-        return (lines - 1) * self.line_pixels(layer) + self.width <= _OCTET * self.blocks
+        line_pixels = self.line_pixels(layer)
+        return lambda lines: (lines - 1) * line_pixels + self.width <= _OCTET * self.blocks
 
 
 def _cluster_plan(

@@ -41,32 +41,9 @@ template <int kBytes>
 struct Columns {
   unsigned words[(kBytes + 3) / 4] = {};
 
-  __device__ __forceinline__ void Load(const void* from) {
-    if constexpr (kBytes == 2) {
-      words[0] = LoadOnce(static_cast<const Half*>(from));
-    } else if constexpr (kBytes == 4) {
-      words[0] = LoadOnce(static_cast<const unsigned*>(from));
-    } else if constexpr (kBytes == 8) {
-      const uint2 pair = LoadOnce(static_cast<const uint2*>(from));
-      words[0] = pair.x, words[1] = pair.y;
-    } else {
-      Set(LoadOnce(static_cast<const uint4*>(from)));
-    }
-  }
-
+  __device__ __forceinline__ void Load(const void* from) { LoadFrom<false>(from); }
   // The same of what other blocks read, too.
-  __device__ __forceinline__ void LoadCached(const void* from) {
-    if constexpr (kBytes == 2) {
-      words[0] = LoadWritten(static_cast<const Half*>(from));
-    } else if constexpr (kBytes == 4) {
-      words[0] = LoadWritten(static_cast<const unsigned*>(from));
-    } else if constexpr (kBytes == 8) {
-      const uint2 pair = LoadWritten(static_cast<const uint2*>(from));
-      words[0] = pair.x, words[1] = pair.y;
-    } else {
-      Set(LoadWritten(static_cast<const uint4*>(from)));
-    }
-  }
+  __device__ __forceinline__ void LoadCached(const void* from) { LoadFrom<true>(from); }
 
   __device__ __forceinline__ void LoadShared(Shared from) {
     if constexpr (kBytes == 2) {
@@ -98,6 +75,29 @@ struct Columns {
     } else {
 #pragma unroll
       for (unsigned i = 0; i < kBytes / 4; ++i) cuda::StoreShared(to + 4 * i, words[i]);
+    }
+  }
+
+  template <bool kIsCached>
+  __device__ __forceinline__ void LoadFrom(const void* from) {
+    if constexpr (kBytes == 2) {
+      words[0] = Loaded<kIsCached>(static_cast<const Half*>(from));
+    } else if constexpr (kBytes == 4) {
+      words[0] = Loaded<kIsCached>(static_cast<const unsigned*>(from));
+    } else if constexpr (kBytes == 8) {
+      const uint2 pair = Loaded<kIsCached>(static_cast<const uint2*>(from));
+      words[0] = pair.x, words[1] = pair.y;
+    } else {
+      Set(Loaded<kIsCached>(static_cast<const uint4*>(from)));
+    }
+  }
+
+  template <bool kIsCached, class Value>
+  static __device__ __forceinline__ Value Loaded(const Value* from) {
+    if constexpr (kIsCached) {
+      return LoadWritten(from);
+    } else {
+      return LoadOnce(from);
     }
   }
 

@@ -46,3 +46,17 @@ def make_session():
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
     return make
+
+
+@pytest.fixture
+def assert_only_launches(driver):
+    """No allocation, no copy and no synchronisation by itself: CUDA graphs are captured."""
+
+    def check(session, inputs, count):
+        session.run(None, inputs)
+        before, launches = driver.calls(), driver.calls("cuLaunchKernelEx")
+        session.run(None, inputs)
+        assert driver.calls("cuLaunchKernelEx") - launches == count
+        assert driver.calls() - before <= count + 3
+
+    return check

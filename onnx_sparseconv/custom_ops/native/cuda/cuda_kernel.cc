@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -512,8 +513,7 @@ void CudaKernel::PlanCluster(const PlanKey& key, double others, Plan* plan) cons
   }
   if (!must_run) {
     if (!launch || launch->cycles >= others) return;
-    const bool is_alone = others == CyclesOf(std::optional<WgmmaLaunch>());
-    if (is_alone && tensor_ && IsWorthTensorCores(tensor_->facts, key.batch)) return;
+    if (std::isinf(others) && tensor_ && IsWorthTensorCores(tensor_->facts, key.batch)) return;
     const double csr = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
     if (!IsWorthLaunching(*launch, csr)) return;
   }
@@ -722,6 +722,11 @@ int ColumnsAt(uintptr_t addresses, int columns, size_t element_bytes) {
   return columns;
 }
 
+// The same where both Y and the residual, or null, have to be.
+int ColumnsOfBoth(const void* y, const void* residual, int columns, size_t element_bytes) {
+  return ColumnsAt(reinterpret_cast<uintptr_t>(y) | reinterpret_cast<uintptr_t>(residual), columns, element_bytes);
+}
+
 // Where blocks share tiles, they store sums that are not final, in memory that is lent for them.
 void CudaKernel::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
                           std::optional<ort::DeviceScratch>* sums) const {
@@ -739,9 +744,7 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   wgmma_->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, sums;
   LendSums(call, launch.shape, params.y_part, &tile, &sums);
-  params.out_columns =
-      ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual),
-                params.out_columns, element_bytes());
+  params.out_columns = ColumnsOfBoth(tile.y, tile.epilogue.residual, params.out_columns, element_bytes());
   InterleaveParams interleave = launch.interleave.params;
   interleave.x = tile.x;
   RecomputeParams noted{};
@@ -781,9 +784,7 @@ void CudaKernel::LaunchCluster(const Call& call) const {
   FillTile(call, &tile);
   wgmma_->Fill(&params.common);
   params.taps = static_cast<const unsigned char*>(wgmma_->memory.at(wgmma_->taps));
-  params.out_columns =
-      ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | reinterpret_cast<uintptr_t>(tile.epilogue.residual),
-                params.out_columns, element_bytes());
+  params.out_columns = ColumnsOfBoth(tile.y, tile.epilogue.residual, params.out_columns, element_bytes());
   std::optional<ort::DeviceScratch> scratch;
   RecomputeParams noted{};
   if (!is_half()) LendHalves(call, 0, BlocksOf(launch.shape) * kClusterWarps, &params.magnitudes, &noted, &scratch);
