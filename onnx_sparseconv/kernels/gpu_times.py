@@ -211,14 +211,16 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
 
 
 _ARCHITECTURE = 90
-# The share of a tile's positions that has outputs, at least, where there is a tile for each multiprocessor; see
-# wgmma_plan.cc.
+# The share of a tile's positions that has outputs, at least, where there is a tile for each multiprocessor and another
+# kernel for tensor cores; see wgmma_plan.cc.
 _USED_POSITIONS = 0.6
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
 # of 64 to 512 channels, packed.
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
 # The same of the kernels for few channels, of 64.
 _RING_REPEATS = ((0.8, 0.84, 0.86, 0.88, 0.9), (2.0, 1.65, 1.4, 1.1, 1.0))
+# Of the windows that are foretold.
+_STRIDES = ((1, 1), (2, 2))
 # Windows of words, that were measured.
 _ROW_KERNELS = ((1, 2), (1, 3), (1, 4), (1, 5))
 # More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
@@ -249,7 +251,7 @@ ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
 
 
 def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
-    is_plain = layer.strides == layer.dilations == (1, 1)
+    is_plain = layer.strides in _STRIDES and layer.dilations == (1, 1)
     if not is_plain or not _may_run_on_warpgroups(layer, architecture):
         return None
     if layer.kernel_shape in _ROW_KERNELS:
@@ -262,7 +264,8 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     other = _plan_few_channels(layer, batch, multiprocessors)
     if other is not None and other.cycles < plan.cycles:
         return _choose(other, layer, batch, multiprocessors)
-    if plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
+    is_half = layer.element_type == np.float16
+    if is_half and plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
         return None
     return _choose(plan, layer, batch, multiprocessors)
 
@@ -321,13 +324,9 @@ def _are_products_worth(layer: SparseLayer) -> bool:
     return bool(products <= _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
 
 
-# Of the layers that are foretold so. With two, none was measured.
-_CLUSTER_STRIDES = ((1, 1), (2, 2))
-
-
 def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's cluster kernel, wherever it can run 3x3 and 1x1 layers; few images run so."""
-    is_plain = layer.strides in _CLUSTER_STRIDES and layer.dilations == (1, 1)
+    is_plain = layer.strides in _STRIDES and layer.dilations == (1, 1)
     if not is_plain or not _may_run_on_warpgroups(layer, architecture):
         return None
     if layer.kernel_shape == (1, 1):

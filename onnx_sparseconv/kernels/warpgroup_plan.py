@@ -1,7 +1,7 @@
 """What the native library's plans for warpgroups take, in cycles: `ChooseWgmmaLaunch` of wgmma_plan.cc,
 `ChooseOctetLaunch` of octet_plan.cc, `ChooseRingLaunch` of ring_plan.cc, `ChoosePointwiseLaunch` of pointwise_plan.cc
-and `ChooseClusterLaunch` of cluster_plan.cc, without limits of memory but those of the second, the third and the last.
-They have the same constants, which are explained there.
+and `ChooseClusterLaunch` of cluster_plan.cc, without limits of memory but that of shared memory, in which the fourth
+always fits. They have the same constants, which are explained there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
 _FLOAT_STORE_CYCLES, _RECOMPUTE_CYCLES = 11500.0, 2400.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
-_STEP_BYTES = 2304
+_STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2304, 528, 20480, 2
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
 # Of the ring kernel.
 _RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
@@ -480,11 +480,32 @@ def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float
             for runs_x in range(1, min(WARPGROUPS, in_row) + 1):
                 for lines in range(1, (min(eight.rows, positions) if in_row == 1 else 1) + 1):
                     tiling = _Tiling(positions, runs_x * run_w, WARPGROUPS // runs_x * lines)
-                    window = _window(layer, tiling)
-                    pitch = layer.strides[0] * layer.strides[1] * math.ceil(window[1] / layer.strides[1])
+                    pitch = _line_pitch(layer, tiling, lines)
                     if (lines - 1) * pitch + run_w > positions:
                         break
-                    yield _plan(layer, eight, tiling, (batch, chunks, multiprocessors))
+                    if stages := _num_stages(layer, tiling, pitch):
+                        yield _plan(layer, eight, tiling, (batch, chunks, multiprocessors, stages))
+
+
+def _line_pitch(layer: SparseLayer, tiling: _Tiling, lines: int) -> int:
+    """Pixels from a line of a run to the next one, at least: zeros behind a row are also those before the next."""
+    _, columns = _window(layer, tiling)
+    shared = 0
+    if layer.strides == (1, 1) and lines > 1:
+        before, (_, in_w) = layer.pads[1], layer.in_size or (0, 0)
+        shared = min(max(columns - before - in_w, 0), before)
+    pitch = math.ceil((columns - shared) / layer.strides[1])
+    return pitch + (pitch % 2 if lines > 1 and tiling.width % 2 == 0 else 0)
+
+
+def _num_stages(layer: SparseLayer, tiling: _Tiling, line_pitch: int) -> int:
+    """Chunks that shared memory has room for."""
+    rows, columns = _window(layer, tiling)
+    taps = math.prod(layer.kernel_shape)
+    weight_bytes = math.ceil(4 * (taps + 1) / 128) * 128 + taps * _STEP_BYTES
+    stage_bytes = rows * layer.strides[1] * line_pitch * _PIXEL_BYTES + weight_bytes
+    room = _RING_SHARED_BYTES - _ROW_BYTES - 8 * rows * columns
+    return min(room // stage_bytes, _MAX_STAGES)
 
 
 def _eights(batch: int, out_h: int) -> list[_Eights]:
@@ -509,8 +530,8 @@ def _window(layer: SparseLayer, tiling: _Tiling) -> tuple[int, int]:
     return rows, columns
 
 
-def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int, float, float]) -> WarpgroupPlan:
-    batch, chunks, multiprocessors = work
+def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int, float, float, int]) -> WarpgroupPlan:
+    batch, chunks, multiprocessors, stages = work
     out_h, out_w = out_size(layer)
     rows, columns = _window(layer, tiling)
     tiles_x, tiles_y = math.ceil(out_w / tiling.width), math.ceil(eights.rows / tiling.height)
@@ -520,7 +541,8 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     steps, pixels = chunks * math.prod(layer.kernel_shape), chunks * rows * columns * CHANNELS
     products = steps * WARPGROUPS * tiling.positions * _POSITION_CYCLES
     needs = [products, (steps * _STEP_BYTES + pixels * 2 * IMAGES) / _BYTES_A_CYCLE, pixels * _COLUMN_CYCLES]
-    sums = max(needs) + _OVERLAP * (sum(needs) - max(needs)) + chunks * _CHUNK_CYCLES
+    overlap = _OVERLAP if stages > 1 else 1.0
+    sums = max(needs) + overlap * (sum(needs) - max(needs)) + chunks * _CHUNK_CYCLES
     outputs = _STORE_CYCLES + (_FULL_CYCLES if tiling.positions == max(_POSITIONS) else 0.0)
     is_float, itemsize = layer.element_type == np.float32, layer.element_type.itemsize
     outputs += _FLOAT_STORE_CYCLES if is_float else 0.0

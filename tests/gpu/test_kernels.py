@@ -58,9 +58,9 @@ def test_clusters(gpu, name, density, batch, dtype):
 
 
 @st.composite
-def cluster_cases(draw):
-    """Of the sizes that the cluster kernel takes."""
-    group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, 4))
+def warpgroup_cases(draw, most_images):
+    """Of the sizes that the kernels of warpgroups take."""
+    group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, most_images))
     rows, channels = draw(st.integers(40, 200)), draw(st.integers(24, 300))
     kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
     strides, dilations = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(1, 2)] * 2))
@@ -78,10 +78,23 @@ def cluster_cases(draw):
 
 
 @settings(max_examples=100, **PROPERTY)
-@given(drawn=cluster_cases())
+@given(drawn=warpgroup_cases(4))
 def test_any_convolution_of_clusters(gpu, drawn):
     case, x_shape = drawn
     assert check(gpu, case, x_shape, cuda_kernel="cluster") == "cuda.cluster"
+
+
+@settings(max_examples=150, **PROPERTY)
+@given(drawn=warpgroup_cases(20))
+def test_any_convolution_of_warpgroups(gpu, drawn):
+    case, x_shape = drawn
+    assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
+
+
+def test_floats_whose_tiles_have_few_outputs_stay_on_warpgroups(gpu):
+    """A tile for each multiprocessor, of two rows of outputs, of which there is one: else, the CSR kernel would run."""
+    case = SparseConvCase(random_weight((256, 64, 3, 3), 0.1), geometry_2d(pad=0))
+    assert check(gpu, case, (264, 64, 3, 26)) == "cuda.wgmma"
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 5)], ids=str)
@@ -148,7 +161,7 @@ def test_generated_code_covers(gpu, target, name, dtype):
         # Its planes are of an odd size: slower to stage than the library's kernels compute.
         assert not image_bytes(model)
         assert check(gpu, case, x_shape, model=model) in ("cuda.csr", "cuda.wgmma", "cuda.cluster")
-        assert check(gpu, case, (64, *x_shape[1:]), model=model) == "cuda.wgmma"
+        assert check(gpu, case, (64, *x_shape[1:]), model=model) in ("cuda.wgmma", "cuda.cluster")
         return
     assert image_bytes(model), "no image was made"
     for batch in (x_shape[0], 1, 7):

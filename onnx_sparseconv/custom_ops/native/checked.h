@@ -15,5 +15,6 @@ inline int64_t CheckedMultiply(int64_t a, int64_t b, const char* what) {
 }
 
 inline int64_t CeilDivide(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
 
 }  // namespace sparseconv

@@ -228,8 +228,7 @@ struct TileParams {
   int num_stages;
   int stage_bytes;          // a multiple of 16
   int in_rows, in_columns;  // that a tile reads
-  int line_pitch;           // pixels. A row is strides[1] lines: its column x lies in line x % strides[1], at
-                            // x / strides[1]
+  int line_pitch;           // pixels. Where each lies, TensorTile::PixelAt and WgmmaConv::PixelOf say
 };
 
 // The tensor-core kernel, float16: `sparseconv_tensor_r<row tiles>_p<positions>`. tensor_conv.cuh says how it works.
@@ -325,6 +324,8 @@ struct WgmmaParams {
   int out_columns;  // that are stored together, 8, 4, 2 or 1: rows and runs are multiples of it, and what `run_outputs`
                     // leaves out; Y and the residual begin at such
   int x_rows, x_row_pixels, x_window_columns;  // of X; a row's are those of all windows
+  int more_columns;  // of the tile's last row than `in_columns`: where lines lie closer than the columns that a row of
+                     // outputs reads, the zeros behind a row are the first columns of the next one
 
   int images;     // of a pixel at most: 8, or as many as an image has strips
   int last_rows;  // of outputs that the last of them has, the others have out_h

@@ -44,7 +44,7 @@ class WgmmaConv : private Warpgroups {
   __device__ __forceinline__ void Stage() const {
     const int first = static_cast<int>(threadIdx.x) - kWgmmaProductThreads;
     const int first_place = first / 32 * kPlaces;
-    const int pixels = t_.in_rows * t_.in_columns;
+    const int pixels = t_.in_rows * t_.in_columns + p_.more_columns;
     const auto plane = static_cast<unsigned>(p_.x_rows * p_.x_row_pixels);
     PlanPixels(first, pixels);
     Position at;
@@ -93,12 +93,21 @@ class WgmmaConv : private Warpgroups {
   // Where a tile's pixels lie in a plane of X and in a stage, in bytes: the same for all channels.
   __device__ __forceinline__ void PlanPixels(int first, int pixels) const {
     for (int pixel = first; pixel < pixels; pixel += 32 * kStagingWarps) {
-      int column;
-      const int row = Split(pixel, t_.in_columns, column);
+      const int row = min(pixel / t_.in_columns, t_.in_rows - 1), column = pixel - row * t_.in_columns;
       StoreShared(PixelAddress(pixel), kPixelBytes * static_cast<unsigned>(row * p_.x_row_pixels + column));
-      StoreShared(PixelAddress(pixel) + 4, kWgmmaPixelBytes * PixelAt(row, column));
+      StoreShared(PixelAddress(pixel) + 4, kWgmmaPixelBytes * static_cast<unsigned>(PixelOf(row, column)));
     }
     WaitAtBarrier(1, 32 * kStagingWarps);
+  }
+  // Which one it is in a stage. Pixels that outputs beside and below each other read with the same tap are neighbours,
+  // and in lines that follow each other.
+  __device__ __forceinline__ int PixelOf(int row, int column) const {
+    int row_place, column_place;
+    const int line = Split(row, t_.strides[0], row_place), at = Split(column, t_.strides[1], column_place);
+    int longer;  // so many of the places have one line more
+    const int lines = Split(t_.in_rows, t_.strides[0], longer);
+    const int first = column_place * t_.in_rows + row_place * lines + min(row_place, longer);
+    return (first + line) * t_.line_pitch + at;
   }
   __device__ __forceinline__ Shared PixelAddress(int pixel) const { return Table() + static_cast<unsigned>(8 * pixel); }
 
@@ -112,8 +121,7 @@ class WgmmaConv : private Warpgroups {
   __device__ __forceinline__ void Multiply() {
     const unsigned row_tile = threadIdx.x / kWarpgroup % static_cast<unsigned>(t_.warps_m);
     const RunPlace run = RunOf();
-    const unsigned first =
-        kWgmmaPixelBytes * static_cast<unsigned>(run.y * t_.strides[0] * t_.strides[1] * t_.line_pitch + run.x);
+    const unsigned first = kWgmmaPixelBytes * static_cast<unsigned>(run.y * t_.line_pitch + run.x);
     const unsigned values = static_cast<unsigned>(w_.input_bytes + w_.header_bytes) + row_tile * kValueBytes;
     const unsigned places =
         row_tile * kPlaceBytes + threadIdx.x % kWarpgroup / 32 * 64 + Lane() / 4 * 8 + Lane() % 2 * 4;

@@ -118,6 +118,16 @@ def test_few_images(make_session, driver, layer, batch, launched):
         assert (interleave[2], product[1], len(reduce)) == (eights, parts, 1 if parts > 1 else 0)
 
 
+@pytest.mark.parametrize(("size", "positions"), [((7, 7), 32), ((10, 5), 30)], ids=str)
+def test_zeros_behind_a_row_are_those_before_the_next(make_session, driver, size, positions):
+    """So four rows of seven outputs fit into 32 positions, and five of five, not just three and four."""
+    driver.set_device(num_multiprocessors=1)
+    case = dataclasses.replace(CASE, has_residual=True)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    _, (product, _) = run_and_check(session, driver, case, (9, 40, *size))
+    assert product == f"sparseconv_wgmma_p{positions}"
+
+
 @pytest.mark.parametrize(
     ("layer", "batch"),
     [
@@ -127,6 +137,8 @@ def test_few_images(make_session, driver, layer, batch, launched):
         (((64, 256, 3, 3), (7, 7), geometry_2d(pad=1)), 16),
         (((64, 96, 3, 3), (13, 9), geometry_2d(pad=0)), 2),
         (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), 1),
+        (((64, 96, 3, 3), (28, 28), geometry_2d(3, 2, 1)), 16),
+        (((128, 512, 3, 3), (7, 7), geometry_2d(pad=1)), 64),
         (((64, 96, 3, 3), (21, 17), geometry_2d(3, 1, 2, 2)), 5),
         (((128, 64, 3, 3), (28, 28), geometry_2d(group=2)), 4),
         (((64, 32, 3, 3), (112, 111), geometry_2d(pad=1)), 9),
@@ -167,14 +179,15 @@ def test_a_run_only_launches(assert_only_launches, make_session):
 @pytest.mark.parametrize(
     ("changes", "call", "kernel"),
     [
-        ({}, (4, 8), "wgmma"),
-        ({}, (64, 8), "wgmma"),
-        ({}, (4, 3), "wgmma"),
-        ({"weight": random_weight((128, 128, 3, 3), 0.2, dtype=HALF)}, (132, 1), "wgmma"),
-        ({"weight": random_weight((70, 40, 3, 3), 0.02, dtype=HALF)}, (132, 1), "csr"),
-        ({"weight": random_weight((70, 40, 3, 3), 0.002, dtype=HALF)}, (4, 8), "csr"),
-        ({"weight": random_weight((70, 20, 3, 3), 0.1, dtype=HALF)}, (4, 8), "tensor"),
-        ({"geometry": geometry_2d(stride=2)}, (4, 8), "tensor"),
+        ({}, (4, 8, 28, 26), "wgmma"),
+        ({}, (64, 8, 28, 26), "wgmma"),
+        ({}, (4, 3, 28, 26), "wgmma"),
+        ({"weight": random_weight((128, 128, 3, 3), 0.2, dtype=HALF)}, (132, 1, 28, 26), "wgmma"),
+        ({"weight": random_weight((70, 40, 3, 3), 0.02, dtype=HALF)}, (132, 1, 28, 26), "csr"),
+        ({"weight": random_weight((70, 40, 3, 3), 0.002, dtype=HALF)}, (4, 8, 28, 26), "csr"),
+        ({"weight": random_weight((70, 20, 3, 3), 0.1, dtype=HALF)}, (4, 8, 28, 26), "tensor"),
+        ({"geometry": geometry_2d(stride=2)}, (4, 8, 28, 26), "wgmma"),
+        ({"geometry": geometry_2d(pad=0)}, (2, 8, 3, 26), "tensor"),
     ],
     ids=[
         "it pays",
@@ -184,17 +197,18 @@ def test_a_run_only_launches(assert_only_launches, make_session):
         "a single one, and too few weights",
         "next to no weights",
         "too few channels",
+        "strides",
         "positions without outputs",
     ],
 )
 def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, kernel):
     """Against all but clusters, of which this GPU runs none."""
-    num_multiprocessors, batch = call
+    num_multiprocessors, batch, height, width = call
     driver.set_device(num_multiprocessors=num_multiprocessors, blocks_a_multiprocessor=0)
     case = dataclasses.replace(CASE, **changes)
     session = make_session(make_model(case))
-    names = [name for name, _ in run_and_check(session, driver, case, (batch, case.weight.shape[1], 28, 26))]
-    assert any(name.startswith(f"sparseconv_{kernel}") for name in names)
+    names = [name for name, _ in run_and_check(session, driver, case, (batch, case.weight.shape[1], height, width))]
+    assert any(name.startswith(f"sparseconv_{kernel}") for name in names), names
 
 
 @pytest.mark.parametrize("architecture", [89, 100])

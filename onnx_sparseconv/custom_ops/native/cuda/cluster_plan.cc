@@ -28,8 +28,6 @@ constexpr double kOutputCycles = 0.39;       // to finish an output
 constexpr double kPartCycles = 0.11;         // .. and to add a part to it
 constexpr double kFloatCallCycles = 3800.0;  // what a call of floats takes besides, with the launch behind it
 
-int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
-
 // The chunks of all blocks of rows, each cut into parts of about as many steps.
 struct Parts {
   std::vector<unsigned short> begins;  // first chunks, of all blocks; behind the last one, their number

@@ -31,8 +31,6 @@ constexpr double kBeginCycles = 9500.0;      // of a block
 // What blocks wait for in the beginning, where X is in no cache: all of it from so many bytes on.
 constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
 
-int64_t RoundUp(int64_t value, int64_t unit) { return CeilDivide(value, unit) * unit; }
-
 // Elements of Y that are stored together: where planes do not begin at multiples of 16 bytes, one by one.
 int64_t StoredTogether(const ResolvedGeometry& sizes) {
   return sizes.out_dims[1] * sizes.out_dims[2] % kOctet == 0 ? kOctet : 1;

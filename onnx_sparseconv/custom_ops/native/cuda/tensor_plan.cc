@@ -31,10 +31,8 @@ constexpr int64_t kRowBytes = 76;           // that a row of the input costs mor
 constexpr double kChunkCycles = 2150.0;     // until the first of a chunk arrives
 constexpr double kOverlap = 0.6;            // what the lesser of those add to the greatest
 
-int64_t RoundUpTo(int64_t value, int64_t multiple) { return CeilDivide(value, multiple) * multiple; }
-
 // The least number that is 1 more than a multiple of 8: neighbouring lines and channels then begin in other banks.
-int64_t OddPitch(int64_t pixels) { return RoundUpTo(pixels - 1, 8) + 1; }
+int64_t OddPitch(int64_t pixels) { return RoundUp(pixels - 1, 8) + 1; }
 
 int64_t Extent(int64_t outputs, int64_t kernel, int64_t stride, int64_t dilation) {
   return (outputs - 1) * stride + (kernel - 1) * dilation + 1;

@@ -50,8 +50,11 @@ struct Tiling {
 // What a tile reads.
 struct Window {
   int64_t rows, columns;
-  int64_t line_pitch, line_pixels;  // from a row of outputs to the next one
-  int64_t input_bytes;              // of a stage
+  int64_t line_pitch;       // pixels, from a row of outputs to the next one
+  int64_t of_row, of_last;  // columns of a row that have pixels of their own, and of the last row
+  int64_t input_bytes;      // of a stage
+
+  int64_t pixels() const { return (rows - 1) * of_row + of_last; }
 };
 
 bool AreWorth(const WgmmaFacts& facts, int64_t batch) {
@@ -84,7 +87,9 @@ class Planner {
       for (int64_t runs_x = 1; runs_x <= std::min(runs, in_row); runs_x *= 2) {
         const int64_t max_lines = in_row == 1 ? std::min<int64_t>(out_h, positions) : 1;
         for (int64_t lines = 1; lines <= max_lines; ++lines) {
-          if (!Try({positions, run_w, lines, runs_x, runs / runs_x})) break;
+          const Tiling tiling{positions, run_w, lines, runs_x, runs / runs_x};
+          const bool fits = Try(tiling, PixelsOfLine(tiling));
+          if (!fits && !Try(tiling, PixelsBetweenLines(tiling))) break;
         }
       }
     }
@@ -92,23 +97,39 @@ class Planner {
   }
 
  private:
+  int64_t ColumnsOf(const Tiling& tiling) const { return (tiling.tile_w() - 1) * stride_x_ + reach_x_ + 1; }
+
+  // Of columns that neighbouring outputs read. Pairs of outputs are stored together.
+  int64_t PixelsOfLine(const Tiling& tiling) const {
+    const int64_t pixels = CeilDivide(ColumnsOf(tiling), stride_x_);
+    return tiling.run_lines > 1 && tiling.run_w % 2 == 0 ? RoundUp(pixels, 2) : pixels;
+  }
+
+  // From a line to the next one where zeros behind a row are also those before the next.
+  int64_t PixelsBetweenLines(const Tiling& tiling) const {
+    const int64_t columns = ColumnsOf(tiling), before = sizes_.pads_begin[2];
+    const int64_t behind = columns - before - sizes_.in_dims[2];
+    if (stride_x_ > 1 || stride_y_ > 1 || tiling.run_lines == 1) return PixelsOfLine(tiling);
+    return RoundUp(columns - std::clamp<int64_t>(behind, 0, before), tiling.run_w % 2 == 0 ? 2 : 1);
+  }
+
   // Whether the runs' lines fit their positions.
-  bool Try(const Tiling& tiling) {
+  bool Try(const Tiling& tiling, int64_t line_pitch) {
     Window window;
     window.rows = (tiling.tile_h() - 1) * stride_y_ + reach_y_ + 1;
-    window.columns = (tiling.tile_w() - 1) * stride_x_ + reach_x_ + 1;
-    window.line_pitch = CeilDivide(window.columns, stride_x_);
-    window.line_pixels = stride_y_ * stride_x_ * window.line_pitch;
-    if ((tiling.run_lines - 1) * window.line_pixels + tiling.run_w > tiling.positions) return false;
+    window.columns = ColumnsOf(tiling);
+    window.line_pitch = line_pitch;
+    window.of_row = std::min(window.columns, line_pitch * stride_x_);
+    window.of_last = window.columns;
+    if ((tiling.run_lines - 1) * line_pitch + tiling.run_w > tiling.positions) return false;
 
     // Positions behind a run's last output read what lies there.
-    const int64_t last_run =
-        (tiling.runs_y - 1) * tiling.run_lines * window.line_pixels + (tiling.runs_x - 1) * tiling.run_w;
-    const int64_t last_tap =
-        (reach_y_ * stride_x_ + std::min(reach_x_, stride_x_ - 1)) * window.line_pitch + reach_x_ / stride_x_;
-    const int64_t pixels =
-        std::max(window.rows * stride_x_ * window.line_pitch, last_run + last_tap + int64_t{tiling.positions});
-    window.input_bytes = CeilDivide(pixels * kWgmmaPixelBytes, kInputUnit) * kInputUnit;
+    const int64_t last_run = (tiling.runs_y - 1) * tiling.run_lines * line_pitch + (tiling.runs_x - 1) * tiling.run_w;
+    int64_t last_tap = 0;
+    for (int64_t tap = 0; tap < geometry_.taps(); ++tap) last_tap = std::max(last_tap, PixelOfTap(window, tap));
+    const int64_t pixels = std::max(window.rows * stride_x_ * line_pitch + window.of_last - window.of_row,
+                                    last_run + last_tap + int64_t{tiling.positions});
+    window.input_bytes = RoundUp(pixels * kWgmmaPixelBytes, kInputUnit);
     if (const auto interleave = Interleaved(tiling, window)) Consider(tiling, window, *interleave);
     return true;
   }
@@ -120,9 +141,8 @@ class Planner {
   std::optional<InterleaveLaunch> Interleaved(const Tiling& tiling, const Window& window) const {
     const int64_t tiles_x = TilesX(tiling), tiles_y = TilesY(tiling);
     // Windows begin at lines of the cache where that costs little, else at their sectors.
-    int64_t window_columns = CeilDivide(window.columns, kLinePixels) * kLinePixels;
-    if (8 * window_columns > 9 * window.columns)
-      window_columns = CeilDivide(window.columns, kSectorPixels) * kSectorPixels;
+    int64_t window_columns = RoundUp(window.columns, kLinePixels);
+    if (8 * window_columns > 9 * window.columns) window_columns = RoundUp(window.columns, kSectorPixels);
     const int64_t columns = tiles_x * window_columns;
     const int64_t rows = (tiles_y * tiling.tile_h() - 1) * stride_y_ + reach_y_ + 1;
     constexpr int64_t kMaxPixels = int64_t{1} << 28;  // of an eight, in all channels: 4 GB
@@ -171,8 +191,8 @@ class Planner {
 
   void Consider(const Tiling& tiling, const Window& window, const InterleaveLaunch& interleave) {
     const WgmmaForm& form = facts_.form;
-    const int64_t stage_bytes = CeilDivide(window.input_bytes + facts_.max_chunk_bytes, kInputUnit) * kInputUnit;
-    const int64_t table_bytes = CeilDivide(window.rows * window.columns * int64_t{8}, kBarrierBytes) * kBarrierBytes;
+    const int64_t stage_bytes = RoundUp(window.input_bytes + facts_.max_chunk_bytes, kInputUnit);
+    const int64_t table_bytes = RoundUp(window.pixels() * int64_t{8}, kBarrierBytes);
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - table_bytes - kWgmmaRowBytes;
     const int64_t stages = std::min(room / (stage_bytes + kBarrierBytes), kWgmmaStages);
     if (stages <= 0) return;
@@ -189,7 +209,7 @@ class Planner {
     const double chunks = static_cast<double>(facts_.num_chunks) / all_blocks;
     const double steps = static_cast<double>(facts_.num_steps) / all_blocks;  // of one run
     const double product = steps * static_cast<double>(tiling.runs() * tiling.positions) * kPositionCycles;
-    const double columns = chunks * static_cast<double>(window.rows * window.columns * kWgmmaChannels);
+    const double columns = chunks * static_cast<double>(window.pixels() * kWgmmaChannels);
     const double bytes = steps * 2304.0 + columns * 2.0 * kTensorImages;
     const double needs[] = {product, bytes / kBytesACycle, columns * kColumnCycles};
     const double greatest = std::max({needs[0], needs[1], needs[2]});
@@ -213,7 +233,8 @@ class Planner {
               &params.common);
     TileParams& tile = params.common.tile;
     tile.in_rows = static_cast<int>(window.rows);
-    tile.in_columns = static_cast<int>(window.columns);
+    tile.in_columns = static_cast<int>(window.of_row);
+    params.more_columns = static_cast<int>(window.of_last - window.of_row);
     tile.line_pitch = static_cast<int>(window.line_pitch);
     FillTaps(window, &params);
     FillOutputs(tiling, window, &params);
@@ -252,26 +273,32 @@ class Planner {
            static_cast<double>(positions * (eights_.strips == 0 ? 1 : kTensorImages));
   }
 
-  void FillTaps(const Window& window, WgmmaParams* params) const {
+  // What a tap reads for the tile's first output, as WgmmaConv::PixelOf counts pixels.
+  int64_t PixelOfTap(const Window& window, int64_t tap) const {
     const int64_t width = geometry_.kernel_shape[2];
+    const int64_t y = tap / width * geometry_.dilations[1], x = tap % width * geometry_.dilations[2];
+    const int64_t place = y % stride_y_;
+    const int64_t line = place * (window.rows / stride_y_) + std::min(place, window.rows % stride_y_) + y / stride_y_;
+    return (x % stride_x_ * window.rows + line) * window.line_pitch + x / stride_x_;
+  }
+
+  void FillTaps(const Window& window, WgmmaParams* params) const {
     params->taps = static_cast<int>(geometry_.taps());
     for (int64_t tap = 0; tap < geometry_.taps(); ++tap) {
-      const int64_t y = tap / width * geometry_.dilations[1], x = tap % width * geometry_.dilations[2];
-      const int64_t pixel = (y * stride_x_ + x % stride_x_) * window.line_pitch + x / stride_x_;
-      params->tap_bytes[tap] = static_cast<unsigned>(pixel * kWgmmaPixelBytes);
+      params->tap_bytes[tap] = static_cast<unsigned>(PixelOfTap(window, tap) * kWgmmaPixelBytes);
     }
   }
 
   void FillOutputs(const Tiling& tiling, const Window& window, WgmmaParams* params) const {
     const int64_t out_w = sizes_.out_dims[2];
     for (int64_t i = 0; i < kMaxWgmmaPositions; ++i) {
-      const int64_t line = i / window.line_pixels, column = i % window.line_pixels;
+      const int64_t line = i / window.line_pitch, column = i % window.line_pitch;
       const bool is_output = i < tiling.positions && line < tiling.run_lines && column < tiling.run_w;
       params->run_outputs[i] = is_output ? static_cast<int>(line * out_w + column) : -1;
     }
     params->out_columns = MaxColumns(facts_);
     while (out_w % params->out_columns != 0 || tiling.run_w % params->out_columns != 0 ||
-           (tiling.run_lines > 1 && window.line_pixels % params->out_columns != 0)) {
+           (tiling.run_lines > 1 && window.line_pitch % params->out_columns != 0)) {
       params->out_columns /= 2;
     }
   }
@@ -345,7 +372,7 @@ double MemoryCycles(double bytes, const DeviceFacts& device) {
   return bytes / (kMemoryBytesACycle * device.num_multiprocessors);
 }
 
-int64_t PartValues(int64_t num_values) { return CeilDivide(num_values, int64_t{kReduceVector}) * kReduceVector; }
+int64_t PartValues(int64_t num_values) { return RoundUp(num_values, int64_t{kReduceVector}); }
 
 bool IsWorthWarpgroups(const WgmmaFacts& facts) { return AreWorth(facts, kTensorImages); }
 
@@ -353,8 +380,9 @@ bool IsWorthLaunching(const WgmmaLaunch& launch, const WgmmaFacts& facts, int64_
                       double csr_cycles) {
   constexpr double kMinUsedPositions = 0.6;  // measured with stride 2 on an H200
   if (launch.params.common.num_tiles < device.num_multiprocessors) return launch.cycles - kEarlyCycles < csr_cycles;
-  return launch.used_positions >= kMinUsedPositions &&
-         AreWorth(facts, launch.interleave.params.strips != 0 ? kTensorImages : batch);
+  if (!AreWorth(facts, launch.interleave.params.strips != 0 ? kTensorImages : batch)) return false;
+  if (launch.used_positions >= kMinUsedPositions) return true;
+  return facts.element_bytes > 2 && launch.cycles < csr_cycles;  // of floats, there is no kernel for tensor cores
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
