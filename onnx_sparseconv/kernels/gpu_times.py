@@ -211,26 +211,24 @@ def sparse_work(layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: 
 
 
 _ARCHITECTURE = 90
-# The share of a tile's positions that has outputs, at least, where there is a tile for each multiprocessor and another
-# kernel for tensor cores; see wgmma_plan.cc.
-_USED_POSITIONS = 0.6
 # How many times as many steps as a dense weight an order of channels takes, by the share of zeros: random 3x3 weights
-# of 64 to 512 channels, packed.
+# of 64 to 512 channels, packed; and with so many taps, with 90%.
 _REPEATS = ((0.5, 0.8, 0.9, 0.95), (1.9, 1.45, 1.02, 1.0))
+_REPEATS_OF_TAPS = ((9, 25, 49), (1.02, 1.18, 1.26))
 # The same of the kernels for few channels, of 64.
 _RING_REPEATS = ((0.8, 0.84, 0.86, 0.88, 0.9), (2.0, 1.65, 1.4, 1.1, 1.0))
-# Of the windows that are foretold.
+# Of windows that are foretold.
 _STRIDES = ((1, 1), (2, 2))
-# Windows of words, that were measured.
-_ROW_KERNELS = ((1, 2), (1, 3), (1, 4), (1, 5))
+# Of what the kernels run; see wgmma_weight.cc.
+_MOST_TAPS, _LEAST_CHANNELS = 49, 8
 # More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
 _MOST_ZEROS = 0.985
 
 
 def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """What a layer asks of the library's warpgroup kernel, or of the CSR kernel where that runs by itself instead; None
-    where nothing like it was measured: other kernels than 3x3 and short ones of one row, strides, dilations, few
-    channels or outputs. Of floats, it is the kernel that rounds them to as many bits as TF32 has.
+    where they run no such layer, or nothing like it was measured: strides but 2, dilations, next to no weights. Of
+    floats, it is the kernel that rounds them to as many bits as TF32 has.
 
     Args:
         layer: with a known input size.
@@ -251,23 +249,24 @@ ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
 
 
 def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
-    is_plain = layer.strides in _STRIDES and layer.dilations == (1, 1)
-    if not is_plain or not _may_run_on_warpgroups(layer, architecture):
+    if not _may_run_on_warpgroups(layer, architecture) or not 1 < math.prod(layer.kernel_shape) <= _MOST_TAPS:
         return None
-    if layer.kernel_shape in _ROW_KERNELS:
-        by_octets = plan_octets(layer, batch, _window_steps(layer), multiprocessors)
-        return None if by_octets is None else _choose(by_octets, layer, batch, multiprocessors)
-    if layer.kernel_shape != (3, 3):
+    chunks = _window_chunks(layer)
+    if not _are_products_worth(layer, 1, chunks):
         return None
-    chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
-    plan = plan_warpgroups(layer, batch, chunks, multiprocessors)
-    other = _plan_few_channels(layer, batch, multiprocessors)
-    if other is not None and other.cycles < plan.cycles:
-        return _choose(other, layer, batch, multiprocessors)
-    is_half = layer.element_type == np.float16
-    if is_half and plan.tiles >= multiprocessors and plan.used_positions < _USED_POSITIONS:
-        return None
-    return _choose(plan, layer, batch, multiprocessors)
+    plans = (plan_warpgroups(layer, batch, chunks, multiprocessors), _plan_few_channels(layer, batch, multiprocessors))
+    fastest = min((plan for plan in plans if plan is not None), key=lambda plan: plan.cycles, default=None)
+    return None if fastest is None else _choose(fastest, layer, batch, multiprocessors)
+
+
+def _window_chunks(layer: SparseLayer) -> float:
+    return _num_chunks(layer) * _repeats(layer, _REPEATS) * _more_repeats(layer)
+
+
+def _more_repeats(layer: SparseLayer) -> float:
+    """Of more taps than nine, which come with about 90% zeros alone: with fewer the order hardly matters."""
+    of_taps = np.interp(math.prod(layer.kernel_shape), *_REPEATS_OF_TAPS) / _REPEATS_OF_TAPS[1][0]
+    return float(np.interp(_zeros(layer), (0.8, 0.9, 0.95), (1.0, of_taps, 1.0)))
 
 
 def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
@@ -279,18 +278,19 @@ def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -
 
 
 def _window_steps(layer: SparseLayer) -> int:
-    return math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * _repeats(layer, _RING_REPEATS))
+    repeats = _repeats(layer, _RING_REPEATS) * _more_repeats(layer)
+    return math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * repeats)
 
 
 def _choose(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> _Choice:
-    """The plan, or where it has few tiles, the CSR kernel if that takes less."""
+    """The plan, or the CSR kernel if that takes less."""
     by_csr = csr_cycles(layer, batch, multiprocessors)
-    if plan.tiles >= multiprocessors or plan.cycles - EARLY_CYCLES < by_csr:
+    if plan.cycles - EARLY_CYCLES < by_csr:
         return LibraryWork(plan.cycles / 1000), ON_WARPGROUPS
     return LibraryWork(by_csr / 1000), BY_CSR
 
 
-# Products of tensor cores in the time that the CSR kernel takes for an entry; see tensor_launch.h.
+# Products of tensor cores in the time that the CSR kernel takes for an entry; see wgmma_plan.cc.
 _PRODUCTS_AN_ENTRY = 100
 # As `_REPEATS`, of 1x1 weights of 64 to 1024 channels.
 _POINTWISE_REPEATS = ((0.5, 0.65, 0.7, 0.8, 0.9, 0.95), (1.5, 1.47, 1.38, 1.15, 1.0, 1.0))
@@ -305,11 +305,9 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 def _on_points(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
-    if not _are_products_worth(layer):
+    if not _are_products_worth(layer, pointwise_rows(layer)[0], _pointwise_chunks(layer)):
         return None
     plan = plan_pointwise(layer, batch, _pointwise_chunks(layer), multiprocessors)
-    if batch > MOST_CSR_IMAGES:
-        return LibraryWork(plan.cycles / 1000), ON_WARPGROUPS
     return _choose(plan, layer, batch, multiprocessors)
 
 
@@ -317,25 +315,22 @@ def _pointwise_chunks(layer: SparseLayer) -> int:
     return math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
 
 
-def _are_products_worth(layer: SparseLayer) -> bool:
-    """Whether tensor cores are faster than the CSR kernel for a 1x1 layer, about."""
-    row_tiles, row_blocks = pointwise_rows(layer)
-    products = row_blocks * row_tiles * ROWS * _pointwise_chunks(layer) * CHANNELS
-    return bool(products <= _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
+def _are_products_worth(layer: SparseLayer, row_tiles: int, chunks: float) -> bool:
+    """Whether tensor cores may be faster than the CSR kernel, about: not with next to no weights."""
+    rows = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS)) * row_tiles * ROWS
+    products = rows * chunks * CHANNELS * math.prod(layer.kernel_shape)
+    return bool(products < _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
 
 
 def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
-    """The same of the library's cluster kernel, wherever it can run 3x3 and 1x1 layers; few images run so."""
-    is_plain = layer.strides in _STRIDES and layer.dilations == (1, 1)
-    if not is_plain or not _may_run_on_warpgroups(layer, architecture):
+    """The same of the library's cluster kernel; few images run so."""
+    if not _may_run_on_warpgroups(layer, architecture) or math.prod(layer.kernel_shape) > _MOST_TAPS:
         return None
-    if layer.kernel_shape == (1, 1):
-        if any(layer.pads) or not _are_products_worth(layer):
-            return None
-        chunks: float = _pointwise_chunks(layer)
-    elif layer.kernel_shape == (3, 3):
-        chunks = _num_chunks(layer) * _repeats(layer, _REPEATS)
-    else:
+    is_pointwise = layer.kernel_shape == (1, 1)
+    if is_pointwise and any(layer.pads):
+        return None
+    chunks: float = _pointwise_chunks(layer) if is_pointwise else _window_chunks(layer)
+    if not _are_products_worth(layer, pointwise_rows(layer)[0] if is_pointwise else 1, chunks):
         return None
     plan = plan_clusters(layer, batch, chunks, multiprocessors)
     return None if plan is None else LibraryWork(plan.cycles / 1000)
@@ -371,17 +366,20 @@ def _fastest_work(layer: SparseLayer, architecture: int, batch: int, multiproces
     """By clusters, where those are faster than the kernel that takes the layer else."""
     call = (layer, architecture, batch, multiprocessors)
     found, by_clusters = _library_work(*call), cluster_work(*call)
-    if found is None or by_clusters is None:
+    if by_clusters is None:
         return found
+    if found is None:
+        return by_clusters, ON_WARPGROUPS
     cycles = 1000 * float(by_clusters.kcycles) - (EARLY_CYCLES if found[1] == BY_CSR else 0)
     return (by_clusters, ON_WARPGROUPS) if cycles < 1000 * float(found[0].kcycles) else found
 
 
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:
+    is_known = layer.kernel_shape == (1, 1) or (layer.strides in _STRIDES and layer.dilations == (1, 1))
     return (
         architecture == _ARCHITECTURE
-        and layer.group_in_channels >= CHANNELS
-        and layer.group_out_channels >= ROWS
+        and is_known
+        and min(layer.group_in_channels, layer.group_out_channels) >= _LEAST_CHANNELS
         and _zeros(layer) <= _MOST_ZEROS
     )
 

@@ -23,6 +23,7 @@ _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
 _FLOAT_STORE_CYCLES, _RECOMPUTE_CYCLES = 11500.0, 2400.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2304, 528, 20480, 2
+_MAX_CHUNK_STEPS, _MORE_RUNS = 25, 3
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
 # Of the ring kernel.
 _RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
@@ -45,9 +46,11 @@ _CLUSTER_BLOCKS, _MAX_CLUSTERS, _CLUSTER_MULTIPROCESSORS = (8, 15, 19, 29), (132
 _MAX_CLUSTER_CHUNKS, _MORE_CUTS, _HEAD_BYTES, _UNIT_BYTES = 31, 3, 1152, 128
 _CLUSTER_BEGIN_CYCLES, _TASK_CYCLES, _FLOAT_TASK_CYCLES, _CLUSTER_BYTES_A_CYCLE = 8400.0, 53.0, 95.0, 32.0
 _CLUSTER_POSITION_CYCLES, _OUTPUT_CYCLES, _PART_CYCLES, _FLOAT_CALL_CYCLES = 0.87, 0.39, 0.11, 3800.0
+_CACHED_BYTES = 4e6
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
-_CSR_WINDOW_ENTRIES_A_CYCLE, _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = 6.0, 9.3, 1.3
+_CSR_WINDOW_ENTRIES_A_CYCLE, _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = (6.0, 7.7), 9.3, 1.3
+_CSR_SHARING_IMAGES = 4
 # What a launch for warpgroups saves where another one is in front of it.
 EARLY_CYCLES = 1600.0
 
@@ -60,13 +63,11 @@ class WarpgroupPlan:
         cycles: of a multiprocessor, without what a launch takes that computes nothing.
         tiles: of the whole output.
         parts: of the chunks, which multiprocessors that share a tile sum.
-        used_positions: the share of a tile's positions that has outputs.
     """
 
     cycles: float
     tiles: int
     parts: int
-    used_positions: float
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ class _Eights:
     is_strips: bool
 
 
-def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan:
-    """The plan of a layer that takes the fewest cycles.
+def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan | None:
+    """The plan of a layer that takes the fewest cycles; None where no tile fits shared memory.
 
     Args:
         layer: 1-D or 2-D, with a known input size.
@@ -90,7 +91,7 @@ def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocesso
     Raises:
         ValueError: the input size is not known.
     """
-    return min(_plans(layer, batch, chunks, multiprocessors), key=lambda plan: plan.cycles)
+    return min(_plans(layer, batch, chunks, multiprocessors), key=lambda plan: plan.cycles, default=None)
 
 
 def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
@@ -228,7 +229,7 @@ def _octet_plans(
     weight_bytes = _window_weight_bytes(steps)
     row_bytes = 2 * places * columns.pixels
     of_row = row_bytes + 16 + math.ceil(4 * steps / 16) * 16 + 16
-    out_h, out_w = out_size(layer)
+    out_h, _ = out_size(layer)
     row_tiles = math.ceil(layer.out_channels / ROWS)
     of_images = columns.tiles * math.ceil(out_h / tile_rows) * batch
     num_blocks = min(of_images, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
@@ -238,7 +239,6 @@ def _octet_plans(
     itemsize = layer.element_type.itemsize
     moved = in_rows * columns.staged * places + tile_rows * columns.of_tile * ROWS
     moving = itemsize * moved / _OCTET_BYTES_A_CYCLE
-    computed = columns.tiles * columns.of_tile * math.ceil(out_h / tile_rows) * tile_rows
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
     begin += _RECOMPUTE_CYCLES if layer.element_type == np.float32 else 0.0
@@ -251,7 +251,7 @@ def _octet_plans(
             if groups > 1:
                 computing *= (1 if has_room else _WAITING_SHARE) * (1 if buffers == WARPGROUPS else _SHARING_SHARE)
             cycles = math.ceil(of_images * row_tiles / num_blocks) * max(computing + staging, moving)
-            yield WarpgroupPlan(begin + cycles, of_images * row_tiles, 1, out_h * out_w / computed)
+            yield WarpgroupPlan(begin + cycles, of_images * row_tiles, 1)
         if has_room:
             return
 
@@ -273,7 +273,7 @@ def _ring_plan(
     ring_bytes = window_rows * (row_pixels * (16 * places + 16) + 16)
     if window_rows > _MAX_RING_ROWS or ring_bytes > _RING_SHARED_BYTES - besides:
         return None
-    out_h, out_w = out_size(layer)
+    _, out_w = out_size(layer)
     tiles_x, tiles_y = math.ceil(out_w / positions), math.ceil(eights.rows / rows)
     row_tiles, of_eights = math.ceil(layer.out_channels / ROWS), tiles_x * tiles_y * eights.count
     blocks = min(of_eights, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
@@ -281,8 +281,7 @@ def _ring_plan(
     line = _PRODUCT_SHARE * products + _RING_LINE_CYCLES
     in_rows = (rows - 1) * layer.strides[0] + window_rows
     cycles = math.ceil(of_eights * row_tiles / blocks) * (in_rows * units * _RING_UNIT_CYCLES + rows * line)
-    computed = tiles_x * positions * tiles_y * rows * (IMAGES if eights.is_strips else 1)
-    return WarpgroupPlan(_RING_BEGIN_CYCLES + cycles, of_eights * row_tiles, 1, out_h * out_w / computed)
+    return WarpgroupPlan(_RING_BEGIN_CYCLES + cycles, of_eights * row_tiles, 1)
 
 
 def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors: float) -> WarpgroupPlan:
@@ -304,7 +303,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
         if tiles <= min(blocks, multiprocessors):
             cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), num_bytes, multiprocessors)
         begin = _POINTWISE_BEGIN_CYCLES + (_RECOMPUTE_CYCLES if is_float else 0.0)
-        return WarpgroupPlan(begin + cycles, tiles, parts, 1.0)
+        return WarpgroupPlan(begin + cycles, tiles, parts)
 
     best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
     if not is_gathered:
@@ -332,11 +331,15 @@ def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors
 
 def _cluster_plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
     runs = list(_cluster_runs(layer))
+    all_chunks = chunks * _chunks_of_places(layer)
     for parts, most in enumerate(_MAX_CLUSTERS, 1):
         clusters = max(int(most * multiprocessors / _CLUSTER_MULTIPROCESSORS), 1)
-        if parts > chunks or math.ceil(chunks / parts) > _MAX_CLUSTER_CHUNKS:
+        if parts > all_chunks or math.ceil(all_chunks / parts) > _MAX_CLUSTER_CHUNKS:
             continue
-        plans = (_cluster_plan(layer, run, lines, (batch, chunks, parts, clusters)) for run, lines in runs)
+        plans = (
+            _cluster_plan(layer, run, lines, (batch, all_chunks, parts, clusters), multiprocessors)
+            for run, lines in runs
+        )
         yield from (plan for plan in plans if plan is not None)
 
 
@@ -382,13 +385,13 @@ class _ClusterRun:
 
 
 def _cluster_plan(
-    layer: SparseLayer, run: _ClusterRun, lines: int, work: tuple[int, float, int, int]
+    layer: SparseLayer, run: _ClusterRun, lines: int, work: tuple[int, float, int, int], multiprocessors: float
 ) -> WarpgroupPlan | None:
     batch, chunks, parts, clusters = work
     out_h, out_w = run.out_size
     taps, line_pixels = math.prod(layer.kernel_shape), run.line_pixels(layer)
     places = math.ceil(chunks / parts) * CHANNELS
-    steps = math.ceil(chunks * taps / parts)
+    steps = math.ceil(chunks * taps / _chunks_of_places(layer) / parts)
     plane_lines = run.runs_y * lines + (layer.kernel_shape[0] - 1) * layer.dilations[0] // layer.strides[0]
     all_lines = plane_lines * math.prod(_planes(layer))
     octet_bytes = math.ceil(16 * (all_lines * line_pixels - 1) / _UNIT_BYTES) * _UNIT_BYTES + 16
@@ -410,8 +413,11 @@ def _cluster_plan(
     products = steps * _CLUSTER_POSITION_CYCLES * WARPGROUPS * _OCTET * run.blocks
     finishing = (_OUTPUT_CYCLES + _PART_CYCLES * parts) * WARPGROUPS * ROWS * lines * run.width / parts
     cycles = math.ceil(tiles / clusters) * (_CLUSTER_BEGIN_CYCLES + staging + products + finishing)
+    x_values, y_values = layer.in_channels * math.prod(layer.in_size or ()), layer.out_channels * out_h * out_w
+    num_bytes = layer.element_type.itemsize * batch * (x_values + y_values)
+    cycles += _memory_cycles(max(num_bytes - _CACHED_BYTES, 0.0), multiprocessors)
     cycles += _RECOMPUTE_CYCLES + _FLOAT_CALL_CYCLES if is_float else 0.0
-    return WarpgroupPlan(cycles, tiles, parts, 1.0)
+    return WarpgroupPlan(cycles, tiles, parts)
 
 
 def _planes(layer: SparseLayer) -> list[int]:
@@ -424,7 +430,7 @@ def _planes(layer: SparseLayer) -> list[int]:
 
 def _columns_of_x(layer: SparseLayer, run: _ClusterRun) -> int:
     """Elements of X that are loaded together, where it begins at a multiple of 16 bytes."""
-    in_w = run.out_size[1] if run.out_size != out_size(layer) else (layer.in_size or (0, 0))[1]
+    in_w = run.out_size[1] if layer.is_pointwise else (layer.in_size or (0, 0))[1]
     columns = 4 if layer.strides[1] == 1 else 1
     while in_w % columns:
         columns //= 2
@@ -462,19 +468,32 @@ def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int,
 
 
 def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
-    """What the CSR kernel takes for a few images, in the same cycles; arguments and errors as of `plan_warpgroups`."""
+    """What the CSR kernel takes, in the same cycles; arguments and errors as of `plan_warpgroups`."""
     nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(out_size(layer))
     is_window = math.prod(layer.kernel_shape) > 1
     waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if is_window else _CSR_ENTRY)
-    entries = nonzeros / (_CSR_WINDOW_ENTRIES_A_CYCLE if is_window else _CSR_ENTRIES_A_CYCLE)
+    of_window = _CSR_WINDOW_ENTRIES_A_CYCLE[batch >= _CSR_SHARING_IMAGES]
+    entries = nonzeros / (of_window if is_window else _CSR_ENTRIES_A_CYCLE)
     return _CSR_CALL + waits + outputs * (entries + layer.out_channels / _CSR_OUTPUTS_A_CYCLE) / multiprocessors
 
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
+    for more in range(_MORE_RUNS + 1):
+        plans = list(_plans_of_runs(layer, batch, (chunks, more), multiprocessors))
+        if plans:
+            yield from plans
+            return
+
+
+def _plans_of_runs(
+    layer: SparseLayer, batch: int, chunks_and_more: tuple[float, int], multiprocessors: float
+) -> Iterator[WarpgroupPlan]:
+    """With so many runs more in a row than are needed."""
+    chunks, more = chunks_and_more
     out_h, out_w = out_size(layer)
     for eight in _eights(batch, out_h):
         for positions in _POSITIONS:
-            in_row = math.ceil(out_w / positions)
+            in_row = min(math.ceil(out_w / positions) + more, out_w)
             run_w = math.ceil(out_w / in_row)
             run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < positions
             for runs_x in range(1, min(WARPGROUPS, in_row) + 1):
@@ -498,11 +517,17 @@ def _line_pitch(layer: SparseLayer, tiling: _Tiling, lines: int) -> int:
     return pitch + (pitch % 2 if lines > 1 and tiling.width % 2 == 0 else 0)
 
 
+def _chunks_of_places(layer: SparseLayer) -> int:
+    """Chunks that share out the taps of the same 32 places."""
+    return math.ceil(math.prod(layer.kernel_shape) / _MAX_CHUNK_STEPS)
+
+
 def _num_stages(layer: SparseLayer, tiling: _Tiling, line_pitch: int) -> int:
     """Chunks that shared memory has room for."""
     rows, columns = _window(layer, tiling)
     taps = math.prod(layer.kernel_shape)
-    weight_bytes = math.ceil(4 * (taps + 1) / 128) * 128 + taps * _STEP_BYTES
+    steps = math.ceil(taps / _chunks_of_places(layer))
+    weight_bytes = math.ceil(4 * (taps + 1) / 128) * 128 + steps * _STEP_BYTES
     stage_bytes = rows * layer.strides[1] * line_pitch * _PIXEL_BYTES + weight_bytes
     room = _RING_SHARED_BYTES - _ROW_BYTES - 8 * rows * columns
     return min(room // stage_bytes, _MAX_STAGES)
@@ -538,7 +563,8 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     row_blocks = layer.group * math.ceil(layer.group_out_channels / ROWS)
     tiles = row_blocks * tiles_x * tiles_y * eights.count
 
-    steps, pixels = chunks * math.prod(layer.kernel_shape), chunks * rows * columns * CHANNELS
+    steps, chunks = chunks * math.prod(layer.kernel_shape), chunks * _chunks_of_places(layer)
+    pixels = chunks * rows * columns * CHANNELS
     products = steps * WARPGROUPS * tiling.positions * _POSITION_CYCLES
     needs = [products, (steps * _STEP_BYTES + pixels * 2 * IMAGES) / _BYTES_A_CYCLE, pixels * _COLUMN_CYCLES]
     overlap = _OVERLAP if stages > 1 else 1.0
@@ -557,8 +583,7 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     before += _RECOMPUTE_CYCLES if is_float else 0.0
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
-    computed = tiles_x * tiles_y * WARPGROUPS * tiling.positions * (IMAGES if eights.is_strips else 1)
-    return WarpgroupPlan(before + cycles, tiles, parts, out_h * out_w / computed)
+    return WarpgroupPlan(before + cycles, tiles, parts)
 
 
 def _share(

@@ -208,7 +208,7 @@ def test_kernels_are_chosen_for_each_architecture():
     assert (chosen.kernel, chosen.min_batch) == ("generated", 0)
     single = dataclasses.replace(wide, element_type=np.dtype(np.float32))
     assert choose_kernels(single, shape, GpuRule((90,), (64,))) == {90: CSR}
-    no_code = sparse_layer((512, 512, 5, 5), density=0.9)
+    no_code = sparse_layer((512, 512, 8, 8), density=0.9)
     assert choose_kernels(no_code, shape, GpuRule((90,), (64,), with_images=False)) == {}
 
 
@@ -216,7 +216,7 @@ def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):
     monkeypatch.setattr(gpu_predictions, "choose_plan", lambda *_: Refusal("too long"))
     found = predictions(network((512, 512, 3, 28, 0.9)), GpuRule((90,), (64,), to_half=True))
     assert [one.runs_on for one in found] == ["warpgroups"]
-    assert isinstance(predictions(network((512, 512, 5, 28, 0.9)), GpuRule((90,), (64,))), Refusal)
+    assert isinstance(predictions(network((512, 512, 8, 28, 0.9)), GpuRule((90,), (64,))), Refusal)
 
 
 WIDE_HALF = (256, 64, 3, 56, 0.9)

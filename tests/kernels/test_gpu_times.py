@@ -77,7 +77,6 @@ def test_what_a_layer_has_to_do_on_warpgroups():
     # 8 blocks of 64 outputs, 8 eights of images, tiles of 2 rows.
     assert plan.tiles == 8 * 8 * 14
     assert work.kcycles == pytest.approx(plan.cycles / 1000, rel=0.03)
-    assert plan.used_positions == 1
     denser = half_layer(512, 28, density=0.3)
     assert MODEL.cycles_us(on_warpgroups(denser)) > 1.2 * MODEL.cycles_us(work)
     assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.cycles_us(work))), "warpgroups")
@@ -104,13 +103,11 @@ def test_a_plan_needs_a_size():
     ("changes", "call"),
     [
         ({"shape": (512, 512, 1, 1)}, {}),
-        ({"shape": (512, 512, 5, 5)}, {}),
-        ({"shape": (512, 512, 1, 3)}, {}),
-        ({"stride": 2}, {}),
-        ({"shape": (512, 24, 3, 3)}, {}),
-        ({"shape": (40, 512, 3, 3)}, {}),
+        ({"shape": (64, 64, 8, 8)}, {}),
+        ({"stride": 3}, {}),
+        ({"shape": (512, 7, 3, 3)}, {}),
+        ({"shape": (7, 512, 3, 3)}, {}),
         ({"density": 0.005}, {}),
-        ({"size": (500, 1)}, {}),  # most positions have no outputs
         ({}, {"architecture": 100}),
     ],
 )
@@ -154,7 +151,7 @@ def test_few_images_of_1x1_layers_are_shared():
 
 
 def test_with_few_images_the_csr_kernel_runs_what_nothing_else_does():
-    layer = make((64, 32, 5, 5), size=(28, 28))
+    layer = make((64, 3, 5, 5), size=(28, 28))
     assert MODEL.library_us(layer, 90, 4) is None
     for architecture in (75, 90):
         one, three = (MODEL.library_us(layer, architecture, batch) for batch in (1, 3))
@@ -193,10 +190,10 @@ def test_few_images_run_by_clusters_and_many_do_not(shape, dtype):
     ("shape", "changes", "architecture"),
     [
         ((64, 64, 3, 3), {}, 80),
-        ((64, 64, 5, 5), {}, 90),
+        ((64, 64, 8, 8), {}, 90),
         ((64, 64, 3, 3), {"dilations": (2, 2)}, 90),
         ((64, 64, 3, 3), {"strides": (3, 3)}, 90),
-        ((64, 16, 3, 3), {}, 90),
+        ((64, 7, 3, 3), {}, 90),
         ((64, 64, 1, 1), {"pads": (1, 1, 1, 1)}, 90),
         ((64, 4096, 3, 3), {}, 90),
     ],
@@ -211,8 +208,8 @@ def test_nothing_is_foretold_of_clusters_that_was_not_measured(shape, changes, a
     ("changes", "call"),
     [
         ({"shape": (256, 256, 3, 3)}, {}),
-        ({"shape": (256, 24, 1, 1)}, {}),
-        ({"shape": (40, 256, 1, 1)}, {}),
+        ({"shape": (256, 7, 1, 1)}, {}),
+        ({"shape": (7, 256, 1, 1)}, {}),
         ({"density": 0.01}, {}),
         ({"shape": (72, 40, 1, 1), "density": 0.03}, {"batch": 8}),  # mostly rows and channels that are not there
         ({}, {"architecture": 100}),

@@ -539,12 +539,12 @@ def test_foretold_layers_pay_for_layouts_too(tuned, monkeypatch):
 
 @pytest.mark.usefixtures("compiled")
 def test_what_is_not_timed_is_foretold_for_the_gpu_at_hand(tuned, monkeypatch):
-    """Without a target only the library's own kernels count: that on warpgroups wants channels enough."""
+    """Without a target only the library's own kernels count: that on warpgroups wants weights enough."""
 
-    def network_of(channels):
-        return networks.dense([networks.weights(channels=channels, layers=1, sparsity=0.9)[0]] * 2, size=56)
+    def network_of(sparsity):
+        return networks.dense(networks.weights(channels=64, layers=1, sparsity=sparsity) * 2, size=56)
 
-    proto = network_of(64)
+    proto = network_of(0.9)
     bench = GpuBench(whole_us=fast_whole)
     budget = {"targets": (), "cases": make_cases([64]), "budget_s": 0}
     report = tuned(proto, bench, precision="fp16", **budget)
@@ -554,9 +554,9 @@ def test_what_is_not_timed_is_foretold_for_the_gpu_at_hand(tuned, monkeypatch):
     assert "on warpgroups" in report.decisions.layers[0].text
     (case,) = report.whole.cases
     assert 0 < case.predicted_us < case.dense_us
-    few_channels = tuned(network_of(16), bench, **budget)
-    assert {layer.choice for layer in few_channels.decisions.layers} == {Choice.DENSE}
-    assert "by its foretold times: no code is generated, and no kernel" in few_channels.decisions.layers[0].text
+    few_weights = tuned(network_of(0.995), bench, **budget)
+    assert {layer.choice for layer in few_weights.decisions.layers} == {Choice.DENSE}
+    assert "by its foretold times: no code is generated, and no kernel" in few_weights.decisions.layers[0].text
     _plug_in(monkeypatch)
     assert "by its sparsity: " in tuned(proto, bench, **budget).decisions.layers[0].text
 

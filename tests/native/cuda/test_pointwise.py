@@ -152,7 +152,7 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, b
         (((512, 2048, 1, 1), (7, 7)), 1, "csr"),
         (((512, 2048, 1, 1), (7, 7)), 8, "pointwise"),
         (((512, 512, 1, 1), (7, 7)), 3, "csr"),
-        (((512, 512, 1, 1), (7, 7)), 4, "pointwise"),
+        (((512, 512, 1, 1), (7, 7)), 8, "pointwise"),
     ],
 )
 def test_a_few_images_run_on_what_takes_fewer_cycles(make_session, driver, layer, batch, kernel):
@@ -200,8 +200,8 @@ def test_a_run_only_launches(assert_only_launches, make_session, size, launches)
         ({}, 1, "pointwise"),
         ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 4, "pointwise"),
         ({"weight": random_weight((70, 300, 1, 1), 0.1, dtype=HALF)}, 3, "pointwise"),
-        ({"weight": random_weight((70, 40, 1, 1), 0.002, dtype=HALF)}, 8, "csr"),
-        ({"weight": random_weight((70, 20, 1, 1), 0.1, dtype=HALF)}, 8, "tensor"),
+        ({"weight": random_weight((70, 40, 1, 1), 0.0002, dtype=HALF)}, 2, "csr"),
+        ({"weight": random_weight((70, 7, 1, 1), 0.1, dtype=HALF)}, 8, "tensor"),
     ],
     ids=["it pays", "one image", "a long sum", "and few images", "next to no weights", "too few channels"],
 )

@@ -138,15 +138,15 @@ def test_activations_and_a_residual(make_session, driver, activation):
 
 
 def test_it_runs_where_the_other_kernel_has_no_tile(make_session, driver):
-    """A stride of 3 takes that one more shared memory than there is; where Y begins anywhere, CSR is left."""
-    geometry = ConvGeometry((3, 3), (3, 3), (4, 5, 1, 11), (1, 1))
+    """Strides of 8 take that one more shared memory than there is; where Y begins anywhere, CSR is left."""
+    geometry = ConvGeometry((3, 3), (3, 8), (0, 0, 0, 0), (1, 1))
     case = SparseConvCase(random_weight((88, 33, 3, 3), 0.1, dtype=HALF), geometry, Activation.RELU, dtype=HALF)
     session = make_session(make_model(case), cuda_kernel="wgmma")
-    (name,) = run_and_check(session, driver, case, (8, 33, 10, 56))
+    (name,) = run_and_check(session, driver, case, (8, 33, 10, 768))
     assert name.startswith("sparseconv_ring_p")
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
-    inputs = random_inputs(case, (8, 33, 10, 56))
+    inputs = random_inputs(case, (8, 33, 10, 768))
     y = aligned(np.zeros_like(session.run(None, inputs)[0]), 2)
     binding = session.io_binding()
     binding.bind_cpu_input("X", inputs["X"])

@@ -55,7 +55,7 @@ def test_layers(make_session, driver, layer, density):
     """Of all densities: two non-zeros in four are not enough for the dense one."""
     weight_shape, size, geometry = layer
     case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
-    session = make_session(make_model(case))
+    session = make_session(make_model(case), cuda_kernel="tensor")
     run_and_check(session, case, (9, weight_shape[1] * geometry.group, *size))
     ((kernel, _, _, _),) = driver.take_launches()
     assert kernel.startswith("sparseconv_tensor_r")
@@ -86,10 +86,12 @@ def test_every_batch(make_session, batch):
     run_and_check(make_session(make_model(CASE)), CASE, (batch, 12, 6, 9))
 
 
-def test_small_batches_run_in_csr(driver, make_session):
-    run_and_check(make_session(make_model(CASE)), CASE, (3, 12, 6, 9))
-    ((kernel, _, _, _),) = driver.take_launches()
-    assert kernel.startswith("sparseconv_csr_f16")
+@pytest.mark.parametrize(("x_shape", "kernel"), [((3, 12, 6, 9), "csr"), ((40, 12, 28, 28), "tensor")], ids=str)
+def test_what_takes_fewer_cycles_runs(driver, make_session, x_shape, kernel):
+    driver.set_device(architecture=89, num_multiprocessors=132)
+    run_and_check(make_session(make_model(CASE)), CASE, x_shape)
+    ((name, _, _, _),) = driver.take_launches()
+    assert name.startswith(f"sparseconv_{kernel}_")
 
 
 @pytest.mark.parametrize(

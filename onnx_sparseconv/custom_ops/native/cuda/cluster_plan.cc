@@ -7,6 +7,7 @@
 #include "../checked.h"
 #include "divisor.h"
 #include "tensor_launch.h"
+#include "wgmma_plan.h"
 #include "wgmma_weight.h"
 
 namespace sparseconv::cuda {
@@ -27,6 +28,8 @@ constexpr double kPositionCycles = 0.87;     // of a step, for a position of a w
 constexpr double kOutputCycles = 0.39;       // to finish an output
 constexpr double kPartCycles = 0.11;         // .. and to add a part to it
 constexpr double kFloatCallCycles = 3800.0;  // what a call of floats takes besides, with the launch behind it
+// Of X and Y, that are in caches; others pass through memory, beyond all that.
+constexpr double kCachedBytes = 4e6;
 
 // The chunks of all blocks of rows, each cut into parts of about as many steps.
 struct Parts {
@@ -72,7 +75,8 @@ class Planner {
         reach_y_((geometry.kernel_shape[1] - 1) * geometry.dilations[1]),
         reach_x_((geometry.kernel_shape[2] - 1) * geometry.dilations[2]),
         planes_{PlanesOf(1), PlanesOf(2)},
-        x_columns_(ColumnsOfX(x_alignment)) {}
+        x_columns_(ColumnsOfX(x_alignment)),
+        memory_(MemoryCycles(std::max(NumBytes() - kCachedBytes, 0.0), device)) {}
 
   std::optional<ClusterLaunch> Choose() {
     const auto num_blocks = static_cast<int64_t>(facts_.block_begins.size()) - 1;
@@ -127,6 +131,15 @@ class Planner {
     return std::min(stride, (geometry_.kernel_shape[axis] - 1) * dilation + 1);
   }
 
+  // Of X and Y.
+  double NumBytes() const {
+    const auto values = [](int64_t channels, const Axes& dims) {
+      return static_cast<double>(channels) * static_cast<double>(dims[1] * dims[2]);
+    };
+    return static_cast<double>(facts_.element_bytes * batch_) *
+           (values(geometry_.in_channels, sizes_.in_dims) + values(geometry_.out_channels, sizes_.out_dims));
+  }
+
   int ColumnsOfX(int64_t alignment) const {
     int columns = geometry_.strides[2] == 1 ? 4 : 1;
     while (columns > 1 && (alignment % (columns * facts_.element_bytes) != 0 || sizes_.in_dims[2] % columns != 0)) {
@@ -174,7 +187,7 @@ class Planner {
                          static_cast<double>(parts);
     const double finishing = (kOutputCycles + kPartCycles * static_cast<double>(parts)) * outputs;
     const int64_t waves = CeilDivide(tiles, int64_t{device_.max_clusters[static_cast<size_t>(parts)]});
-    const double cycles = static_cast<double>(waves) * (kBeginCycles + staging + products + finishing) +
+    const double cycles = static_cast<double>(waves) * (kBeginCycles + staging + products + finishing) + memory_ +
                           (is_float ? kRecomputeCycles + kFloatCallCycles : 0.0);
     if (best_ && cycles >= best_->cycles) return true;
 
@@ -239,14 +252,11 @@ class Planner {
   const int64_t out_h_, out_w_, reach_y_, reach_x_;
   const int64_t planes_[2];
   const int x_columns_;
+  const double memory_;  // cycles of the whole launch
   std::optional<ClusterLaunch> best_;
 };
 
 }  // namespace
-
-bool IsWorthLaunching(const ClusterLaunch& launch, double csr_cycles) {
-  return launch.cycles - kEarlyCycles < csr_cycles;
-}
 
 std::optional<ClusterLaunch> ChooseClusterLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                  int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts,

@@ -29,7 +29,4 @@ std::optional<ClusterLaunch> ChooseClusterLaunch(const ConvGeometry& geometry, c
                                                  int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts,
                                                  int64_t x_alignment);
 
-// Whether a launch is faster than the CSR kernel's `csr_cycles`.
-bool IsWorthLaunching(const ClusterLaunch& launch, double csr_cycles);
-
 }  // namespace sparseconv::cuda

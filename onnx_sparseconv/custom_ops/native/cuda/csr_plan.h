@@ -41,7 +41,7 @@ constexpr double kLaunchCycles = 4000.0;
 // What a launch saves that may begin before the one in front of it is complete.
 constexpr double kEarlyCycles = 1600.0;
 
-// Cycles of a multiprocessor that the kernel takes for a few images, about.
+// Cycles of a multiprocessor that the kernel takes, about.
 double CsrCycles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, int64_t num_entries,
                  const DeviceFacts& device);
 

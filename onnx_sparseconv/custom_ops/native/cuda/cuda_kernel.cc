@@ -100,6 +100,14 @@ struct Plan {
     if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
+
+  void LeaveWarpgroups() {
+    wgmma.reset();
+    cluster.reset();
+    octets.reset();
+    ring.reset();
+    pointwise.reset();
+  }
 };
 
 LaunchShape ReduceShape(int64_t count, unsigned threads) {
@@ -269,10 +277,11 @@ class CudaKernel final : public Kernel {
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
-  std::optional<TensorLaunch> PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const;
+  double PlanOthers(const PlanKey& key, Plan* plan) const;
   double PlanWindows(const PlanKey& key, Plan* plan) const;
   double PlanPointwise(const PlanKey& key, Plan* plan) const;
-  void PlanCluster(const PlanKey& key, double others, Plan* plan) const;
+  double PlanCluster(const PlanKey& key, Plan* plan) const;
+  void PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void WarnOfRange(const ort::Context& context) const;
   static RunningKernel KernelOf(const Call& call);
@@ -369,7 +378,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     if (must_run) {
       Fail("'sparseconv.cuda_kernel' asks for the ", must_cluster ? "cluster" : "warpgroup",
            " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
-           "halves, or finite floats, groups of 24 input and 40 output channels at least, kernels of up to 49 taps; on "
+           "halves, or finite floats, groups of 8 input and 8 output channels at least, kernels of up to 49 taps; on "
            "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
     }
     return;
@@ -447,19 +456,25 @@ std::string CudaKernel::name() const {
   return Concat("cuda.generated(sm_", image_->architecture, ")");
 }
 
-std::optional<TensorLaunch> CudaKernel::PlanTensor(const ResolvedGeometry& sizes, const PlanKey& key) const {
-  const bool must_run = op_.cuda.kernel == KernelChoice::kTensor;
-  if (!tensor_ || (!must_run && !IsWorthTensorCores(tensor_->facts, key.batch))) return std::nullopt;
+// What runs a call that is not on warpgroups: the kernel for tensor cores where that is faster than the CSR kernel.
+// Returns its cycles.
+double CudaKernel::PlanOthers(const PlanKey& key, Plan* plan) const {
+  const double csr = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+  if (!tensor_) return csr;
   TensorFacts facts = tensor_->facts;
   facts.x_columns = key.x_columns;
-  auto launch = ChooseTensorLaunch(geometry_, sizes, key.batch, device_, facts);
-  if (!launch && must_run) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
-  return launch;
+  plan->tensor = ChooseTensorLaunch(geometry_, plan->sizes, key.batch, device_, facts);
+  const double tensor = CyclesOf(plan->tensor);
+  if (op_.cuda.kernel == KernelChoice::kTensor) {
+    if (!plan->tensor) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
+    return tensor;
+  }
+  if (tensor >= csr) plan->tensor.reset();
+  return std::min(tensor, csr);
 }
 
-// By the fastest one of the kernels of warpgroups. Returns its cycles, also where it is not worth launching.
+// By the fastest one of the kernels of warpgroups but for clusters, without regard to others. Returns its cycles.
 double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
-  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
   if (windows_ && key.is_x_aligned) {
     plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form,
@@ -471,53 +486,43 @@ double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   const double wgmma = CyclesOf(plan->wgmma);
   if (CyclesOf(plan->octets) >= wgmma) plan->octets.reset();
   if (CyclesOf(plan->ring) >= wgmma) plan->ring.reset();
-  const double fastest = std::min({wgmma, CyclesOf(plan->octets), CyclesOf(plan->ring)});
-  if (must_run) {
-    if (plan->octets || plan->ring || plan->wgmma) return fastest;
-    Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
-  }
-  const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
-  if (plan->octets && !IsWorthLaunching(*plan->octets, csr_cycles)) plan->octets.reset();
-  if (plan->ring && !IsWorthLaunching(*plan->ring, csr_cycles)) plan->ring.reset();
-  if (plan->wgmma && !IsWorthLaunching(*plan->wgmma, wgmma_->facts, key.batch, device_, csr_cycles)) {
-    plan->wgmma.reset();
-  }
-  return fastest;
+  return std::min({wgmma, CyclesOf(plan->octets), CyclesOf(plan->ring)});
 }
 
 // The same of 1x1.
 double CudaKernel::PlanPointwise(const PlanKey& key, Plan* plan) const {
-  const bool must_run = op_.cuda.kernel == KernelChoice::kWgmma;
   plan->pointwise = ChoosePointwiseLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
-  if (!plan->pointwise && must_run) {
-    Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
-  }
-  const double cycles = CyclesOf(plan->pointwise);
-  if (must_run || !plan->pointwise) return cycles;
-  const double csr_cycles = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
-  if (!IsWorthLaunching(*plan->pointwise, key.batch, device_, csr_cycles)) plan->pointwise.reset();
-  return cycles;
+  return CyclesOf(plan->pointwise);
 }
 
-// By clusters, where those take less than the others of warpgroups would, worth launching or not, and than the CSR
-// kernel. Of the kernel for tensor cores, nothing is known that tells.
-void CudaKernel::PlanCluster(const PlanKey& key, double others, Plan* plan) const {
-  if (op_.cuda.kernel == KernelChoice::kWgmma) return;
-  const bool must_run = op_.cuda.kernel == KernelChoice::kCluster;
+// The same by clusters.
+double CudaKernel::PlanCluster(const PlanKey& key, Plan* plan) const {
   const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<int64_t>(key.x_columns);
-  auto launch = ChooseClusterLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts, x_alignment);
-  if (!launch && must_run) {
-    Fail(
-        "the cluster kernel cannot run this call: no tile of it fits with its part of the weight, the tensors or the "
-        "weight are too large, or this GPU runs no clusters");
+  plan->cluster = ChooseClusterLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts, x_alignment);
+  return CyclesOf(plan->cluster);
+}
+
+// On warpgroups, where that is faster than what takes `others` cycles.
+void CudaKernel::PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const {
+  const KernelChoice choice = op_.cuda.kernel;
+  double cycles = std::numeric_limits<double>::infinity();
+  if (choice != KernelChoice::kCluster) {
+    cycles = IsPointwise(geometry_) ? PlanPointwise(key, plan) : PlanWindows(key, plan);
+    if (choice == KernelChoice::kWgmma && std::isinf(cycles)) {
+      Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
+    }
   }
-  if (!must_run) {
-    if (!launch || launch->cycles >= others) return;
-    if (std::isinf(others) && tensor_ && IsWorthTensorCores(tensor_->facts, key.batch)) return;
-    const double csr = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
-    if (!IsWorthLaunching(*launch, csr)) return;
+  if (choice != KernelChoice::kWgmma) {
+    const double clusters = PlanCluster(key, plan);
+    if (choice == KernelChoice::kCluster && !plan->cluster) {
+      Fail(
+          "the cluster kernel cannot run this call: no tile of it fits with its part of the weight, the tensors or the "
+          "weight are too large, or this GPU runs no clusters");
+    }
+    if (clusters >= cycles) plan->cluster.reset();
+    cycles = std::min(cycles, clusters);
   }
-  plan->cluster = std::move(launch);
+  if (choice == KernelChoice::kAuto && cycles - kEarlyCycles >= others) plan->LeaveWarpgroups();
 }
 
 Plan CudaKernel::MakePlan(const PlanKey& key) const {
@@ -538,17 +543,13 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
       Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
     }
   }
+  const double others = PlanOthers(key, &plan);
   if (wgmma_ && (is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto)) {
-    double others = 0.0;
-    if (op_.cuda.kernel != KernelChoice::kCluster) {
-      others = IsPointwise(geometry_) ? PlanPointwise(key, &plan) : PlanWindows(key, &plan);
-    }
-    PlanCluster(key, others, &plan);
+    PlanWarpgroups(key, others, &plan);
     if (!is_half() && IsOnWarpgroups(plan.kernel())) {
       plan.recompute = ChooseRecomputeLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_);
     }
   }
-  if (plan.kernel() == RunningKernel::kCsr) plan.tensor = PlanTensor(plan.sizes, key);
   return plan;
 }
 

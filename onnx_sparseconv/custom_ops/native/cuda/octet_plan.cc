@@ -208,10 +208,6 @@ class Planner {
 
 }  // namespace
 
-bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles) {
-  return launch.cycles - kEarlyCycles < csr_cycles;
-}
-
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WindowForm& weight,
                                              int64_t element_bytes) {

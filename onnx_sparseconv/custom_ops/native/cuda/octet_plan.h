@@ -31,7 +31,4 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
                                              const DeviceFacts& device, const WindowForm& weight,
                                              int64_t element_bytes);
 
-// Whether a launch is faster than the CSR kernel's `csr_cycles`.
-bool IsWorthLaunching(const OctetLaunch& launch, double csr_cycles);
-
 }  // namespace sparseconv::cuda

@@ -158,13 +158,6 @@ GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFac
 
 }  // namespace
 
-bool IsWorthLaunching(const PointwiseLaunch& launch, int64_t batch, const DeviceFacts& device, double csr_cycles) {
-  // With more of them, measured on an H200, it was always faster than the tensor-core kernel, which would run instead.
-  constexpr int64_t kFewImages = 3;
-  return batch > kFewImages || launch.params.common.num_tiles >= device.num_multiprocessors ||
-         launch.cycles - kEarlyCycles < csr_cycles;
-}
-
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                      int64_t batch, const DeviceFacts& device,
                                                      const WgmmaFacts& facts) {

@@ -31,10 +31,6 @@ struct GatherLaunch {
   LaunchShape shape;
 };
 
-// Whether a launch is: with few images, and tiles for few multiprocessors, if it takes less time than the CSR kernel's
-// `csr_cycles`; else always.
-bool IsWorthLaunching(const PointwiseLaunch& launch, int64_t batch, const DeviceFacts& device, double csr_cycles);
-
 // Of what IsPointwise and HasWgmmaForm hold of. Nothing where no tile of outputs fits shared memory, X is empty, or X
 // or Y is too large. `batch` is at least 1.
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

@@ -139,8 +139,6 @@ class Planner {
 
 }  // namespace
 
-bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles) { return launch.cycles - kEarlyCycles < csr_cycles; }
-
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                            const DeviceFacts& device, const WindowForm& weight) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];

@@ -27,7 +27,4 @@ struct RingLaunch {
 std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                            const DeviceFacts& device, const WindowForm& weight);
 
-// Whether a launch is faster than the CSR kernel's `csr_cycles`.
-bool IsWorthLaunching(const RingLaunch& launch, double csr_cycles);
-
 }  // namespace sparseconv::cuda

@@ -13,19 +13,6 @@ namespace sparseconv::cuda {
 // Of the shared memory that a block may have at most, left to the driver.
 constexpr int kReservedSharedBytes = 1024;
 
-// Whether so many multiply-adds of an image, zeros among them, are faster on tensor cores than the weight's entries in
-// the CSR kernel, about.
-inline bool AreProductsWorth(int64_t num_products, int64_t num_entries, int64_t batch) {
-  constexpr int64_t kMinBatch = 4;
-  // Multiply-adds of tensor cores, of zeros as well, in the time that the CSR kernel takes for one of its own: measured
-  // on wide 3x3 layers with 64 images on an H200, rounded down.
-  constexpr int64_t kProductsAnEntry = 100;
-  if (batch < kMinBatch) return false;
-  const auto images = static_cast<double>(CeilDivide(batch, int64_t{kTensorImages}) * kTensorImages);
-  return static_cast<double>(num_products) * images / static_cast<double>(batch) <=
-         static_cast<double>(kProductsAnEntry * num_entries);
-}
-
 // What a launch takes from the call as it is.
 inline void FillSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, TileParams* tile) {
   tile->batch = static_cast<int>(batch);

@@ -19,8 +19,7 @@ constexpr int64_t kPixelBytes = 2 * kTensorImages;
 constexpr int64_t kMaxTileRows = 8;      // of outputs
 constexpr int64_t kFewProductWarps = 4;  // fewer are for what leaves no choice
 constexpr int kWidePositions = 8;
-// Fitted to the times of some hundred launches on an H200. Only the order of launches matters, so these need not be
-// what their names say: cycles of a multiprocessor, about.
+// Fitted to the times of some hundred launches on an H200, in units of their own.
 constexpr double kProductCycles = 16.0;     // of mma.sp.m16n8k32, on one quarter
 constexpr double kWideProductFactor = 1.3;  // of kernels that are short of registers
 constexpr double kSharedCycles = 2.0;       // of 128 bytes of shared memory
@@ -30,6 +29,10 @@ constexpr double kL2BytesACycle = 17.0;     // of a multiprocessor
 constexpr int64_t kRowBytes = 76;           // that a row of the input costs more than its own
 constexpr double kChunkCycles = 2150.0;     // until the first of a chunk arrives
 constexpr double kOverlap = 0.6;            // what the lesser of those add to the greatest
+// Cycles of a multiprocessor, about, by 54 layers of all kinds on an H100.
+constexpr double kUnitsToCycles = 0.32;
+constexpr double kBeginCycles = 8800.0;
+constexpr double kStoredBytesACycle = 7.2;  // of a multiprocessor
 
 // The least number that is 1 more than a multiple of 8: neighbouring lines and channels then begin in other banks.
 int64_t OddPitch(int64_t pixels) { return RoundUp(pixels - 1, 8) + 1; }
@@ -46,11 +49,6 @@ struct Tiling {
   int64_t staging_warps;
 };
 
-struct Estimate {
-  double cycles = std::numeric_limits<double>::infinity();
-  TensorLaunch launch;
-};
-
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
@@ -64,7 +62,7 @@ class Planner {
 
  private:
   std::optional<TensorLaunch> Choose(int64_t min_product_warps) const {
-    Estimate best;
+    std::optional<TensorLaunch> best;
     for (const int positions : TensorPositions(facts_.form.tile_rows)) {
       for (int64_t tile_w = positions; tile_w < sizes_.out_dims[2] + positions; tile_w += positions) {
         const int64_t runs = tile_w / positions;
@@ -74,12 +72,11 @@ class Planner {
         }
       }
     }
-    if (best.launch.positions == 0) return std::nullopt;
-    return best.launch;
+    return best;
   }
 
   // Tries all numbers of row tiles that a block can compute.
-  void TryRows(Tiling tiling, int64_t warps_p, int64_t min_product_warps, Estimate* best) const {
+  void TryRows(Tiling tiling, int64_t warps_p, int64_t min_product_warps, std::optional<TensorLaunch>* best) const {
     for (int64_t warps_m = 1; warps_m * warps_p <= kMaxProductWarps; warps_m *= 2) {
       if (warps_m >= 2 * facts_.form.tiles_per_group) break;
       if (warps_m * warps_p < min_product_warps) continue;
@@ -87,13 +84,13 @@ class Planner {
       for (const int64_t staging_warps : {4, 2}) {
         if (warps_m * warps_p + staging_warps > kMaxWarps) continue;
         tiling.staging_warps = staging_warps;
-        const auto estimate = Evaluate(tiling, warps_m * warps_p);
-        if (estimate && estimate->cycles < best->cycles) *best = *estimate;
+        const auto launch = Evaluate(tiling, warps_m * warps_p);
+        if (launch && (!*best || launch->cycles < (*best)->cycles)) *best = launch;
       }
     }
   }
 
-  std::optional<Estimate> Evaluate(const Tiling& tiling, int64_t product_warps) const {
+  std::optional<TensorLaunch> Evaluate(const Tiling& tiling, int64_t product_warps) const {
     const TensorForm& form = facts_.form;
     const int64_t stride_y = geometry_.strides[1], stride_x = geometry_.strides[2];
     const int64_t in_rows = Extent(tiling.tile_h, geometry_.kernel_shape[1], stride_y, geometry_.dilations[1]);
@@ -121,8 +118,8 @@ class Planner {
     blocks = CheckedMultiply(blocks, CeilDivide(batch_, kTensorImages), "the grid");
     if (blocks > std::numeric_limits<int32_t>::max()) return std::nullopt;
 
-    Estimate estimate;
-    TensorParams& params = estimate.launch.params;
+    TensorLaunch launch;
+    TensorParams& params = launch.params;
     FillSizes(geometry_, sizes_, batch_, &params.tile);
     params.tile.row_tiles_per_group = form.tiles_per_group;
     params.tile.row_blocks_per_group = static_cast<int>(group_blocks);
@@ -145,16 +142,15 @@ class Planner {
     params.max_steps = facts_.max_steps;
     params.is_y_paired = tiling.tile_w % 2 == 0 && sizes_.out_dims[2] % 2 == 0;
     params.sum_pitch = static_cast<int>(sum_pitch);
-    estimate.launch.positions = tiling.positions;
-    estimate.launch.shape.grid[0] = static_cast<unsigned>(blocks);
-    estimate.launch.shape.threads = static_cast<unsigned>(threads);
-    estimate.launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
-    estimate.cycles = Cycles(params, tiling, units.count * units.columns / 2, blocks, shared_bytes);
-    return estimate;
+    launch.positions = tiling.positions;
+    launch.shape.grid[0] = static_cast<unsigned>(blocks);
+    launch.shape.threads = static_cast<unsigned>(threads);
+    launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
+    launch.cycles = Cycles(params, tiling, units.count * units.columns / 2, blocks, shared_bytes);
+    return launch;
   }
 
-  // What a launch takes, in the unit of the constants above: chunks of the block that computes most of them, each as
-  // long as what it needs most of.
+  // What a launch takes: chunks of the block that computes most of them, each as long as what it needs most of.
   double Cycles(const TensorParams& params, const Tiling& tiling, int64_t num_pairs, int64_t blocks,
                 int64_t shared_bytes) const {
     const TensorForm& form = facts_.form;
@@ -180,7 +176,10 @@ class Planner {
     const double sum = std::accumulate(std::begin(parts), std::end(parts), 0.0);
     const double chunk = greatest + kOverlap * (sum - greatest) + kChunkCycles / static_cast<double>(resident);
     const int64_t rounds_of_blocks = CeilDivide(blocks, device_.num_multiprocessors * resident) * resident;
-    return static_cast<double>(rounds_of_blocks * form.num_chunks) * chunk;
+    const auto outputs = static_cast<double>(batch_ * geometry_.out_channels) *
+                         static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]);
+    return kBeginCycles + kUnitsToCycles * static_cast<double>(rounds_of_blocks * form.num_chunks) * chunk +
+           2.0 * outputs / (kStoredBytesACycle * device_.num_multiprocessors);
   }
 
   const ConvGeometry& geometry_;
@@ -195,10 +194,6 @@ class Planner {
 std::vector<int> TensorPositions(int tile_rows) {
   if (tile_rows == 64) return {7, 8};
   return {14, 16};
-}
-
-bool IsWorthTensorCores(const TensorFacts& facts, int64_t batch) {
-  return AreProductsWorth(facts.num_steps * kTensorColumns * facts.form.tile_rows, facts.num_entries, batch);
 }
 
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

@@ -29,15 +29,12 @@ struct TensorFacts {
 struct TensorLaunch {
   TensorParams params{};  // all but the pointers, and `is_y_paired`, which depends on one
   int positions = 0;      // of a warp
+  double cycles = 0.0;    // of a multiprocessor, about
   LaunchShape shape;
 };
 
 // Positions of a warp that there are kernels for, for a weight in tiles of so many rows.
 std::vector<int> TensorPositions(int tile_rows);
-
-// Whether the kernel is faster than the CSR kernel, about: not for a few images, for next to no weights, or for groups
-// of a few channels, where it mostly multiplies zeros.
-bool IsWorthTensorCores(const TensorFacts& facts, int64_t batch);
 
 // Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

@@ -15,6 +15,7 @@ namespace {
 // first-level cache: slower, on an H200.
 constexpr int64_t kWgmmaStages = 2;
 constexpr int64_t kInputUnit = 128;
+constexpr int64_t kMoreRuns = 3;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 to 512 channels, 64 images, on an H200.
 constexpr double kPositionCycles = 4.6;        // of a step, for a position of a warpgroup
 constexpr double kChunkCycles = 150.0;         // for warps to wait for each other
@@ -57,10 +58,6 @@ struct Window {
   int64_t pixels() const { return (rows - 1) * of_row + of_last; }
 };
 
-bool AreWorth(const WgmmaFacts& facts, int64_t batch) {
-  return AreProductsWorth(facts.num_steps * kWgmmaChannels * kWgmmaTileRows, facts.num_entries, batch);
-}
-
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const Eights& eights,
@@ -76,12 +73,20 @@ class Planner {
         reach_y_((geometry.kernel_shape[1] - 1) * geometry.dilations[1]),
         reach_x_((geometry.kernel_shape[2] - 1) * geometry.dilations[2]) {}
 
+  // As few runs in a row as can be, or some more where what these read has no room.
   std::optional<WgmmaLaunch> Choose() {
+    for (int64_t more = 0; more <= kMoreRuns && !best_; ++more) TryRuns(more);
+    return best_;
+  }
+
+ private:
+  // So many runs more in a row than are needed.
+  void TryRuns(int64_t more) {
     const int64_t out_h = eights_.rows, out_w = sizes_.out_dims[2];
     const int64_t runs = kWarpgroups / facts_.form.row_tiles;
     for (const int positions : kWgmmaPositions) {
-      // As few runs in a row as can be, of even width in rows of even width, where that takes no further one.
-      const int64_t in_row = CeilDivide(out_w, int64_t{positions});
+      // Of even width in rows of even width, where that takes no further one.
+      const int64_t in_row = std::min(CeilDivide(out_w, int64_t{positions}) + more, out_w);
       int64_t run_w = CeilDivide(out_w, in_row);
       if (out_w % 2 == 0 && run_w % 2 != 0 && run_w < positions) ++run_w;
       for (int64_t runs_x = 1; runs_x <= std::min(runs, in_row); runs_x *= 2) {
@@ -93,10 +98,8 @@ class Planner {
         }
       }
     }
-    return best_;
   }
 
- private:
   int64_t ColumnsOf(const Tiling& tiling) const { return (tiling.tile_w() - 1) * stride_x_ + reach_x_ + 1; }
 
   // Of columns that neighbouring outputs read. Pairs of outputs are stored together.
@@ -245,7 +248,6 @@ class Planner {
     params.x_window_columns = interleave.params.window_columns;
     FillEights(&params);
     launch.interleave = interleave;
-    launch.used_positions = UsedPositions(tiling);
     launch.positions = tiling.positions;
     launch.shape.grid[0] = static_cast<unsigned>(blocks);
     launch.shape.grid[1] = static_cast<unsigned>(sharing.parts);
@@ -266,12 +268,6 @@ class Planner {
   }
 
   int64_t NumValues() const { return batch_ * geometry_.out_channels * sizes_.out_dims[1] * sizes_.out_dims[2]; }
-
-  double UsedPositions(const Tiling& tiling) const {
-    const int64_t positions = TilesX(tiling) * TilesY(tiling) * tiling.runs() * tiling.positions;
-    return static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]) /
-           static_cast<double>(positions * (eights_.strips == 0 ? 1 : kTensorImages));
-  }
 
   // What a tap reads for the tile's first output, as WgmmaConv::PixelOf counts pixels.
   int64_t PixelOfTap(const Window& window, int64_t tap) const {
@@ -374,15 +370,11 @@ double MemoryCycles(double bytes, const DeviceFacts& device) {
 
 int64_t PartValues(int64_t num_values) { return RoundUp(num_values, int64_t{kReduceVector}); }
 
-bool IsWorthWarpgroups(const WgmmaFacts& facts) { return AreWorth(facts, kTensorImages); }
-
-bool IsWorthLaunching(const WgmmaLaunch& launch, const WgmmaFacts& facts, int64_t batch, const DeviceFacts& device,
-                      double csr_cycles) {
-  constexpr double kMinUsedPositions = 0.6;  // measured with stride 2 on an H200
-  if (launch.params.common.num_tiles < device.num_multiprocessors) return launch.cycles - kEarlyCycles < csr_cycles;
-  if (!AreWorth(facts, launch.interleave.params.strips != 0 ? kTensorImages : batch)) return false;
-  if (launch.used_positions >= kMinUsedPositions) return true;
-  return facts.element_bytes > 2 && launch.cycles < csr_cycles;  // of floats, there is no kernel for tensor cores
+bool IsWorthWarpgroups(const WgmmaFacts& facts) {
+  // Multiply-adds of tensor cores, of zeros as well, in the time that the CSR kernel takes for one of its own: measured
+  // on wide 3x3 layers with 64 images on an H200, rounded down.
+  constexpr int64_t kProductsAnEntry = 100;
+  return facts.num_steps * kWgmmaChannels * kWgmmaTileRows < kProductsAnEntry * facts.num_entries;
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,

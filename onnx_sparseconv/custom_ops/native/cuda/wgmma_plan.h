@@ -63,10 +63,9 @@ struct InterleaveLaunch {
 };
 
 struct WgmmaLaunch {
-  WgmmaParams params{};         // all but the pointers; where these are not aligned, fewer `out_columns`
-  int positions = 0;            // of a warpgroup
-  double cycles = 0.0;          // of a multiprocessor, about
-  double used_positions = 0.0;  // share of them that has outputs
+  WgmmaParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
+  int positions = 0;     // of a warpgroup
+  double cycles = 0.0;   // of a multiprocessor, about
   LaunchShape shape;
   InterleaveLaunch interleave;
 };
@@ -92,13 +91,8 @@ constexpr double kRecomputeCycles = kLaunchCycles - kEarlyCycles;
 // From a part of sums of `num_values` outputs to the next one.
 int64_t PartValues(int64_t num_values);
 
-// Whether the kernel is faster than the others that need no image, about, for a whole eight of images.
+// Whether a kernel of warpgroups may ever be faster than the CSR kernel, about: not with next to no weights.
 bool IsWorthWarpgroups(const WgmmaFacts& facts);
-
-// Whether a launch is: where it has a tile for each multiprocessor, if most of what it multiplies is needed; else if it
-// takes less time than the CSR kernel's `csr_cycles`.
-bool IsWorthLaunching(const WgmmaLaunch& launch, const WgmmaFacts& facts, int64_t batch, const DeviceFacts& device,
-                      double csr_cycles);
 
 // Nothing where no tile of outputs fits shared memory, X is empty, or X or Y is too large. `batch` is at least 1.
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,

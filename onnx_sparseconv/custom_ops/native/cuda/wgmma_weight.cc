@@ -16,8 +16,11 @@ constexpr int kPlaces = kWgmmaChannels;  // of a chunk
 constexpr size_t kChunkUnit = 16;
 // Of a window; none that is wider fits a stage.
 constexpr int64_t kMaxReach = 1 << 16;
-// Fewer channels leave most of a chunk empty, fewer rows most of a tile.
-constexpr int64_t kMinChannels = 24, kMinRows = 40;
+// With fewer channels, or rows, next to nothing of a chunk, or a tile, is the weight's. Where it is little, a plan
+// tells whether the kernel pays all the same.
+constexpr int64_t kMinChannels = 8, kMinRows = 8;
+// Of a chunk: with more, it leaves no room for what its taps read.
+constexpr int64_t kMaxChunkSteps = 25;
 
 // A set of rows of a block.
 struct Rows {
@@ -175,6 +178,14 @@ class Packer {
         taps.push_back(tap);
       }
     }
+    const auto count = static_cast<int64_t>(taps.size()), parts = CeilDivide(count, kMaxChunkSteps);
+    for (int64_t part = 0; part < parts; ++part) {
+      WriteSteps(chunk, {taps.begin() + part * count / parts, taps.begin() + (part + 1) * count / parts});
+    }
+  }
+
+  // A chunk of its own for some of its taps.
+  void WriteSteps(const Chunk& chunk, const std::vector<int>& taps) {
     // At a place without one, any channel: it meets nothing but zeros, as in a dense convolution.
     for (const Placed* placed : chunk) packed_.channels.push_back(std::max(placed->channel, 0));
     const size_t begin = packed_.chunks.size(), tiles = taps.size() * static_cast<size_t>(form_.row_tiles);

@@ -4,7 +4,7 @@
 // A block of `row_tiles` * 64 output channels of one group is a sequence of chunks of 32 places. A place holds an input
 // channel, or none; a channel may have several, for one place takes what fits beside its neighbours, and another one
 // what is left. Each tap that the places of a chunk have entries of is a step: with 1x1, one, so all chunks are as
-// long. A chunk is
+// long. Where there are many, they are shared out among several chunks of the same places. A chunk is
 //
 //   header   [header_bytes]             32-bit words: the number of steps, then each step's tap
 //   values   [steps][row_tiles][2048]   as wgmma_operand.h has them
@@ -47,8 +47,7 @@ bool IsPointwise(const ConvGeometry& geometry);
 // Without strides and padding: a pointwise convolution then reads all positions in their order, in 3-D too.
 bool IsPlain(const ConvGeometry& geometry);
 
-// Whether a kernel can run the node, and mostly multiplies what the weight has: it has whole row tiles and chunks,
-// not groups of a few channels.
+// Whether a kernel can run the node, whose groups have more than a few channels.
 bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry);
 
 WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry);
