@@ -91,10 +91,21 @@ def test_any_convolution_of_warpgroups(gpu, drawn):
     assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
-def test_floats_whose_tiles_have_few_outputs_stay_on_warpgroups(gpu):
-    """A tile for each multiprocessor, of two rows of outputs, of which there is one: else, the CSR kernel would run."""
-    case = SparseConvCase(random_weight((256, 64, 3, 3), 0.1), geometry_2d(pad=0))
-    assert check(gpu, case, (264, 64, 3, 26)) == "cuda.wgmma"
+@pytest.mark.parametrize(
+    ("weight_shape", "geometry", "x_shape"),
+    [
+        ((256, 64, 3, 3), geometry_2d(pad=0), (264, 64, 3, 26)),
+        ((128, 128, 3, 3), geometry_2d(3, 2, 1), (64, 128, 28, 28)),
+        ((24, 256, 3, 3), geometry_2d(), (16, 256, 28, 28)),
+        ((48, 96, 7, 7), geometry_2d(7, pad=3), (4, 96, 28, 28)),
+        ((32, 64, 5, 5), geometry_2d(5, 2, 2), (4, 64, 56, 56)),
+    ],
+    ids=["few rows", "strides", "few outputs", "7x7", "5x5, strides"],
+)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_much_work_is_not_left_to_the_csr_kernel(gpu, weight_shape, geometry, x_shape, dtype):
+    case = SparseConvCase(random_weight(weight_shape, 0.1, dtype=dtype), geometry, dtype=np.dtype(dtype))
+    assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.cluster", "cuda.tensor")
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 5)], ids=str)
