@@ -282,6 +282,52 @@ def gpu_networks_table() -> str:
     return table(["network", *head], [[name, *(row.get(c, "-") for c in columns)] for name, row in cells.items()])
 
 
+def gpu_batches_table(*results: str) -> str:
+    """Times faster than dense of networks that were converted for each of some batch sizes, as CUDA graphs."""
+    gains: dict[str, dict[int, str]] = {}
+    for record in _newest_models(*results):
+        original = record["original"]
+        if original["mode"].endswith("graph"):
+            path = original["path"].removesuffix(".onnx")
+            name = f"{path.removesuffix('.half')}, {'float16' if path.endswith('.half') else 'float32'}"
+            gains.setdefault(name, {})[record["batch"]] = f"{record['speedup']['of_medians']:.2f}x"
+    batches = sorted({batch for row in gains.values() for batch in row})
+    head = ["network", *("one image" if batch == 1 else f"{batch} images" for batch in batches)]
+    return table(head, [[name, *(row.get(batch, "-") for batch in batches)] for name, row in gains.items()])
+
+
+def gpu_layer_batches_table(results: str) -> str:
+    """Times faster than dense of layers, in single calls and back to back, by the number of images."""
+    cells: dict[tuple[str, str], dict[int, str]] = {}
+    for record in gpu_layer_records(results):
+        setting, best = record["setting"], _best_comparison(record)
+        kernel = best["sparse_kernel"].removeprefix("cuda.")
+        gain = f"{best['speedup']:.2f}, {best['speedup_burst']:.2f}x {kernel}"
+        cells.setdefault((record["layer"]["name"], setting["dtype"]), {})[setting["batch"]] = gain
+    batches = sorted({batch for row in cells.values() for batch in row})
+    head = ["layer", "type", *("one image" if batch == 1 else f"{batch} images" for batch in batches)]
+    return table(head, [[*key, *(row.get(batch, "-") for batch in batches)] for key, row in sorted(cells.items())])
+
+
+def gpu_kernels_table(results: str) -> str:
+    """How many layers each kernel ran, and what they gain: in the geometric mean, the least and the most."""
+    gains: dict[tuple[str, str], list[float]] = {}
+    for record in gpu_layer_records(results):
+        best = _best_comparison(record)
+        gains.setdefault((record["setting"]["dtype"], best["sparse_kernel"]), []).append(best["speedup"])
+    rows = [
+        [
+            *key,
+            str(len(of)),
+            f"{geometric_mean(of):.2f}x",
+            str(sum(g < 1 for g in of)),
+            f"{min(of):.2f} to {max(of):.2f}x",
+        ]
+        for key, of in sorted(gains.items())
+    ]
+    return table(["type", "kernel", "layers", "geometric mean", "slower than dense", "from"], rows)
+
+
 def network_kernels_table() -> str:
     """What the kernels of all layers take in whole networks, by what they do."""
     head = ["network", "layers", "products", "biases", "activations", "dense, together", "sparse", "speed-up"]
@@ -382,6 +428,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
+    "gpu-layers-batches": lambda: gpu_layer_batches_table("gpu-layers-batches"),
+    "gpu-layers-any": lambda: gpu_kernels_table("gpu-layers-any"),
     "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,
@@ -391,6 +439,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-one-batch": lambda: gpu_models_table(
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),
+    "gpu-models-h100": lambda: gpu_models_table(*(f"gpu-models-h100-batch-{batch}" for batch in (1, 8, 32))),
+    "gpu-models-h100-forced": lambda: gpu_models_table(*(f"gpu-models-h100-forced-{batch}" for batch in (4, 8, 16))),
+    "gpu-networks-h100": lambda: gpu_batches_table(*(f"gpu-models-h100-batch-{batch}" for batch in (1, 8, 32))),
     "gpu-network-kernels": network_kernels_table,
     "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
     "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),

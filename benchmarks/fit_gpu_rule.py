@@ -40,6 +40,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     as_arrays,
     cluster_work,
     dense_work,
+    fastest_work,
     library_work,
     pointwise_work,
     sparse_work,
@@ -54,6 +55,8 @@ LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
 FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
 CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
+# Of all kinds, and of ResNets with few to many images.
+ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches")]
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
@@ -180,12 +183,14 @@ class LibraryRows:
         clusters: one to four images, by clusters; not fitted to.
         pointwise: on the warpgroup kernel for 1x1.
         floats: of floats, where TF32 is allowed; not fitted to.
+        all_kinds: layers of all kinds, by the kernel that ran them; not fitted to.
     """
 
     few_images: KernelRows
     clusters: KernelRows
     pointwise: KernelRows
     floats: KernelRows
+    all_kinds: KernelRows
 
 
 def read_library_rows() -> LibraryRows:
@@ -195,6 +200,9 @@ def read_library_rows() -> LibraryRows:
         _read_kernel_rows([CLUSTER_RESULTS], cluster_work, kernels=("cuda.cluster",)),
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
         _read_kernel_rows([FLOAT_RESULTS], library_work),
+        _read_kernel_rows(
+            ALL_KINDS_RESULTS, fastest_work, kernels=("cuda.cluster", "cuda.wgmma", "cuda.csr"), by_kernel=True
+        ),
     )
 
 
@@ -204,6 +212,7 @@ def _read_kernel_rows(
     *,
     kernels: Sequence[str] = ("cuda.wgmma", "cuda.csr"),
     least_batch: int = 1,
+    by_kernel: bool = False,
 ) -> KernelRows:
     names, works, times = [], [], []
     for results in (json.loads(path.read_text()) for path in paths):
@@ -215,7 +224,7 @@ def _read_kernel_rows(
             made = make_measured_layer(layer, setting, record["nonzeros"])
             work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
             if work is not None:
-                names.append(layer["name"])
+                names.append(kernel if by_kernel else layer["name"])
                 works.append(work)
                 times.append(_layer_us(results, record, "sparse"))
     if not names:
@@ -509,15 +518,15 @@ def _table_row(name: str, quality: Quality) -> list[str]:
     ]
 
 
-def library_table(rows: KernelRows, foretold_us: np.ndarray) -> str:
-    """Markdown: how well the times of one of the library's kernels are foretold."""
+def library_table(rows: KernelRows, foretold_us: np.ndarray, kind: str = "layer") -> str:
+    """Markdown: how well the times of the library's kernels are foretold."""
     ratios, names = foretold_us / rows.took_us, np.array(rows.layers)
     lines = [
         [name, str(np.sum(names == name)), f"{100 * (_typical(ratios[names == name]) - 1):.0f}%"]
         for name in dict.fromkeys(rows.layers)
     ]
     lines.append(["all", str(names.size), f"{100 * (_typical(ratios) - 1):.0f}%"])
-    return _table(["layer", "measured", "error"], lines)
+    return _table([kind, "measured", "error"], lines)
 
 
 def network_table(rows: NetworkRows, model: NetworkModel) -> str:
@@ -565,6 +574,7 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
         "gpu-rule-clusters": library_table(library.clusters, model.cycles_us(library.clusters.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
         "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
+        "gpu-rule-all-kinds": library_table(library.all_kinds, model.cycles_us(library.all_kinds.work), "ran on"),
         "gpu-rule-network": network_table(measured.network, constants.network),
         "gpu-rule-constants": constants_table(model, constants.margin),
         "gpu-rule-network-constants": constants_table(constants.network),

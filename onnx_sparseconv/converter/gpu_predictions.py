@@ -36,6 +36,9 @@ DEFAULT_LENGTHS = (256, 56)
 # With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
 # SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
 FEW_IMAGES = 4
+# Networks were measured with 64 images. With fewer than so many, kernels are short, and a dense layer is taken for as
+# long as by itself, at least, but for changes of layout.
+NETWORK_IMAGES = 16
 # With few images, a layer's own code is read once a run, and has left the caches that are near when it runs again: in a
 # network it takes about so many times what it takes by itself, again and again, as it was measured.
 COLD_CODE = 1.7
@@ -252,12 +255,13 @@ class _Call:
 
     def _dense_us(self) -> tuple[float, float]:
         """Microseconds dense, and those of them that are for changes of layout."""
+        work = dense_work(self.layer, self.batch)
+        by_itself, layout = float(MODEL.dense_us(work)), MODEL.layout_us * float(work.is_window)
         if self.place is None or not self.is_in_network:
-            work = dense_work(self.layer, self.batch)
-            return float(MODEL.dense_us(work)), MODEL.layout_us * float(work.is_window)
+            return by_itself, layout
         has_bias, has_activation = self.place.has_bias, self.place.has_activation
         us = NETWORK.dense_layer_us(self.layer, self.batch, has_bias=has_bias, has_activation=has_activation)
-        return us, 0.0
+        return us if self.batch >= NETWORK_IMAGES else max(us, by_itself - layout), 0.0
 
 
 def _generated_way(

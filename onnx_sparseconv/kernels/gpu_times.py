@@ -362,6 +362,12 @@ def _library_work(layer: SparseLayer, architecture: int, batch: int, multiproces
     return None if by_csr is None else (by_csr, BY_CSR)
 
 
+def fastest_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the fastest one of all the library's kernels."""
+    found = _fastest_work(layer, architecture, batch, multiprocessors)
+    return None if found is None else found[0]
+
+
 def _fastest_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     """By clusters, where those are faster than the kernel that takes the layer else."""
     call = (layer, architecture, batch, multiprocessors)

@@ -599,6 +599,18 @@ def test_float_layers_amid_others_are_foretold_as_inside_a_network(monkeypatch):
         assert found.sparse_us == network_model.code_layer_us(layer, plan, 64, model.clock_mhz)
 
 
+@pytest.mark.parametrize("batch", [4, 8, gpu_predictions.NETWORK_IMAGES])
+def test_short_dense_layers_inside_a_network_take_what_they_take_by_themselves(batch):
+    site = sites_of(amid_others(batch=batch))[0]
+    (found,), (alone,) = predict(site, GpuRule((90,))), predict(site, GpuRule((90,)), by_itself=True)
+    in_network = gpu_predictions.NETWORK.dense_layer_us(
+        sparse_layer_of(site), batch, has_bias=True, has_activation=True
+    )
+    assert in_network < alone.dense_us - alone.layout_us
+    is_short = batch < gpu_predictions.NETWORK_IMAGES
+    assert found.dense_us == (alone.dense_us - alone.layout_us if is_short else in_network)
+
+
 def sparse_layer_of(site, dtype=np.float32):
     kernel = site.weight.values.shape[2]
     return make_layer(
