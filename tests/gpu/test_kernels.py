@@ -61,8 +61,8 @@ def test_clusters(gpu, name, density, batch, dtype):
 def warpgroup_cases(draw, most_images):
     """Of the sizes that the kernels of warpgroups take."""
     group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, most_images))
-    rows, channels = draw(st.integers(40, 200)), draw(st.integers(24, 300))
-    kernel = draw(st.tuples(st.integers(1, 4), st.integers(1, 4)))
+    rows, channels = draw(st.integers(8, 200)), draw(st.integers(8, 300))
+    kernel = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
     strides, dilations = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(1, 2)] * 2))
     pads = draw(st.tuples(*[st.integers(0, 3)] * 4))
     least = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
@@ -121,7 +121,7 @@ def test_warpgroups_go_on_to_further_tiles(gpu, kernel):
 def pointwise_cases(draw):
     """Of the sizes that the warpgroup kernel for 1x1 takes."""
     group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, 20))
-    rows, channels = draw(st.integers(40, 300)), draw(st.integers(24, 200))
+    rows, channels = draw(st.integers(8, 300)), draw(st.integers(8, 200))
     size = draw(st.tuples(st.integers(1, 30), st.integers(1, 30)))
     pads = draw(st.sampled_from([(0, 0, 0, 0), (0, 0, 0, 0), (1, 1, 1, 1), (0, 0, *size), (0, 2, 1, 0)]))
     case = SparseConvCase(
