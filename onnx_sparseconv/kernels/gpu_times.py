@@ -336,7 +336,7 @@ def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
     return None if plan is None else LibraryWork(plan.cycles / 1000)
 
 
-# Images up to which a layer that none but the CSR kernel runs is foretold: with more, that was seldom faster than dense.
+# Images up to which a layer that none but the CSR kernel runs is foretold: with more, it was seldom faster than dense.
 MOST_CSR_IMAGES = 3
 
 
