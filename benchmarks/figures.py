@@ -284,29 +284,32 @@ def gpu_networks_table() -> str:
 
 def gpu_batches_table(*results: str) -> str:
     """Times faster than dense of networks that were converted for each of some batch sizes, as CUDA graphs."""
-    gains: dict[str, dict[int, str]] = {}
+    gains: dict[tuple[str, ...], dict[int, str]] = {}
     for record in _newest_models(*results):
         original = record["original"]
         if original["mode"].endswith("graph"):
             path = original["path"].removesuffix(".onnx")
             name = f"{path.removesuffix('.half')}, {'float16' if path.endswith('.half') else 'float32'}"
-            gains.setdefault(name, {})[record["batch"]] = f"{record['speedup']['of_medians']:.2f}x"
-    batches = sorted({batch for row in gains.values() for batch in row})
-    head = ["network", *("one image" if batch == 1 else f"{batch} images" for batch in batches)]
-    return table(head, [[name, *(row.get(batch, "-") for batch in batches)] for name, row in gains.items()])
+            gains.setdefault((name,), {})[record["batch"]] = f"{record['speedup']['of_medians']:.2f}x"
+    return _by_batch(["network"], gains)
 
 
 def gpu_layer_batches_table(results: str) -> str:
     """Times faster than dense of layers, in single calls and back to back, by the number of images."""
-    cells: dict[tuple[str, str], dict[int, str]] = {}
+    cells: dict[tuple[str, ...], dict[int, str]] = {}
     for record in gpu_layer_records(results):
         setting, best = record["setting"], _best_comparison(record)
         kernel = best["sparse_kernel"].removeprefix("cuda.")
         gain = f"{best['speedup']:.2f}, {best['speedup_burst']:.2f}x {kernel}"
         cells.setdefault((record["layer"]["name"], setting["dtype"]), {})[setting["batch"]] = gain
+    return _by_batch(["layer", "type"], dict(sorted(cells.items())))
+
+
+def _by_batch(head: Sequence[str], cells: dict[tuple[str, ...], dict[int, str]]) -> str:
+    """A table with a column for each number of images."""
     batches = sorted({batch for row in cells.values() for batch in row})
-    head = ["layer", "type", *("one image" if batch == 1 else f"{batch} images" for batch in batches)]
-    return table(head, [[*key, *(row.get(batch, "-") for batch in batches)] for key, row in sorted(cells.items())])
+    images = ["one image" if batch == 1 else f"{batch} images" for batch in batches]
+    return table([*head, *images], [[*key, *(row.get(batch, "-") for batch in batches)] for key, row in cells.items()])
 
 
 def gpu_kernels_table(results: str) -> str:

@@ -31,7 +31,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     plan_pointwise,
     plan_ring,
     plan_warpgroups,
-    pointwise_rows,
+    rows_of_blocks,
 )
 
 # A figure of one layer, or of many at once.
@@ -252,7 +252,7 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     if not _may_run_on_warpgroups(layer, architecture) or not 1 < math.prod(layer.kernel_shape) <= _MOST_TAPS:
         return None
     chunks = _window_chunks(layer)
-    if not _are_products_worth(layer, 1, chunks):
+    if not _are_products_worth(layer, chunks):
         return None
     plans = (plan_warpgroups(layer, batch, chunks, multiprocessors), _plan_few_channels(layer, batch, multiprocessors))
     fastest = min((plan for plan in plans if plan is not None), key=lambda plan: plan.cycles, default=None)
@@ -305,9 +305,10 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 def _on_points(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
-    if not _are_products_worth(layer, pointwise_rows(layer)[0], _pointwise_chunks(layer)):
+    chunks = _pointwise_chunks(layer)
+    if not _are_products_worth(layer, chunks):
         return None
-    plan = plan_pointwise(layer, batch, _pointwise_chunks(layer), multiprocessors)
+    plan = plan_pointwise(layer, batch, chunks, multiprocessors)
     return _choose(plan, layer, batch, multiprocessors)
 
 
@@ -315,10 +316,10 @@ def _pointwise_chunks(layer: SparseLayer) -> int:
     return math.ceil(_num_chunks(layer) * _repeats(layer, _POINTWISE_REPEATS))
 
 
-def _are_products_worth(layer: SparseLayer, row_tiles: int, chunks: float) -> bool:
+def _are_products_worth(layer: SparseLayer, chunks: float) -> bool:
     """Whether tensor cores may be faster than the CSR kernel, about: not with next to no weights."""
-    rows = layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS)) * row_tiles * ROWS
-    products = rows * chunks * CHANNELS * math.prod(layer.kernel_shape)
+    row_tiles, row_blocks = rows_of_blocks(layer)
+    products = row_blocks * row_tiles * ROWS * chunks * CHANNELS * math.prod(layer.kernel_shape)
     return bool(products < _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
 
 
@@ -330,7 +331,7 @@ def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
     if is_pointwise and any(layer.pads):
         return None
     chunks: float = _pointwise_chunks(layer) if is_pointwise else _window_chunks(layer)
-    if not _are_products_worth(layer, pointwise_rows(layer)[0] if is_pointwise else 1, chunks):
+    if not _are_products_worth(layer, chunks):
         return None
     plan = plan_clusters(layer, batch, chunks, multiprocessors)
     return None if plan is None else LibraryWork(plan.cycles / 1000)

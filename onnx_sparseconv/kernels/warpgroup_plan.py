@@ -76,7 +76,6 @@ class _Eights:
 
     count: int
     rows: int
-    is_strips: bool
 
 
 def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan | None:
@@ -287,7 +286,7 @@ def _ring_plan(
 def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors: float) -> WarpgroupPlan:
     """The plan of a 1x1 layer that takes the fewest cycles, with what gathers its planes; as of `plan_warpgroups`."""
     plane = math.prod(out_size(layer))
-    row_tiles, row_blocks = pointwise_rows(layer)
+    row_tiles, row_blocks = rows_of_blocks(layer)
     blocks = max(int(multiprocessors) // row_blocks, 1) * row_blocks
     num_bytes = layer.element_type.itemsize * batch * layer.out_channels * plane
     is_float = layer.element_type == np.float32
@@ -349,7 +348,7 @@ def _cluster_runs(layer: SparseLayer) -> Iterator[tuple[_ClusterRun, int]]:
     out_h, out_w = out_size(layer)
     if is_pointwise and layer.strides == (1, 1) and not any(layer.pads):
         out_h, out_w = 1, out_h * out_w
-    row_tiles, _ = pointwise_rows(layer) if is_pointwise else (1, 0)
+    row_tiles, _ = rows_of_blocks(layer)
     arrangements = ((1, 1),) if row_tiles > 1 else ((1, WARPGROUPS), (WARPGROUPS, 1))
     for blocks in _CLUSTER_BLOCKS:
         least = math.ceil(out_w / (_OCTET * blocks))
@@ -403,7 +402,7 @@ def _cluster_plan(
     if _HEAD_BYTES + max(input_bytes + weight_bytes + lists, sums_bytes) > _RING_SHARED_BYTES:
         return None
     tiles_x, tiles_y = math.ceil(out_w / (run.runs_x * run.width)), math.ceil(out_h / (run.runs_y * lines))
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / (run.row_tiles * ROWS))
+    _, row_blocks = rows_of_blocks(layer)
     tiles = row_blocks * tiles_x * tiles_y * batch
     columns = _columns_of_x(layer, run)
     vectors = math.ceil((line_pixels + columns - 1) / columns)
@@ -437,9 +436,10 @@ def _columns_of_x(layer: SparseLayer, run: _ClusterRun) -> int:
     return columns
 
 
-def pointwise_rows(layer: SparseLayer) -> tuple[int, int]:
-    """Of a 1x1 layer, tiles of `ROWS` outputs in a block of rows, and how many such blocks there are."""
-    row_tiles = 1 if layer.group_out_channels <= ROWS else WARPGROUPS
+def rows_of_blocks(layer: SparseLayer) -> tuple[int, int]:
+    """Tiles of `ROWS` outputs in a block of rows, more than one with 1x1 alone, and how many such blocks there are."""
+    is_window = math.prod(layer.kernel_shape) > 1
+    row_tiles = 1 if is_window or layer.group_out_channels <= ROWS else WARPGROUPS
     return row_tiles, layer.group * math.ceil(layer.group_out_channels / (row_tiles * ROWS))
 
 
@@ -535,9 +535,9 @@ def _num_stages(layer: SparseLayer, tiling: _Tiling, line_pitch: int) -> int:
 
 def _eights(batch: int, out_h: int) -> list[_Eights]:
     """Of images and, where these leave parts of a pixel empty, of strips."""
-    eights = [_Eights(math.ceil(batch / IMAGES), out_h, False)]
+    eights = [_Eights(math.ceil(batch / IMAGES), out_h)]
     if batch % IMAGES:
-        eights.append(_Eights(batch, math.ceil(out_h / IMAGES), True))
+        eights.append(_Eights(batch, math.ceil(out_h / IMAGES)))
     return eights
 
 
@@ -560,7 +560,7 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     out_h, out_w = out_size(layer)
     rows, columns = _window(layer, tiling)
     tiles_x, tiles_y = math.ceil(out_w / tiling.width), math.ceil(eights.rows / tiling.height)
-    row_blocks = layer.group * math.ceil(layer.group_out_channels / ROWS)
+    _, row_blocks = rows_of_blocks(layer)
     tiles = row_blocks * tiles_x * tiles_y * eights.count
 
     steps, chunks = chunks * math.prod(layer.kernel_shape), chunks * _chunks_of_places(layer)

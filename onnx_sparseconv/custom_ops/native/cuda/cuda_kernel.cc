@@ -134,12 +134,11 @@ double CyclesOf(const std::optional<Launch>& launch) {
 
 // The weight as the tensor-core kernel reads it, in device memory, and that kernel.
 struct TensorProduct {
-  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight, size_t num_entries)
+  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight)
       : begins_offset(RoundedUp(weight.steps.size())),
         memory(context, begins_offset + BytesOf(weight.step_begins)),
         kernels(weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
     facts.form = weight.form;
-    facts.num_entries = static_cast<int64_t>(num_entries);
     facts.num_steps = weight.step_begins.empty() ? 0 : weight.step_begins.back();
     facts.max_steps = weight.max_steps;
     memory.Upload(0, weight.steps.data(), weight.steps.size());
@@ -362,8 +361,7 @@ void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
     }
     return;
   }
-  tensor_.emplace(context_, device_, PackTensorWeight(attributes.weight, geometry_, ChooseTensorForm(geometry_)),
-                  attributes.weight.values.size());
+  tensor_.emplace(context_, device_, PackTensorWeight(attributes.weight, geometry_, ChooseTensorForm(geometry_)));
   running_.store(RunningKernel::kTensor);
 }
 

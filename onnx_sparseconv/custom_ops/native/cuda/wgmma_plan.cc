@@ -15,7 +15,7 @@ namespace {
 // first-level cache: slower, on an H200.
 constexpr int64_t kWgmmaStages = 2;
 constexpr int64_t kInputUnit = 128;
-constexpr int64_t kMoreRuns = 3;
+constexpr int64_t kMoreRuns = 3;  // in a row, than are needed
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 to 512 channels, 64 images, on an H200.
 constexpr double kPositionCycles = 4.6;        // of a step, for a position of a warpgroup
 constexpr double kChunkCycles = 150.0;         // for warps to wait for each other
@@ -51,11 +51,12 @@ struct Tiling {
 // What a tile reads.
 struct Window {
   int64_t rows, columns;
-  int64_t line_pitch;       // pixels, from a row of outputs to the next one
-  int64_t of_row, of_last;  // columns of a row that have pixels of their own, and of the last row
-  int64_t input_bytes;      // of a stage
+  int64_t line_pitch;   // pixels, from a row of outputs to the next one
+  int64_t own_columns;  // of a row, that have pixels of their own; of the last row, all have
+  int64_t input_bytes;  // of a stage
 
-  int64_t pixels() const { return (rows - 1) * of_row + of_last; }
+  int64_t more_columns() const { return columns - own_columns; }
+  int64_t pixels() const { return rows * own_columns + more_columns(); }
 };
 
 class Planner {
@@ -110,9 +111,9 @@ class Planner {
 
   // From a line to the next one where zeros behind a row are also those before the next.
   int64_t PixelsBetweenLines(const Tiling& tiling) const {
+    if (stride_x_ > 1 || stride_y_ > 1 || tiling.run_lines == 1) return PixelsOfLine(tiling);
     const int64_t columns = ColumnsOf(tiling), before = sizes_.pads_begin[2];
     const int64_t behind = columns - before - sizes_.in_dims[2];
-    if (stride_x_ > 1 || stride_y_ > 1 || tiling.run_lines == 1) return PixelsOfLine(tiling);
     return RoundUp(columns - std::clamp<int64_t>(behind, 0, before), tiling.run_w % 2 == 0 ? 2 : 1);
   }
 
@@ -122,15 +123,14 @@ class Planner {
     window.rows = (tiling.tile_h() - 1) * stride_y_ + reach_y_ + 1;
     window.columns = ColumnsOf(tiling);
     window.line_pitch = line_pitch;
-    window.of_row = std::min(window.columns, line_pitch * stride_x_);
-    window.of_last = window.columns;
+    window.own_columns = std::min(window.columns, line_pitch * stride_x_);
     if ((tiling.run_lines - 1) * line_pitch + tiling.run_w > tiling.positions) return false;
 
     // Positions behind a run's last output read what lies there.
     const int64_t last_run = (tiling.runs_y - 1) * tiling.run_lines * line_pitch + (tiling.runs_x - 1) * tiling.run_w;
     int64_t last_tap = 0;
     for (int64_t tap = 0; tap < geometry_.taps(); ++tap) last_tap = std::max(last_tap, PixelOfTap(window, tap));
-    const int64_t pixels = std::max(window.rows * stride_x_ * line_pitch + window.of_last - window.of_row,
+    const int64_t pixels = std::max(window.rows * stride_x_ * line_pitch + window.more_columns(),
                                     last_run + last_tap + int64_t{tiling.positions});
     window.input_bytes = RoundUp(pixels * kWgmmaPixelBytes, kInputUnit);
     if (const auto interleave = Interleaved(tiling, window)) Consider(tiling, window, *interleave);
@@ -236,8 +236,8 @@ class Planner {
               &params.common);
     TileParams& tile = params.common.tile;
     tile.in_rows = static_cast<int>(window.rows);
-    tile.in_columns = static_cast<int>(window.of_row);
-    params.more_columns = static_cast<int>(window.of_last - window.of_row);
+    tile.in_columns = static_cast<int>(window.own_columns);
+    params.more_columns = static_cast<int>(window.more_columns());
     tile.line_pitch = static_cast<int>(window.line_pitch);
     FillTaps(window, &params);
     FillOutputs(tiling, window, &params);
