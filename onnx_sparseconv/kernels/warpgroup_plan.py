@@ -20,7 +20,7 @@ _POSITIONS = (24, 28, 30, 32)
 _POSITION_CYCLES, _CHUNK_CYCLES, _OVERLAP = 4.6, 150.0, 0.3
 _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
-_FLOAT_STORE_CYCLES, _RECOMPUTE_CYCLES = 11500.0, 2400.0
+_FLOAT_STORE_CYCLES = 11500.0
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2304, 528, 20480, 2
 _MAX_CHUNK_STEPS, _MORE_RUNS = 25, 3
@@ -240,7 +240,6 @@ def _octet_plans(
     moving = itemsize * moved / _OCTET_BYTES_A_CYCLE
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
-    begin += _RECOMPUTE_CYCLES if layer.element_type == np.float32 else 0.0
     for buffers in (WARPGROUPS, 1):
         besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + weight_bytes + 4 * places + 8 + 16
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
@@ -301,8 +300,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
         cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
         if tiles <= min(blocks, multiprocessors):
             cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), num_bytes, multiprocessors)
-        begin = _POINTWISE_BEGIN_CYCLES + (_RECOMPUTE_CYCLES if is_float else 0.0)
-        return WarpgroupPlan(begin + cycles, tiles, parts)
+        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts)
 
     best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
     if not is_gathered:
@@ -415,7 +413,7 @@ def _cluster_plan(
     x_values, y_values = layer.in_channels * math.prod(layer.in_size or ()), layer.out_channels * out_h * out_w
     num_bytes = layer.element_type.itemsize * batch * (x_values + y_values)
     cycles += _memory_cycles(max(num_bytes - _CACHED_BYTES, 0.0), multiprocessors)
-    cycles += _RECOMPUTE_CYCLES + _FLOAT_CALL_CYCLES if is_float else 0.0
+    cycles += _FLOAT_CALL_CYCLES if is_float else 0.0
     return WarpgroupPlan(cycles, tiles, parts)
 
 
@@ -580,7 +578,6 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
     before = _BEGIN_CYCLES + _memory_cycles(x_bytes + interleaved, multiprocessors)
-    before += _RECOMPUTE_CYCLES if is_float else 0.0
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
     return WarpgroupPlan(before + cycles, tiles, parts)

@@ -36,7 +36,8 @@ class ClusterConv : private Warpgroups {
         table_(metas_ + static_cast<unsigned>(p_.max_steps * t_.warps_m) * kPlaceBytes),
         channels_(table_ + static_cast<unsigned>(4 * p_.max_steps)) {}
 
-  __device__ __forceinline__ void Run() {
+  // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
+  __device__ __forceinline__ bool Run() {
     LetNextLaunchBegin();
     Prepare();
     __syncthreads();
@@ -52,9 +53,12 @@ class ClusterConv : private Warpgroups {
       const unsigned steps = Multiply();
       WaitAtBarrier(kSumsBarrier, kWgmmaProductThreads);  // what sums take the place of was read for the last time
       KeepSums(steps);
+    } else if (kIsFloat && warp_ == kClusterWarps - 1) {
+      StoreShared(SeenByBlock(), OrInWarp(Lane() < kClusterWarps ? LoadShared(SeenByWarp(Lane())) : 0));
     }
     ArriveAtCluster();
     WaitForCluster();
+    const unsigned seen = kIsFloat ? SeenByCluster() : 0;
     if (p_.out_columns == 1) {
       FinishTile<1, kMaxClusterParts>();
     } else if (p_.parts <= kFewParts) {
@@ -65,14 +69,28 @@ class ClusterConv : private Warpgroups {
     // Until all have read its sums, a block stays.
     ArriveAtClusterToLeave();
     WaitForCluster();
+    return DidHalvesHold(seen);
+  }
+
+  // Of the tile's rows, each block computes some once more. To be called by all threads of it.
+  __device__ __forceinline__ void RecomputeTiles() const {
+    OutputBox box = BoxOf(tile_);
+    box.rows = min(t_.tile_h, t_.out_h - tile_.y);
+    box.columns = min(t_.tile_w, t_.out_w - tile_.x);
+    box.first = (FirstPlane(tile_, tile_.first_image) * t_.out_h + tile_.y) * t_.out_w + tile_.x;
+    box.share = static_cast<int>(rank_);
+    box.shares = p_.parts;
+    Recompute(box);
   }
 
  private:
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   static constexpr int kOctet = 8;
   static constexpr unsigned kOctetPixelBytes = 16;
   static constexpr int kTasksAtOnce = sizeof(T) == sizeof(float) ? 2 : 4;
   static constexpr int kSumsBarrier = 1;
   static constexpr int kFewParts = 4;
+  static constexpr int kMaxRows = 2 * kRows;  // of a tile
   // Products that add to the same sums wait for each other; where registers hold them, there are two sets of sums.
   static constexpr int kChains = kBlocks <= 15 ? 2 : 1;
   static constexpr unsigned kBatchSteps = 4;  // whose products are on their way together
@@ -80,6 +98,9 @@ class ClusterConv : private Warpgroups {
   __device__ __forceinline__ Shared WeightArrived() const { return stages_; }
   // What is done to the sums of the block's channels, behind the barrier: a bias may come from far.
   __device__ __forceinline__ Shared FinishAt(int row) const { return stages_ + 16u + static_cast<unsigned>(8 * row); }
+  // What each warp saw of X, and the block, behind those.
+  __device__ __forceinline__ Shared SeenByWarp(unsigned warp) const { return FinishAt(kMaxRows) + 4 * warp; }
+  __device__ __forceinline__ Shared SeenByBlock() const { return SeenByWarp(kClusterWarps); }
   __device__ __forceinline__ bool HasTwoRuns() const { return t_.warps_m == 1; }
 
   static __device__ __forceinline__ Tile TileOfBlock(const ClusterParams& p) {
@@ -226,10 +247,8 @@ class ClusterConv : private Warpgroups {
 #pragma unroll
       for (int i = 0; i < kTasksAtOnce; ++i) StoreTask(loaded[i], magnitude);
     }
-    if constexpr (sizeof(T) == sizeof(float)) {
-      magnitude.StoreOfWarp(
-          p_.magnitudes +
-          static_cast<int>((blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x) * kClusterWarps + warp_);
+    if constexpr (kIsFloat) {
+      StoreShared(SeenByWarp(static_cast<unsigned>(warp_)), OrInWarp(magnitude.Seen()));
     }
   }
 
@@ -457,6 +476,14 @@ class ClusterConv : private Warpgroups {
       outputs.words[0] = ToHalves(sums.at[0], sums.at[kColumns - 1]);
     }
     if (output.exists) outputs.Store(static_cast<T*>(t_.y) + output.index);
+  }
+
+  // --- what halves could not hold -----------------------------------------------------------------------------------
+
+  // In all channels of the tile, so the blocks of a cluster agree. By a load that is on its way with those of sums.
+  __device__ __forceinline__ unsigned SeenByCluster() const {
+    const unsigned part = min(Lane(), static_cast<unsigned>(p_.parts) - 1);
+    return OrInWarp(LoadClusterPairIf<1>(true, ClusterAddress(SeenByBlock(), part)).x);
   }
 
   const ClusterParams& p_;

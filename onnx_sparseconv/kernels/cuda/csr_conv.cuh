@@ -86,10 +86,28 @@ class CsrConv {
     RunPositions(blockIdx.x, has_waited);
   }
 
-  // All positions, whatever the grid, behind what has been waited for.
-  __device__ __forceinline__ void RunAll() const {
+  // The outputs of a box, by a block that has waited for the launch in front; row by row, `block_rows` being 1.
+  __device__ __forceinline__ void RunBox(const OutputBox& box) const {
+    static_assert(kSubBatch == 1);
     bool has_waited = true;
-    for (long long i = blockIdx.x; i * blockDim.x < out_plane_; i += gridDim.x) RunPositions(i, has_waited);
+    const long long first_plane = box.first / out_plane_;
+    const auto first_position = static_cast<unsigned>(box.first - first_plane * out_plane_);
+    const auto image = static_cast<int>(first_plane / p_.out_channels);
+    const auto first_row = static_cast<int>(first_plane - static_cast<long long>(image) * p_.out_channels);
+    for (int place = 0; place < box.rows * box.columns; place += static_cast<int>(blockDim.x)) {
+      const int mine = place + static_cast<int>(threadIdx.x);
+      const bool is_active = mine < box.rows * box.columns;
+      // Spare threads, as below.
+      const int y = is_active ? mine / box.columns : 0, x = is_active ? mine - y * box.columns : 0;
+      const unsigned position = first_position + static_cast<unsigned>(y * p_.out_dims[2] + x);
+      const CsrPosition start = Locate(position);
+      const Border border = BorderOf(start);
+      for (int row = box.share; row < box.channels; row += box.shares) {
+        SumRows(first_row + row, image, start, border, has_waited, [&](int k, const float (&sums)[kSubBatch]) {
+          if (is_active) Store(k, image, position, sums);
+        });
+      }
+    }
   }
 
  private:

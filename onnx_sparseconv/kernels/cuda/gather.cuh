@@ -72,7 +72,10 @@ __device__ __forceinline__ void Gather(const GatherParams& p) {
     static_cast<uint4*>(p.out)[index] =
         has_neighbours ? LoadNeighbours(from + first, magnitude) : LoadPositions(p, from, first, magnitude);
   }
-  if constexpr (sizeof(T) == sizeof(float)) magnitude.Store(p.magnitudes + blockIdx.x);
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const unsigned seen = SeenByBlock(magnitude.Seen());
+    if (threadIdx.x == 0) p.seen[blockIdx.x] = seen;
+  }
 }
 
 }  // namespace sparseconv::cuda

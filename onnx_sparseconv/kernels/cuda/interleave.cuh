@@ -51,7 +51,8 @@ __device__ __forceinline__ void Interleave(const InterleaveParams& p) {
     WaitForLaunchBefore();
   }
   if constexpr (sizeof(T) == sizeof(float)) {
-    magnitude.Store(p.magnitudes + (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x);
+    const unsigned seen = SeenByBlock(magnitude.Seen());
+    if (threadIdx.x == 0) p.seen[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = seen;
   }
 }
 

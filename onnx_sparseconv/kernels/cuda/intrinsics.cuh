@@ -310,6 +310,14 @@ __device__ __forceinline__ void StoreSharedPairsIf(unsigned bits, unsigned bit, 
       : "memory");
 }
 
+// The address of a kernel's only parameter, which is __grid_constant__: here, and not before, where the compiler would
+// keep what it knows.
+#define SPARSECONV_FIND_PARAMETER(pointer, kernel, parameter) \
+  asm volatile("{\n.reg .b64 at;\nmov.b64 at, " #kernel "_param_0;\ncvta.param.u64 %0, at;\n}" : "=l"(pointer));
+
+// Whether any thread's is not 0; a barrier of the block.
+__device__ __forceinline__ bool IsAnyInBlock(unsigned value) { return __syncthreads_or(value != 0) != 0; }
+
 // A barrier of its own number, at which `threads` of the block arrive, whole warps; those that wait, and others.
 __device__ __forceinline__ void WaitAtBarrier(int number, unsigned threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
@@ -494,6 +502,9 @@ __device__ __forceinline__ void CopyBulkCached(Shared to, const void* from, unsi
 
 // --- blocks of a cluster, which run at the same time ---------------------------------------------------------------
 
+// All lanes' bits joined.
+__device__ __forceinline__ unsigned OrInWarp(unsigned bits) { return __reduce_or_sync(0xFFFFFFFFu, bits); }
+
 // Of the block in its cluster.
 __device__ __forceinline__ unsigned ClusterRank() {
   unsigned rank;
@@ -561,6 +572,8 @@ __device__ __forceinline__ void CommitBulkStores() { asm volatile("cp.async.bulk
 
 // Waits until shared memory may be written again that this thread's StoreBulk read.
 __device__ __forceinline__ void WaitForBulkReads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// .. until what was stored is in global memory.
+__device__ __forceinline__ void WaitForBulkStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #else
 // Plans for older architectures have no use for these, and the code that has is never made.
 __device__ void InitBarrier(Shared barrier, unsigned arrivals);

@@ -1,7 +1,8 @@
 // Floats that are rounded to halves, as the tensor cores multiply them, and whether halves can hold them.
 //
 // A half has as many bits of a number as TF32, to which ONNX Runtime's own Conv rounds floats, but fewer exponents. So
-// the kernels that round X note how large its values are, and `sparseconv_recompute` (recompute.cuh) looks.
+// the kernels that round X note what they saw of it, and a block whose X halves could not hold computes its outputs
+// once more (recompute.cuh).
 #pragma once
 
 #include "intrinsics.cuh"
@@ -9,9 +10,28 @@
 
 namespace sparseconv::cuda {
 
-// The largest magnitude among the halves that a thread rounds floats to: infinity where one is beyond them, NaN where
-// one is none, the least half where all become zero and one is not. It is stored as the bits of a half: these are
-// ordered as the numbers are, infinity and NaN behind all.
+// What was seen of X: bits, to be joined by "or".
+constexpr unsigned kSawSome = 1;    // a value that is not zero
+constexpr unsigned kSawEnough = 2;  // one of 2^-10 or more, 16 times the least half that has all its bits
+constexpr unsigned kSawBeyond = 4;  // one beyond the largest half, or that is no number
+constexpr unsigned kEnoughHalf = 0x1400, kInfiniteHalf = 0x7C00;
+
+// Whether halves held X well enough: nothing overflowed, and what became zero, or lost bits, is little beside the rest.
+__device__ __forceinline__ bool DidHalvesHold(unsigned seen) {
+  return (seen & kSawBeyond) == 0 && ((seen & kSawEnough) != 0 || seen == 0);
+}
+
+// Joins what the threads of a block saw. To be called by all of them.
+__device__ __forceinline__ unsigned SeenByBlock(unsigned seen) {
+  unsigned all = 0;
+#pragma unroll
+  for (unsigned bit = kSawSome; bit <= kSawBeyond; bit *= 2) {
+    if (IsAnyInBlock(seen & bit)) all |= bit;
+  }
+  return all;
+}
+
+// What a thread sees of the floats that it rounds.
 class Magnitude {
  public:
   __device__ __forceinline__ Half2 Rounded(float lower, float upper) {
@@ -20,35 +40,15 @@ class Magnitude {
     bits_ |= FloatToBits(lower) | FloatToBits(upper);
     return pair;
   }
-  // As it was stored.
-  __device__ __forceinline__ void Add(unsigned stored) { largest_ = LargerMagnitudes(largest_, stored); }
 
-  // Stores the largest of the block. To be called by all threads of it, of whole warps.
-  __device__ __forceinline__ void Store(unsigned* to) const {
-    __shared__ unsigned of_warps[32];
-    unsigned largest = OfWarp();
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
-    __syncthreads();
-    if (threadIdx.x != 0) return;
-    for (unsigned warp = 1; warp < blockDim.x / 32; ++warp) largest = max(largest, of_warps[warp]);
-    *to = largest;
-  }
-
-  // The same of the warp, to be called by all threads of that.
-  __device__ __forceinline__ void StoreOfWarp(unsigned* to) const {
-    const unsigned largest = OfWarp();
-    if (threadIdx.x % 32 == 0) *to = largest;
+  __device__ __forceinline__ unsigned Seen() const {
+    // Magnitudes of halves, as bits, are ordered as the numbers are, infinity and NaN behind all.
+    const unsigned largest = max(static_cast<unsigned>(Lower(largest_)), static_cast<unsigned>(Upper(largest_)));
+    return ((bits_ & 0x7FFFFFFFu) != 0 ? kSawSome : 0u) | (largest >= kEnoughHalf ? kSawEnough : 0u) |
+           (largest >= kInfiniteHalf ? kSawBeyond : 0u);
   }
 
  private:
-  __device__ __forceinline__ unsigned OfWarp() const {
-    unsigned largest = max(static_cast<unsigned>(Lower(largest_)), static_cast<unsigned>(Upper(largest_)));
-    largest = max(largest, (bits_ & 0x7FFFFFFFu) != 0 ? 1u : 0u);
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) largest = max(largest, __shfl_xor_sync(0xFFFFFFFFu, largest, lanes));
-    return largest;
-  }
-
   Half2 largest_ = 0;
   unsigned bits_ = 0;  // of all floats
 };

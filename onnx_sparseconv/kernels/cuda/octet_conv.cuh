@@ -17,6 +17,7 @@
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
 #include "params.h"
+#include "recompute.cuh"
 #include "row_ring.cuh"
 #include "warpgroups.cuh"
 
@@ -29,6 +30,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
  public:
   __device__ __forceinline__ OctetConv(const OctetParams& params, const void* shared)
       : p_(params),
+        shared_(shared),
         warp_(static_cast<int>(Uniform(threadIdx.x / 32))),
         row_tile_(static_cast<int>(blockIdx.x) % params.row_tiles),
         ring_(SharedAddress(shared)),
@@ -40,15 +42,35 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
         inputs_(planes_ + static_cast<unsigned>(4 * params.places)),
         barriers_(inputs_ + static_cast<unsigned>(params.ring_rows * params.inputs_pitch)) {}
 
-  __device__ __forceinline__ void Run() {
+  // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
+  __device__ __forceinline__ bool Run() {
     LetNextLaunchBegin();
     Prepare();
+    unsigned seen = 0;
     if (IsProductWarp()) {
       TakeRegisters<kProductRegisters>();
       Multiply();
     } else {
       GiveUpRegisters<kStagingRegisters>();
-      Stage();
+      seen = Stage();
+    }
+    return !kIsFloat || DidHalvesHold(SeenByBlock(seen));
+  }
+
+  // Of all the block's tiles, what was computed. To be called by all threads.
+  __device__ __forceinline__ void RecomputeTiles() const {
+    WaitForBulkStores();
+    OutputBox box;
+    box.channels = min(kRows, p_.out_channels - row_tile_ * kRows);
+    box.share = 0;
+    box.shares = 1;
+    for (int index = static_cast<int>(blockIdx.x); index < p_.num_tiles; index += static_cast<int>(gridDim.x)) {
+      const Tile tile = TileAt(index);
+      box.rows = tile.lines;
+      box.columns = tile.columns;
+      const long long plane = static_cast<long long>(tile.image) * p_.out_channels + row_tile_ * kRows;
+      box.first = (plane * p_.out_h + tile.y) * p_.out_w + tile.x;
+      Recompute(p_.recompute, box, const_cast<void*>(shared_));
     }
   }
 
@@ -155,7 +177,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
 
   // A warp stages eight channels of four octets of columns at a time, a task: each lane an octet of columns of one
   // channel. It has all tasks of every fourth eight channels.
-  __device__ __forceinline__ void Stage() const {
+  // Returns what it saw of X.
+  __device__ __forceinline__ unsigned Stage() const {
     const int parts = StagedParts();
     if constexpr (kForWords) {
       return StageRows<4, 2, kIsFloat ? 1 : 2, kOctet / 2>();
@@ -206,7 +229,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   // others are on their way, so many rows of them. Rows of X begin at multiples of `kAligned` halves, or four floats.
   // Where registers do not hold a row, it comes in several passes over groups, and over tasks of these.
   template <int kGroups, int kParts, int kPassesAhead, int kAligned>
-  __device__ __forceinline__ void StageRows() const {
+  __device__ __forceinline__ unsigned StageRows() const {
     using Words = Loaded[kGroups][kParts];
     const int groups = StagedGroups(), parts = StagedParts();
     const int staged = p_.staged_columns - StoredPixel();
@@ -252,10 +275,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     while (true) {
 #pragma unroll
       for (int i = 0; i < kPassesAhead; ++i) {
-        if (at.row >= num_rows) {
-          NoteMagnitude(magnitude);
-          return;
-        }
+        if (at.row >= num_rows) return magnitude.Seen();
         advance();
         WaitForSlot(at);
         Shared to = first + static_cast<unsigned>(at.slot) * row_bytes_ +
@@ -321,11 +341,6 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     __syncwarp();
     if (Lane() == 0) Arrive(Filled(at.slot));
     Base::Advance(at);
-  }
-  __device__ __forceinline__ void NoteMagnitude(const Magnitude& magnitude) const {
-    if constexpr (kIsFloat) {
-      magnitude.StoreOfWarp(p_.magnitudes + blockIdx.x * kStagingWarps + static_cast<unsigned>(warp_ - kProductWarps));
-    }
   }
 
   // What a lane loads of an octet: 16 bytes, or of floats twice.
@@ -738,6 +753,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   }
 
   const OctetParams& p_;
+  const void* const shared_;
   const int warp_, row_tile_;
   const Shared ring_;
   const unsigned row_bytes_;

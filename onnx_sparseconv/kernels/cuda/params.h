@@ -51,29 +51,44 @@ struct CsrParams {
   int pads_begin[3];
 };
 
-// Computes a float convolution once more, on a GPU that multiplied halves, unless these held X well enough:
-// `sparseconv_recompute`. Grid: as the CSR kernel's of sub_batch 1, or smaller.
+// How blocks that multiplied halves compute their outputs once more, in float, where halves could not hold what these
+// read of X (recompute.cuh). Kernels for float16 have no use of it.
 struct RecomputeParams {
-  CsrParams csr;
-  const unsigned* magnitudes;  // of X, as what rounded it to halves noted them
-  int num_magnitudes;
-  unsigned* happened;  // in the host's memory: becomes 1 where it was computed
+  CsrParams csr;         // block_rows is 1
+  const unsigned* seen;  // of X, by the blocks or warps of an earlier launch that rounded it; bits, see magnitude.cuh
+  int num_seen;          // 0 where there is no such launch
+  unsigned* happened;    // in the host's memory: becomes 1 where something was computed once more
+};
+constexpr unsigned kRecomputeBytes = 3072;  // of shared memory, that it takes
+
+// Outputs of one image, to be computed once more.
+struct OutputBox {
+  long long first;              // index in Y of that of its first channel, row and column
+  int channels, rows, columns;  // neighbours; where a box has whole planes, their outputs may count as columns of a row
+  int share, shares;            // of the channels, the block has those at share, share + shares, ..
 };
 
 // Adds up the sums that several blocks computed of the same outputs: `sparseconv_reduce_<f32|f16>`, a thread for each
-// output, and `sparseconv_reduce_vectors`, float16 on sm_90a, a thread for kReduceVector.
+// output, and `sparseconv_reduce_vectors`, float16 on sm_90a, a thread for kReduceBytes of them.
 //
 // y[i] = activation(partial[0][i] + partial[1][i] + .. + bias[k] + residual[i]), in this order.
-constexpr int kReduceVector = 8;
+constexpr int kReduceBytes = 16;
 struct ReduceParams {
   void* y;  // [N, K, plane]
   Epilogue epilogue;
-  const void* partial;    // [num_splits][part_values], of them [N, K, plane] of the element type
-  long long part_values;  // num_values at least; for vectors, a multiple of 8, and `partial` begins at one of 16 bytes
+  const void* partial;  // [num_splits][part_values], of them [N, K, plane] of the element type
+  long long
+      part_values;  // num_values at least; for vectors, whole ones, and `partial` begins at a multiple of 16 bytes
   int num_splits;
   int out_channels;
   int plane;             // outputs of one channel of one image
   long long num_values;  // N * K * plane
+};
+
+// The same on sm_90a where X was floats that were rounded to halves: `sparseconv_reduce_rounded`, likewise.
+struct ReduceRoundedParams {
+  ReduceParams reduce;
+  RecomputeParams recompute;
 };
 
 // Takes the maximum of windows of the maps that a convolution made: `sparseconv_max_pool_<f32|f16>`, and
@@ -265,7 +280,7 @@ struct TensorParams {
 struct InterleaveParams {
   const void* x;  // [N, C, H, W]
   void* out;
-  unsigned* magnitudes;  // of floats, [blocks], the largest that each saw, as of magnitude.cuh; x fastest, z slowest
+  unsigned* seen;  // of floats, [blocks], x fastest, z slowest; as of RecomputeParams
   int batch;
   int in_channels;
   int block_channels;
@@ -301,6 +316,8 @@ struct WarpgroupParams {
   int header_bytes;              // of a chunk
   int input_bytes;               // of a stage, a multiple of 128; behind them, the weight's part
   int table_bytes;               // behind the stages, a multiple of 16; behind them, barriers
+  RecomputeParams recompute;
+  unsigned* seen;  // where X was floats, and parts of the chunks are summed: [gridDim.y][gridDim.x], as of the former
 };
 
 // On their way to Y, outputs of a warp lie in rows of 64 bytes, 32 of them at a time, and 16 more that keep them apart.
@@ -355,7 +372,6 @@ constexpr int kMaxClusterParts = 8, kMaxClusterChunks = 31, kMaxAllClusterParts 
 constexpr int kClusterHeadBytes = 128 + 8 * 128;
 struct ClusterParams {
   WarpgroupParams common;
-  unsigned* magnitudes;       // of floats, [blocks, x fastest][kClusterWarps], as of InterleaveParams
   const unsigned char* taps;  // [chunks][kMaxWgmmaTaps], of each chunk's steps
   int parts;                  // gridDim.x, a cluster
   // [gridDim.y][parts], first chunks, and behind the last one, their number
@@ -442,10 +458,9 @@ constexpr int kSegmentPositions = 8;
 // for a word for each place of its chunks, and for each of its rows.
 struct PointwiseParams {
   WarpgroupParams common;
-  unsigned* magnitudes;    // of X that is floats, which the kernel then rounds itself: [gridDim.y][gridDim.x]
-                           // [kWgmmaStagingWarps], as of InterleaveParams; null where X is halves, or was gathered
-  int chunk_bytes;         // of the weight; all are the same
-  unsigned x_plane_bytes;  // from a channel of X, or of the residual, to the next one. Where it is a multiple of
+  int rounds_x;                   // whether X is floats, which the kernel rounds itself
+  int chunk_bytes;                // of the weight; all are the same
+  unsigned x_plane_bytes;         // from a channel of X, or of the residual, to the next one. Where it is a multiple of
   unsigned residual_plane_bytes;  // 16, X or the residual begins at such, else both are multiples of 8
   int plane;                      // positions
   int run_images, run_segments;
@@ -477,14 +492,14 @@ struct OctetParams {
   const void* x;  // [N, C, H, W]
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
-  const float* scales;   // [K], as of WarpgroupParams
-  unsigned* magnitudes;  // of floats, [gridDim.x][kOctetStagingWarps], as of InterleaveParams
-  const void* weight;    // of all row tiles; see window_weight.h
-  const int* channels;   // [row_tiles][places]; -1 at a place without one
-  int weight_bytes;      // of a row tile, a multiple of 16
-  int header_bytes;      // of that
-  int places;            // a multiple of 32
-  int inputs_pitch;      // bytes of the table for each slot of the ring, a multiple of 16
+  const float* scales;  // [K], as of WarpgroupParams
+  RecomputeParams recompute;
+  const void* weight;   // of all row tiles; see window_weight.h
+  const int* channels;  // [row_tiles][places]; -1 at a place without one
+  int weight_bytes;     // of a row tile, a multiple of 16
+  int header_bytes;     // of that
+  int places;           // a multiple of 32
+  int inputs_pitch;     // bytes of the table for each slot of the ring, a multiple of 16
   int in_channels, out_channels;
   int in_h, in_w;
   int out_h, out_w;
@@ -514,8 +529,8 @@ constexpr int kPointwisePartBytes = kWgmmaProductThreads / 32 * kPointwisePartSe
 struct GatherParams {
   const void* x;  // [planes, in_h, in_w]
   void* out;
-  unsigned* magnitudes;  // of floats, [gridDim.x], as of InterleaveParams
-  int num_segments;      // of all planes
+  unsigned* seen;    // of floats, [gridDim.x], as of InterleaveParams
+  int num_segments;  // of all planes
   int plane_segments;
   int in_h, in_w;
   int out_h, out_w;

@@ -29,20 +29,32 @@ class PointwiseConv : private Warpgroups {
         chunks_(ChunksOf(TileAt(static_cast<int>(blockIdx.x)))),
         part_(Filled(t_.num_stages) + threadIdx.x / 32 * kPartSegments * kPitch) {}
 
-  __device__ __forceinline__ void Run() {
+  // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
+  __device__ __forceinline__ bool Run() {
     LetNextLaunchBegin();
     InitBarriers();
+    unsigned seen = 0;
     if (IsProductWarp()) {
       if constexpr (kIsFloat) GiveUpRegisters<kProductRegisters>();
       WaitForLaunchBefore();
       Multiply();
-    } else {
-      if constexpr (kIsFloat) {
-        TakeRegisters<kStagingRegisters>();
-        if (p_.magnitudes != nullptr) return Runs() == 1 ? StageFloats<1>() : StageFloats<2>();
+    } else if constexpr (kIsFloat) {
+      TakeRegisters<kStagingRegisters>();
+      if (p_.rounds_x != 0) {
+        seen = Runs() == 1 ? StageFloats<1>() : StageFloats<2>();
+      } else {
+        Stage();
+        seen = SeenBefore();
       }
+    } else {
       Stage();
     }
+    return !kIsFloat || AreOutputsDone(seen);
+  }
+
+  // Of all the block's tiles, what was computed. To be called by all threads.
+  __device__ __forceinline__ void RecomputeTiles() const {
+    ForTiles([&](const Tile& tile) { RecomputeTile(tile); });
   }
 
  private:
@@ -233,9 +245,9 @@ class PointwiseConv : private Warpgroups {
   }
 
   // The registers of the lane hold the next chunk, of two runs, or the next two, of one run. They are stored as soon as
-  // there is a stage, and each piece makes room for one that is further ahead.
+  // there is a stage, and each piece makes room for one that is further ahead. Returns what was seen of X.
   template <int kRuns>
-  __device__ __forceinline__ void StageFloats() const {
+  __device__ __forceinline__ unsigned StageFloats() const {
     constexpr int kAhead = kMaxRuns / kRuns, kPieces = kRuns * kSegmentPieces;
     ListPlanes();
     WaitForLaunchBefore();
@@ -299,8 +311,7 @@ class PointwiseConv : private Warpgroups {
       stage(words[0], exist_of[0]);
       if (kAhead > 1 && left > 1) stage(words[kAhead - 1], exist_of[kAhead - 1]);
     }
-    const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
-    magnitude.StoreOfWarp(p_.magnitudes + block * kStagingWarps + static_cast<unsigned>(StagingWarp()));
+    return magnitude.Seen();
   }
 
   static __device__ __forceinline__ void StorePiece(const uint4 (&words)[kPlaces], Shared to, Magnitude& magnitude) {
@@ -656,6 +667,18 @@ class PointwiseConv : private Warpgroups {
         for (int j = 0; j < kColumns; ++j) columns.words[j] = Word<T>(least, sums.at + j);
         columns.Store(static_cast<T*>(t_.y) + first + i * step);
       }
+    }
+  }
+
+  // --- what halves could not hold -----------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void RecomputeTile(const Tile& tile) const {
+    const int end = min(tile.y + t_.tile_h, t_.batch), first = tile.x * kSegmentPositions;
+    OutputBox box = BoxOf(tile);
+    box.columns = min(t_.tile_w * kSegmentPositions, p_.plane - first);
+    for (int image = tile.y; image < end; ++image) {
+      box.first = FirstPlane(tile, image) * p_.plane + first;
+      Recompute(box);
     }
   }
 

@@ -1,35 +1,47 @@
-// Computes a float convolution once more, as the CSR kernel does, where halves could not hold its input.
+// Computes outputs of a float convolution once more, as the CSR kernel does, where halves could not hold what they
+// read.
 #pragma once
 
 #include "csr_conv.cuh"
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
 #include "params.h"
+#include "reduce.cuh"
 
 namespace sparseconv::cuda {
 
-// Whether halves held all of X well enough, by the largest magnitudes that blocks saw: nothing overflowed, and what
-// became zero, or lost bits, is little beside the rest. To be called by all threads of the block.
-__device__ __forceinline__ bool DidHalvesHold(const RecomputeParams& p) {
-  constexpr unsigned kInfinity = 0x7C00u;
-  constexpr unsigned kEnough = 0x2000u;  // 2^-7, 2^7 times the least half that has all its bits
-  __shared__ unsigned largest;
-  Magnitude magnitude;
-  for (unsigned i = threadIdx.x; i < static_cast<unsigned>(p.num_magnitudes); i += blockDim.x) {
-    magnitude.Add(LoadWritten(p.magnitudes + i));
-  }
-  magnitude.Store(&largest);
-  __syncthreads();
-  return largest == 0 || (largest >= kEnough && largest < kInfinity);
+// To be called by all threads of a block, at its end, once for each box of its outputs: all it did is complete, and its
+// shared memory, kRecomputeBytes at least, has served. A function that is called, since no call should come to it.
+__device__ __noinline__ void Recompute(const RecomputeParams& p, OutputBox box, void* shared) {
+  WaitForLaunchBefore();
+  if (threadIdx.x == 0) *p.happened = 1;
+  auto* entries = static_cast<CsrEntry*>(shared);
+  CsrConv<float, 1>(p.csr, entries, reinterpret_cast<unsigned*>(entries + kCsrPiece)).RunBox(box);
+}
+static_assert(kCsrPiece * (sizeof(CsrEntry) + sizeof(unsigned)) <= kRecomputeBytes);
+
+// What the blocks of launches before saw of X, each of the threads that call this a part of it: `index` of `count`.
+__device__ __forceinline__ unsigned SeenBefore(const RecomputeParams& p, int index, int count) {
+  unsigned seen = 0;
+#pragma unroll 8
+  for (; index < p.num_seen; index += count) seen |= LoadWritten(p.seen + index);
+  return seen;
 }
 
-// Launch: as of the CSR kernel, but a grid of any size in x, y and z.
-__device__ __forceinline__ void Recompute(const RecomputeParams& p, CsrEntry* entries, unsigned* taps) {
-  LetNextLaunchBegin();
-  WaitForLaunchBefore();
-  if (DidHalvesHold(p)) return;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.happened = 1;
-  CsrConv<float, 1>(p.csr, entries, taps).RunAll();
+// Adds up sums of what was rounded; or, where halves did not hold that, computes all outputs once more, each block some
+// of the channels. `shared`: kRecomputeBytes. Launch: as ReduceVectors.
+__device__ __forceinline__ void ReduceRounded(const ReduceRoundedParams& p, void* shared) {
+  const auto did_halves_hold = [&] {
+    const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+    if (DidHalvesHold(SeenByBlock(SeenBefore(p.recompute, thread, threads)))) return true;
+    const ReduceParams& reduce = p.reduce;
+    OutputBox box = {
+        0, reduce.out_channels, 1, reduce.plane, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x)};
+    const long long image = static_cast<long long>(reduce.out_channels) * reduce.plane;
+    for (; box.first < reduce.num_values; box.first += image) Recompute(p.recompute, box, shared);
+    return false;
+  };
+  ReduceVectors<float>(p.reduce, did_halves_hold);
 }
 
 }  // namespace sparseconv::cuda

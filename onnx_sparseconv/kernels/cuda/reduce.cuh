@@ -41,78 +41,117 @@ __device__ __forceinline__ void Reduce(const ReduceParams& p) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Biases of neighbouring outputs.
-__device__ __forceinline__ void AddBiases(const ReduceParams& p, long long first, Floats<kReduceVector>& sums) {
-  const auto* biases = static_cast<const Half*>(p.epilogue.bias);
-  OutputPlace place = PlaceOf(p, first);
-  float bias = ToFloat(LoadOnce(biases + place.channel));
-#pragma unroll
-  for (int i = 0; i < kReduceVector; ++i, ++place.position) {
-    if (place.position == p.plane) {
-      place = {place.channel + 1 == p.out_channels ? 0 : place.channel + 1, 0};
-      bias = ToFloat(LoadOnce(biases + place.channel));
-    }
-    sums.at[i] += bias;
-  }
-}
+// Neighbouring outputs, of which the parts of a sum, and a residual, are vectors of 16 bytes.
+template <class T>
+class ReducedVector {
+ public:
+  static constexpr int kCount = kReduceBytes / sizeof(T);
 
-// Calls function(i, half) for the halves of a vector.
-template <class Function>
-__device__ __forceinline__ void ForHalves(const uint4& vector, const Function& function) {
-  const Half2 pairs[] = {vector.x, vector.y, vector.z, vector.w};
-#pragma unroll
-  for (int i = 0; i < kReduceVector; ++i) function(i, i % 2 == 0 ? Lower(pairs[i / 2]) : Upper(pairs[i / 2]));
-}
+  // `first`: the index of its first output, a multiple of kCount; there may be none.
+  __device__ __forceinline__ ReducedVector(const ReduceParams& p, long long first)
+      : p_(p), first_(first), is_full_(first + kCount <= p.num_values) {}
 
-// Launch: any blockDim.x up to kMaxReduceThreads; a grid smaller than the work is fine.
-__device__ __forceinline__ void ReduceVectors(const ReduceParams& p) {
-  LetNextLaunchBegin();
-  const auto* residual = static_cast<const Half*>(p.epilogue.residual);
-  auto* y = static_cast<Half*>(p.y);
-  const auto addresses = reinterpret_cast<unsigned long long>(y) | reinterpret_cast<unsigned long long>(residual);
-  const long long step = static_cast<long long>(gridDim.x) * blockDim.x * kReduceVector;
-  WaitForLaunchBefore();
-  for (long long first = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * kReduceVector;
-       first < p.num_values; first += step) {
-    const bool is_full = first + kReduceVector <= p.num_values, is_whole = is_full && addresses % sizeof(uint4) == 0;
-    const Half* partial = static_cast<const Half*>(p.partial) + first;
-    Floats<kReduceVector> sums = {};
-    if (is_full) {
+  __device__ __forceinline__ void SumParts() {
+    const T* partial = static_cast<const T*>(p_.partial) + first_;
+    if (is_full_) {
 #pragma unroll 8
-      for (int split = 0; split < p.num_splits; ++split) {
-        ForHalves(LoadOnce(reinterpret_cast<const uint4*>(partial + split * p.part_values)),
-                  [&](int i, Half half) { sums.at[i] += ToFloat(half); });
-      }
+      for (int split = 0; split < p_.num_splits; ++split) Add(LoadVector(partial + split * p_.part_values));
     } else {
       // What lies behind the last sums was never written.
-      for (int split = 0; split < p.num_splits; ++split) {
-#pragma unroll
-        for (int i = 0; i < kReduceVector; ++i) {
-          if (first + i < p.num_values) sums.at[i] += ToFloat(LoadOnce(partial + split * p.part_values + i));
-        }
-      }
+      for (int split = 0; split < p_.num_splits; ++split) AddSome(partial + split * p_.part_values);
     }
-    if (p.epilogue.bias != nullptr) AddBiases(p, first, sums);
+  }
+
+  __device__ __forceinline__ void Finish() {
+    const auto* residual = static_cast<const T*>(p_.epilogue.residual);
+    T* y = static_cast<T*>(p_.y);
+    const auto addresses = reinterpret_cast<unsigned long long>(y) | reinterpret_cast<unsigned long long>(residual);
+    const bool is_whole = is_full_ && addresses % kReduceBytes == 0;
+    if (p_.epilogue.bias != nullptr) AddBiases();
     if (residual != nullptr && is_whole) {
-      ForHalves(LoadOnce(reinterpret_cast<const uint4*>(residual + first)),
-                [&](int i, Half half) { sums.at[i] += ToFloat(half); });
+      Add(LoadVector(residual + first_));
     } else if (residual != nullptr) {
+      AddSome(residual + first_);
+    }
+    sums_ = ActivateElsewhere(p_.epilogue.activation, sums_, p_.epilogue.alpha, p_.epilogue.beta);
+    if (is_whole) return StoreOnce(reinterpret_cast<uint4*>(y + first_), Rounded());
 #pragma unroll
-      for (int i = 0; i < kReduceVector; ++i) {
-        if (first + i < p.num_values) sums.at[i] += ToFloat(LoadOnce(residual + first + i));
+    for (int i = 0; i < kCount; ++i) {
+      if (first_ + i < p_.num_values) StoreRounded(y + first_ + i, sums_.at[i]);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ uint4 LoadVector(const T* from) {
+    return LoadOnce(reinterpret_cast<const uint4*>(from));
+  }
+
+  __device__ __forceinline__ void Add(const uint4& vector) {
+    const unsigned words[] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (sizeof(T) == sizeof(float)) {
+        sums_.at[i] += BitsToFloat(words[i]);
+      } else {
+        sums_.at[i] += ToFloat(i % 2 == 0 ? Lower(words[i / 2]) : Upper(words[i / 2]));
       }
     }
-    sums = ActivateElsewhere(p.epilogue.activation, sums, p.epilogue.alpha, p.epilogue.beta);
-    if (is_whole) {
-      StoreOnce(reinterpret_cast<uint4*>(y + first),
-                {ToHalves(sums.at[0], sums.at[1]), ToHalves(sums.at[2], sums.at[3]), ToHalves(sums.at[4], sums.at[5]),
-                 ToHalves(sums.at[6], sums.at[7])});
+  }
+
+  // Those that are, one by one.
+  __device__ __forceinline__ void AddSome(const T* from) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (first_ + i < p_.num_values) sums_.at[i] += LoadElementOnce(from + i);
+    }
+  }
+
+  __device__ __forceinline__ void AddBiases() {
+    const auto* biases = static_cast<const T*>(p_.epilogue.bias);
+    OutputPlace place = PlaceOf(p_, first_);
+    float bias = LoadElementOnce(biases + place.channel);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i, ++place.position) {
+      if (place.position == p_.plane) {
+        place = {place.channel + 1 == p_.out_channels ? 0 : place.channel + 1, 0};
+        bias = LoadElementOnce(biases + place.channel);
+      }
+      sums_.at[i] += bias;
+    }
+  }
+
+  __device__ __forceinline__ uint4 Rounded() const {
+    if constexpr (sizeof(T) == sizeof(float)) {
+      return {FloatToBits(sums_.at[0]), FloatToBits(sums_.at[1]), FloatToBits(sums_.at[2]), FloatToBits(sums_.at[3])};
     } else {
-#pragma unroll
-      for (int i = 0; i < kReduceVector; ++i) {
-        if (first + i < p.num_values) StoreOnce(y + first + i, ToHalf(sums.at[i]));
-      }
+      return {ToHalves(sums_.at[0], sums_.at[1]), ToHalves(sums_.at[2], sums_.at[3]),
+              ToHalves(sums_.at[4], sums_.at[5]), ToHalves(sums_.at[6], sums_.at[7])};
     }
+  }
+
+  const ReduceParams& p_;
+  const long long first_;
+  const bool is_full_;
+  Floats<kCount> sums_ = {};
+};
+
+// Launch: any blockDim.x up to kMaxReduceThreads; a grid smaller than the work is fine. `may_store` is called once by
+// all threads of a block, while the first parts are on their way: whether any output is to be stored.
+template <class T, class Function>
+__device__ __forceinline__ void ReduceVectors(const ReduceParams& p, const Function& may_store) {
+  constexpr int kCount = ReducedVector<T>::kCount;
+  const long long step = static_cast<long long>(gridDim.x) * blockDim.x * kCount;
+  long long first = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * kCount;
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
+  ReducedVector<T> vector(p, first);
+  if (first < p.num_values) vector.SumParts();
+  if (!may_store() || first >= p.num_values) return;
+  vector.Finish();
+  for (first += step; first < p.num_values; first += step) {
+    ReducedVector<T> next(p, first);
+    next.SumParts();
+    next.Finish();
   }
 }
 #endif

@@ -13,6 +13,8 @@
 // tile are stored, the next one is staged.
 #pragma once
 
+#include "magnitude.cuh"
+#include "recompute.cuh"
 #include "tensor_tile.cuh"
 
 namespace sparseconv::cuda {
@@ -109,7 +111,7 @@ struct Columns {
 class Warpgroups : protected TensorTile {
  protected:
   __device__ __forceinline__ Warpgroups(const WarpgroupParams& params, const void* shared)
-      : TensorTile(params.tile, shared), w_(params) {}
+      : TensorTile(params.tile, shared), w_(params), shared_(shared) {}
 
   static constexpr int kRows = 64;
   static constexpr unsigned kPixelBytes = 16;  // of a channel
@@ -177,6 +179,41 @@ class Warpgroups : protected TensorTile {
     }
   }
   using TensorTile::Advance;
+
+  // --- what halves could not hold -----------------------------------------------------------------------------------
+
+  // What earlier launches saw of X; each thread that stages knows a part.
+  __device__ __forceinline__ unsigned SeenBefore() const {
+    return cuda::SeenBefore(w_.recompute, static_cast<int>(threadIdx.x) - kWgmmaProductThreads, 32 * kStagingWarps);
+  }
+
+  // Of the block, whether its outputs are what they should be. Parts of sums are for who adds them up to compute once
+  // more. To be called by all threads, with what they saw of X.
+  __device__ __forceinline__ bool AreOutputsDone(unsigned seen) const {
+    seen = SeenByBlock(seen);
+    if (gridDim.y == 1) return DidHalvesHold(seen);
+    if (threadIdx.x == 0) w_.seen[blockIdx.y * gridDim.x + blockIdx.x] = seen;
+    return true;
+  }
+
+  // The channels of a tile, of one image: what an output box has of them.
+  __device__ __forceinline__ OutputBox BoxOf(const Tile& tile) const {
+    OutputBox box;
+    box.first = 0;
+    box.channels = min(t_.warps_m * kRows, t_.group_out_channels - tile.first_row_tile * kRows);
+    box.rows = box.columns = 1;
+    box.share = 0;
+    box.shares = 1;
+    return box;
+  }
+  __device__ __forceinline__ long long FirstPlane(const Tile& tile, int image) const {
+    return static_cast<long long>(image) * t_.out_channels + tile.group * t_.group_out_channels +
+           tile.first_row_tile * kRows;
+  }
+
+  __device__ __forceinline__ void Recompute(const OutputBox& box) const {
+    cuda::Recompute(w_.recompute, box, const_cast<void*>(shared_));
+  }
 
   // --- staging ------------------------------------------------------------------------------------------------------
 
@@ -256,6 +293,7 @@ class Warpgroups : protected TensorTile {
   __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(2 + static_cast<int>(threadIdx.x) / 32, 32); }
 
   const WarpgroupParams& w_;
+  const void* const shared_;
 };
 
 }  // namespace sparseconv::cuda

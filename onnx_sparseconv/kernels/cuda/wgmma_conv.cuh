@@ -24,18 +24,28 @@ class WgmmaConv : private Warpgroups {
         p_(params),
         rows_(Filled(t_.num_stages) + threadIdx.x / 32 * kPartRows * kWgmmaRowPitch) {}
 
-  __device__ __forceinline__ void Run() {
+  // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
+  __device__ __forceinline__ bool Run() {
     LetNextLaunchBegin();
     InitBarriers();
+    unsigned seen = 0;
     if (IsProductWarp()) {
       WaitForLaunchBefore();
       Multiply();
     } else {
       Stage();
+      if constexpr (kIsFloat) seen = SeenBefore();
     }
+    return !kIsFloat || AreOutputsDone(seen);
+  }
+
+  // Of all the block's tiles, what was computed. To be called by all threads.
+  __device__ __forceinline__ void RecomputeTiles() const {
+    ForTiles([&](const Tile& tile) { RecomputeTile(tile); });
   }
 
  private:
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   static constexpr unsigned kStepsAtOnce = 9;
 
   // --- staging ------------------------------------------------------------------------------------------------------
@@ -383,6 +393,20 @@ class WgmmaConv : private Warpgroups {
   static __device__ __forceinline__ int RowStep(const Outputs& outputs, int skipped) {
     const int next = skipped + kLaneRows;
     return (next / 4 - skipped / 4) * outputs.channel + (next % 4 - skipped % 4) * 2 * outputs.image;
+  }
+
+  // --- what halves could not hold -----------------------------------------------------------------------------------
+
+  __device__ __forceinline__ void RecomputeTile(const Tile& tile) const {
+    const int images = min(tile.images, p_.images);
+    OutputBox box = BoxOf(tile);
+    box.columns = min(t_.tile_w, t_.out_w - tile.x);
+    for (int i = 0; i < images; ++i) {
+      box.rows = min(t_.tile_h, (i + 1 < images ? t_.out_h : p_.last_rows) - tile.y);
+      box.first = tile.first_image / kTensorImages * p_.y_eight + static_cast<long long>(i) * p_.y_image +
+                  FirstPlane(tile, 0) * p_.y_plane + (tile.y * t_.out_w + tile.x);
+      Recompute(box);
+    }
   }
 
   const WgmmaParams& p_;

@@ -58,5 +58,5 @@ extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather
 
 extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
     sparseconv_reduce_vectors(const ReduceParams params) {
-  sparseconv::cuda::ReduceVectors(params);
+  sparseconv::cuda::ReduceVectors<Half>(params, [] { return true; });
 }

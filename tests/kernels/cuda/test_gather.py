@@ -17,7 +17,7 @@ class GatherParams(ctypes.Structure):
     _fields_ = [
         ("x", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
-        ("magnitudes", ctypes.c_void_p),
+        ("seen", ctypes.c_void_p),
         ("num_segments", _int),
         ("plane_segments", _int),
         ("in_h", _int),

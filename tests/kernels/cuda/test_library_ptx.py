@@ -42,7 +42,7 @@ KERNELS = {
     | {f"sparseconv_words_f32_n{n}" for n in (8, 15)}
     | {f"sparseconv_cluster_f32_n{n}" for n in (8, 15, 19, 29)}
     | {f"sparseconv_pointwise_f32_s{n}" for n in (24, 32)}
-    | {"sparseconv_interleave_f32", "sparseconv_gather_f32", "sparseconv_recompute"},
+    | {"sparseconv_interleave_f32", "sparseconv_gather_f32", "sparseconv_reduce_rounded"},
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 80 registers: three blocks
 # and more on every multiprocessor; 384 of 168: one.

@@ -72,8 +72,6 @@ def test_layers(make_session, driver, layer, density, dtype):
     case = SparseConvCase(random_weight(weight_shape, density, dtype=dtype), geometry, Activation.NONE, dtype=dtype)
     session = make_session(make_model(case), cuda_kernel="cluster")
     launches = run_and_check(session, driver, case, (1, weight_shape[1] * geometry.group, *size))
-    if dtype == FLOAT:
-        assert launches.pop()[0] == "sparseconv_recompute"
     ((name, *_),) = launches
     assert name.startswith("sparseconv_cluster_n" if dtype == HALF else "sparseconv_cluster_f32_n")
     (record,) = library.describe_kernels()

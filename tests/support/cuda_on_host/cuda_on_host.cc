@@ -144,6 +144,8 @@ struct Block {
   NumberedBarrier numbered[kNumberedBarriers];
   unsigned epoch = 0;
   unsigned num_arrived = 0;  // threads, at the cluster barrier of this phase
+  unsigned num_block_barriers = 0;
+  bool votes[2] = {};  // of IsAnyInBlock, by turns
 };
 
 // A block of the cluster that runs.
@@ -222,6 +224,13 @@ void SyncThreads(const char* site) {
   state.current->wait = Wait::kBlock;
   state.current->site = site;
   SwitchToScheduler();
+}
+
+bool IsAnyInBlock(const char* site, bool vote) {
+  bool& any = state.votes[state.num_block_barriers % 2];
+  any = any || vote;
+  SyncThreads(site);
+  return any;
 }
 
 Warp& CurrentWarp() { return state.warps[state.current->number / warpSize]; }
@@ -759,6 +768,7 @@ void CompleteBlockBarrier() {
                     state.num_threads, site, done);
   }
   ++state.epoch;
+  state.votes[++state.num_block_barriers % 2] = false;  // all have read those of the barrier before
   for (unsigned i = 0; i < state.num_threads; ++i) state.fibers[i].wait = Wait::kNothing;
 }
 
@@ -811,7 +821,8 @@ void StartBlock() {
   std::memset(behind, kUnset, static_cast<size_t>(state.shared + state.shared_size - behind));
   state.barriers.clear();
   std::fill(std::begin(state.numbered), std::end(state.numbered), NumberedBarrier());
-  state.epoch = state.num_arrived = 0;
+  state.epoch = state.num_arrived = state.num_block_barriers = 0;
+  state.votes[0] = state.votes[1] = false;
   state.warps.assign((state.num_threads + warpSize - 1) / warpSize, Warp());
   if (state.fibers.size() < state.num_threads) state.fibers.resize(state.num_threads);
   for (unsigned i = 0; i < state.num_threads; ++i) {

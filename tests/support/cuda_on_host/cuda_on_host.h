@@ -61,6 +61,8 @@ constexpr unsigned kGuard = 1024;  // bytes behind the dynamic shared memory tha
 [[noreturn]] void Fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 void SyncThreads(const char* site);
+// The same, and whether any thread's vote is true.
+bool IsAnyInBlock(const char* site, bool vote);
 // Hands `value` to the other threads of the warp; returns the values of all.
 const uint64_t* ExchangeInWarp(unsigned mask, uint64_t value);
 unsigned BallotInWarp(unsigned mask, bool vote);
@@ -201,7 +203,8 @@ void Call(void (*kernel)(Parameters...), void** params) {
 #define __align__(n) __attribute__((aligned(n)))
 #define CUDA_ON_HOST_TEXT(x) #x
 #define CUDA_ON_HOST_LINE(x) CUDA_ON_HOST_TEXT(x)
-#define __syncthreads() ::cuda_on_host::SyncThreads(__FILE__ ":" CUDA_ON_HOST_LINE(__LINE__))
+#define CUDA_ON_HOST_SITE __FILE__ ":" CUDA_ON_HOST_LINE(__LINE__)
+#define __syncthreads() ::cuda_on_host::SyncThreads(CUDA_ON_HOST_SITE)
 
 inline void __syncwarp(unsigned mask = 0xFFFFFFFFu) { cuda_on_host::ExchangeInWarp(mask, 0); }
 inline unsigned __ballot_sync(unsigned mask, bool vote) { return cuda_on_host::BallotInWarp(mask, vote); }

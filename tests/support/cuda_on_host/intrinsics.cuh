@@ -187,6 +187,15 @@ void MultiplySparseOctets(float (&sums)[kSums], Matrix a, Matrix b, const unsign
 }
 
 inline void WaitAtBarrier(int number, unsigned threads) { cuda_on_host::WaitAtBarrier(number, threads); }
+#define SPARSECONV_FIND_PARAMETER(pointer, kernel, parameter) pointer = &parameter;
+
+inline unsigned OrInWarp(unsigned bits) {
+  const uint64_t* of_lanes = cuda_on_host::ExchangeInWarp(0xFFFFFFFFu, bits);
+  uint64_t all = 0;
+  for (int lane = 0; lane < warpSize; ++lane) all |= of_lanes[lane];
+  return static_cast<unsigned>(all);
+}
+inline bool IsAnyInBlock(unsigned value) { return cuda_on_host::IsAnyInBlock(CUDA_ON_HOST_SITE, value != 0); }
 inline void ArriveAtBarrier(int number, unsigned threads) { cuda_on_host::ArriveAtBarrier(number, threads); }
 
 inline void CopyAsync4(Shared to, const void* from) { cuda_on_host::CopyAsync(to, from, 4); }
@@ -230,6 +239,7 @@ inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier
 }
 inline void StoreBulk(void* to, Shared from, unsigned bytes) { cuda_on_host::StoreBulk(to, from, bytes); }
 inline void CommitBulkStores() {}
+inline void WaitForBulkStores() { cuda_on_host::WaitForBulkReads(); }
 inline void WaitForBulkReads() { cuda_on_host::WaitForBulkReads(); }
 inline void CopyBulkCached(Shared to, const void* from, unsigned bytes, Shared barrier) {
   CopyBulk(to, from, bytes, barrier);

@@ -188,7 +188,7 @@ class Planner {
     const double finishing = (kOutputCycles + kPartCycles * static_cast<double>(parts)) * outputs;
     const int64_t waves = CeilDivide(tiles, int64_t{device_.max_clusters[static_cast<size_t>(parts)]});
     const double cycles = static_cast<double>(waves) * (kBeginCycles + staging + products + finishing) + memory_ +
-                          (is_float ? kRecomputeCycles + kFloatCallCycles : 0.0);
+                          (is_float ? kFloatCallCycles : 0.0);
     if (best_ && cycles >= best_->cycles) return true;
 
     ClusterLaunch& launch = best_.emplace();

@@ -76,10 +76,6 @@ struct PlanKey {
 
 enum class RunningKernel { kCsr, kTensor, kWgmma, kCluster, kGenerated };
 
-bool IsOnWarpgroups(RunningKernel kernel) {
-  return kernel == RunningKernel::kWgmma || kernel == RunningKernel::kCluster;
-}
-
 struct Plan {
   ResolvedGeometry sizes;
   CsrLaunch csr;
@@ -90,7 +86,6 @@ struct Plan {
   std::optional<OctetLaunch> octets;
   std::optional<RingLaunch> ring;
   std::optional<PointwiseLaunch> pointwise;
-  std::optional<RecomputeLaunch> recompute;  // behind a kernel of warpgroups, of floats
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
 
@@ -296,16 +291,17 @@ class CudaKernel final : public Kernel {
   void LaunchCluster(const Call& call) const;
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
-  void* LendHalves(const Call& call, size_t bytes, size_t num_magnitudes, unsigned** magnitudes, RecomputeParams* noted,
+  void* LendHalves(const Call& call, size_t bytes, size_t num_seen, unsigned** seen, RecomputeParams* recompute,
                    std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
-  void LaunchRecompute(const Call& call, const RecomputeParams& noted) const;
+  void FillRecompute(const Call& call, RecomputeParams* recompute) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
-  void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
+  void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, WarpgroupParams* params,
                 std::optional<ort::DeviceScratch>* sums) const;
   ReduceParams MakeReduceParams(const Call& call, const void* partial, int num_splits, int64_t part_values) const;
-  void ReduceParts(const Call& call, const void* partial, const LaunchShape& product, int64_t part_values) const;
+  void ReduceParts(const Call& call, const WarpgroupParams& params, const LaunchShape& shape,
+                   int64_t part_values) const;
   void Pool(const Call& call, const Axes& pooled_dims, void* y) const;
   GeneratedParams MakeGeneratedParams(const Call& call) const;
   Epilogue MakeEpilogue(const Inputs& inputs) const;
@@ -544,9 +540,6 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   const double others = PlanOthers(key, &plan);
   if (wgmma_ && (is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto)) {
     PlanWarpgroups(key, others, &plan);
-    if (!is_half() && IsOnWarpgroups(plan.kernel())) {
-      plan.recompute = ChooseRecomputeLaunch(geometry_, plan.sizes, key.batch, csr_weight_->num_entries(), device_);
-    }
   }
   return plan;
 }
@@ -564,10 +557,11 @@ void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
 
 void CudaKernel::WarnOfRange(const ort::Context& context) const {
   if (has_warned_of_range_.exchange(true)) return;
-  context.Warn(Concat(op_.name(), " node '", node_name_,
-                      "': a call was computed once more, without tensor cores, which takes far longer: its X has "
-                      "values beyond 65504, or none of 2^-7. With the provider option use_tf32=0, or the session "
-                      "config entry 'sparseconv.cuda_kernel' set to csr, all calls run without tensor cores"));
+  context.Warn(
+      Concat(op_.name(), " node '", node_name_,
+             "': a call was computed once more, without tensor cores, which takes far longer: its X has "
+             "values beyond 65504, or some but none of 2^-10. With the provider option use_tf32=0, or the session "
+             "config entry 'sparseconv.cuda_kernel' set to csr, all calls run without tensor cores"));
 }
 
 void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView& tensor) {
@@ -726,13 +720,16 @@ int ColumnsOfBoth(const void* y, const void* residual, int columns, size_t eleme
   return ColumnsAt(reinterpret_cast<uintptr_t>(y) | reinterpret_cast<uintptr_t>(residual), columns, element_bytes);
 }
 
-// Where blocks share tiles, they store sums that are not final, in memory that is lent for them.
-void CudaKernel::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
+// Where blocks share tiles, they store sums that are not final, in memory that is lent for them, and behind these, what
+// they saw of floats that they, or launches before, rounded to halves.
+void CudaKernel::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, WarpgroupParams* params,
                           std::optional<ort::DeviceScratch>* sums) const {
   const unsigned parts = shape.grid[1];
   if (parts == 1) return;
-  tile->y = Lend(call.context, call.inputs, parts * static_cast<size_t>(part_values) * element_bytes(), sums);
-  tile->epilogue = {};
+  const size_t bytes = parts * static_cast<size_t>(part_values) * element_bytes();
+  params->tile.y = Lend(call.context, call.inputs, bytes + BlocksOf(shape) * sizeof(unsigned), sums);
+  params->tile.epilogue = {};
+  params->seen = reinterpret_cast<unsigned*>(static_cast<unsigned char*>(params->tile.y) + bytes);
 }
 
 void CudaKernel::LaunchWgmma(const Call& call) const {
@@ -742,38 +739,35 @@ void CudaKernel::LaunchWgmma(const Call& call) const {
   FillTile(call, &tile);
   wgmma_->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, sums;
-  LendSums(call, launch.shape, params.y_part, &tile, &sums);
+  LendSums(call, launch.shape, params.y_part, &params.common, &sums);
   params.out_columns = ColumnsOfBoth(tile.y, tile.epilogue.residual, params.out_columns, element_bytes());
   InterleaveParams interleave = launch.interleave.params;
   interleave.x = tile.x;
-  RecomputeParams noted{};
-  tile.x = interleave.out =
-      LendHalves(call, launch.interleave.bytes, BlocksOf(launch.interleave.shape), &interleave.magnitudes, &noted, &x);
+  FillRecompute(call, &params.common.recompute);
+  tile.x = interleave.out = LendHalves(call, launch.interleave.bytes, BlocksOf(launch.interleave.shape),
+                                       &interleave.seen, &params.common.recompute, &x);
   cuda::Launch(wgmma_->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(wgmma_->kernels.Product(launch.positions), launch.shape, params, call.stream);
-  if (sums) ReduceParts(call, tile.y, launch.shape, params.y_part);
-  if (call.plan.recompute) LaunchRecompute(call, noted);
+  if (sums) ReduceParts(call, params.common, launch.shape, params.y_part);
 }
 
-// Lends so many bytes for X as halves, and behind them, where these are rounded, for the magnitudes that are noted.
-void* CudaKernel::LendHalves(const Call& call, size_t bytes, size_t num_magnitudes, unsigned** magnitudes,
-                             RecomputeParams* noted, std::optional<ort::DeviceScratch>* scratch) const {
+// Lends so many bytes for X as halves, and behind them, where these are rounded, for what is seen of X then.
+void* CudaKernel::LendHalves(const Call& call, size_t bytes, size_t num_seen, unsigned** seen,
+                             RecomputeParams* recompute, std::optional<ort::DeviceScratch>* scratch) const {
   if (is_half()) return Lend(call.context, call.inputs, bytes, scratch);
   auto* memory =
-      static_cast<unsigned char*>(Lend(call.context, call.inputs, bytes + num_magnitudes * sizeof(unsigned), scratch));
-  *magnitudes = reinterpret_cast<unsigned*>(memory + bytes);
-  noted->magnitudes = *magnitudes;
-  noted->num_magnitudes = static_cast<int>(num_magnitudes);
+      static_cast<unsigned char*>(Lend(call.context, call.inputs, bytes + num_seen * sizeof(unsigned), scratch));
+  recompute->seen = *seen = reinterpret_cast<unsigned*>(memory + bytes);
+  recompute->num_seen = static_cast<int>(num_seen);
   return memory;
 }
 
-// Behind all launches of a call whose X was rounded to halves.
-void CudaKernel::LaunchRecompute(const Call& call, const RecomputeParams& noted) const {
-  RecomputeParams params = noted;
-  params.csr = MakeCallCsrParams(call);
-  params.csr.block_rows = call.plan.recompute->block_rows;
-  params.happened = was_recomputed_->at();
-  cuda::Launch(wgmma_->kernels.Recompute(), call.plan.recompute->shape, params, call.stream);
+// For floats, which are rounded to halves: all but what an earlier launch sees of X.
+void CudaKernel::FillRecompute(const Call& call, RecomputeParams* recompute) const {
+  if (is_half()) return;
+  recompute->csr = MakeCallCsrParams(call);
+  recompute->csr.block_rows = 1;
+  recompute->happened = was_recomputed_->at();
 }
 
 void CudaKernel::LaunchCluster(const Call& call) const {
@@ -784,11 +778,8 @@ void CudaKernel::LaunchCluster(const Call& call) const {
   wgmma_->Fill(&params.common);
   params.taps = static_cast<const unsigned char*>(wgmma_->memory.at(wgmma_->taps));
   params.out_columns = ColumnsOfBoth(tile.y, tile.epilogue.residual, params.out_columns, element_bytes());
-  std::optional<ort::DeviceScratch> scratch;
-  RecomputeParams noted{};
-  if (!is_half()) LendHalves(call, 0, BlocksOf(launch.shape) * kClusterWarps, &params.magnitudes, &noted, &scratch);
+  FillRecompute(call, &params.common.recompute);
   cuda::Launch(wgmma_->clusters.Product(launch.blocks), launch.shape, params, call.stream);
-  if (call.plan.recompute) LaunchRecompute(call, noted);
 }
 
 void CudaKernel::LaunchOctets(const Call& call) const {
@@ -797,14 +788,9 @@ void CudaKernel::LaunchOctets(const Call& call) const {
   FillTile(call, &params);
   windows_->Fill(&params);
   params.scales = wgmma_->scales();
-  std::optional<ort::DeviceScratch> scratch;
-  RecomputeParams noted{};
-  if (!is_half()) {
-    LendHalves(call, 0, BlocksOf(launch.shape) * kOctetStagingWarps, &params.magnitudes, &noted, &scratch);
-  }
+  FillRecompute(call, &params.recompute);
   const OctetKernels& kernels = launch.is_words ? windows_->words : windows_->octets;
   cuda::Launch(kernels.Product(launch.blocks), launch.shape, params, call.stream);
-  if (call.plan.recompute) LaunchRecompute(call, noted);
 }
 
 void CudaKernel::LaunchRing(const Call& call) const {
@@ -822,23 +808,22 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
   FillTile(call, &tile);
   wgmma_->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, residual, sums;
-  LendSums(call, launch.shape, params.y_part, &tile, &sums);
+  LendSums(call, launch.shape, params.y_part, &params.common, &sums);
   // The residual of halves is staged, as X is.
   const auto residual_begin = is_half() ? 0 : reinterpret_cast<uintptr_t>(tile.epilogue.residual);
   params.out_columns =
       ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | residual_begin, params.out_columns, element_bytes());
-  RecomputeParams noted{};
+  RecomputeParams& recompute = params.common.recompute;
+  FillRecompute(call, &recompute);
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;
     planes = gather.params.out =
-        LendHalves(call, gather.bytes, BlocksOf(gather.shape), &gather.params.magnitudes, &noted, &scratch);
+        LendHalves(call, gather.bytes, BlocksOf(gather.shape), &gather.params.seen, &recompute, &scratch);
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
   if (launch.is_whole) params.x_plane_bytes = PlaneBytes(tile.x, launch, element_bytes());
-  if (!is_half() && params.x_plane_bytes != 0) {
-    LendHalves(call, 0, BlocksOf(launch.shape) * kWgmmaStagingWarps, &params.magnitudes, &noted, &x);
-  }
+  params.rounds_x = !is_half() && params.x_plane_bytes != 0;
   if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
   if (is_half() && tile.epilogue.residual != nullptr) {
     params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch, element_bytes());
@@ -847,8 +832,7 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
     }
   }
   cuda::Launch(wgmma_->pointwise.Product(launch.segments), launch.shape, params, call.stream);
-  if (sums) ReduceParts(call, tile.y, launch.shape, params.y_part);
-  if (call.plan.recompute) LaunchRecompute(call, noted);
+  if (sums) ReduceParts(call, params.common, launch.shape, params.y_part);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.
@@ -895,16 +879,17 @@ ReduceParams CudaKernel::MakeReduceParams(const Call& call, const void* partial,
 }
 
 // The same of what blocks of a warpgroup kernel share.
-void CudaKernel::ReduceParts(const Call& call, const void* partial, const LaunchShape& product,
+void CudaKernel::ReduceParts(const Call& call, const WarpgroupParams& params, const LaunchShape& shape,
                              int64_t part_values) const {
-  const ReduceParams reduce = MakeReduceParams(call, partial, static_cast<int>(product.grid[1]), part_values);
-  if (!is_half()) {
-    LaunchLibrary(library_kernels_->Reduce(), ReduceShape(part_values, kReduceThreads), reduce, call.stream);
-    return;
-  }
-  LaunchShape shape = ReduceShape(CeilDivide(part_values, int64_t{kReduceVector}), kReduceVectorThreads);
-  shape.begins_early = true;
-  cuda::Launch(wgmma_->kernels.Reduce(), shape, reduce, call.stream);
+  const ReduceParams reduce = MakeReduceParams(call, params.tile.y, static_cast<int>(shape.grid[1]), part_values);
+  const int64_t vectors = CeilDivide(part_values, kReduceBytes / static_cast<int64_t>(element_bytes()));
+  LaunchShape reduce_shape = ReduceShape(vectors, kReduceVectorThreads);
+  reduce_shape.begins_early = true;
+  if (is_half()) return cuda::Launch(wgmma_->kernels.Reduce(), reduce_shape, reduce, call.stream);
+  RecomputeParams recompute = params.recompute;
+  recompute.seen = params.seen;
+  recompute.num_seen = static_cast<int>(BlocksOf(shape));
+  cuda::Launch(wgmma_->kernels.Reduce(), reduce_shape, ReduceRoundedParams{reduce, recompute}, call.stream);
 }
 
 // The first pass begins with the bias and the residual, each later one with what the one before it left in Y; the last

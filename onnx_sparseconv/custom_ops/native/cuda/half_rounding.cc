@@ -27,19 +27,4 @@ std::optional<ScaledWeight> ScaleToHalves(const SparseWeight& weight) {
   return scaled;
 }
 
-RecomputeLaunch ChooseRecomputeLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                      int64_t num_entries, const DeviceFacts& device) {
-  // Few: mostly, they only look whether there is anything to do.
-  constexpr unsigned kBlocksAMultiprocessor = 2;
-  const CsrLaunch csr = ChooseCsrLaunch(geometry, sizes, batch, num_entries, device, 1);
-  RecomputeLaunch launch{csr.block_rows, csr.shape};
-  unsigned room = kBlocksAMultiprocessor * static_cast<unsigned>(device.num_multiprocessors);
-  for (unsigned& blocks : launch.shape.grid) {
-    blocks = std::min(blocks, room);
-    room = std::max(room / blocks, 1u);
-  }
-  launch.shape.begins_early = true;
-  return launch;
-}
-
 }  // namespace sparseconv::cuda

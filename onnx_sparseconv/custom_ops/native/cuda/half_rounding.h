@@ -1,15 +1,12 @@
 // Floats on tensor cores that multiply halves: a half has as many bits of a number as TF32, to which ONNX Runtime's own
 // Conv rounds floats, but fewer exponents. So rows of the weight are scaled, and where X lies beyond the range of
-// halves, which only the GPU sees, the call is computed once more by a kernel that needs none.
+// halves, which only the GPU sees, outputs that read it are computed once more without them.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "../attributes.h"
-#include "csr_plan.h"
-#include "driver.h"
 
 namespace sparseconv::cuda {
 
@@ -20,15 +17,5 @@ struct ScaledWeight {
 
 // The largest value of each row becomes one of 1 to 2. Nothing where a value is infinite or none.
 std::optional<ScaledWeight> ScaleToHalves(const SparseWeight& weight);
-
-// How the kernel is launched that computes a call once more, or finds that it need not.
-struct RecomputeLaunch {
-  int block_rows = 1;
-  LaunchShape shape;
-};
-
-// `batch` is at least 1, `num_entries` are the weight's.
-RecomputeLaunch ChooseRecomputeLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                      int64_t num_entries, const DeviceFacts& device);
 
 }  // namespace sparseconv::cuda

@@ -108,13 +108,8 @@ TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
 WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_wgmma_p" : "sparseconv_wgmma_f32_p",
                      AllOf(kWgmmaPositions), max_shared_bytes),
-      interleave_(library().Function(is_half ? "sparseconv_interleave" : "sparseconv_interleave_f32")) {
-  if (is_half) {
-    reduce_ = library().Function("sparseconv_reduce_vectors");
-  } else {
-    recompute_ = library().Function("sparseconv_recompute");
-  }
-}
+      interleave_(library().Function(is_half ? "sparseconv_interleave" : "sparseconv_interleave_f32")),
+      reduce_(library().Function(is_half ? "sparseconv_reduce_vectors" : "sparseconv_reduce_rounded")) {}
 
 RingKernels::RingKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(true), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}

@@ -67,13 +67,11 @@ class WgmmaKernels : public ProductKernels {
  public:
   WgmmaKernels(bool is_half, int max_shared_bytes);
   FunctionHandle Interleave() const { return interleave_; }
-  // Adds up parts of sums; of halves alone.
+  // Adds up parts of sums. Of floats, computes them once more where halves did not hold X.
   FunctionHandle Reduce() const { return reduce_; }
-  // Computes once more what halves could not hold; of floats alone.
-  FunctionHandle Recompute() const { return recompute_; }
 
  private:
-  FunctionHandle interleave_, reduce_ = nullptr, recompute_ = nullptr;
+  FunctionHandle interleave_, reduce_;
 };
 
 // Those of warpgroups for windows of few channels, of halves. The GPU must be of kWgmmaArchitecture.

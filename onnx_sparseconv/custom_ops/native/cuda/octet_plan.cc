@@ -151,8 +151,7 @@ class Planner {
     const auto all_x_bytes =
         static_cast<double>(element_bytes_ * batch_ * geometry_.in_channels * sizes_.in_dims[1] * in_w_);
     const double cycles = kBeginCycles + kColdCycles * std::min(1.0, all_x_bytes / kColdBytes) +
-                          static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving) +
-                          (element_bytes_ > 2 ? kRecomputeCycles : 0.0);
+                          static_cast<double>(CeilDivide(tiles, num_blocks)) * std::max(computing + staging, moving);
     if (best_ && cycles >= best_->cycles) return has_room;
 
     OctetLaunch& launch = best_.emplace();

@@ -100,7 +100,7 @@ class Planner {
     Sharing sharing{1, static_cast<double>(CeilDivide(tiles, blocks)) * (of_tile + of_chunks)};
     if (blocks == tiles && tiles <= device_.num_multiprocessors)
       sharing = ShareChunks(tiles, chunks, of_chunks, of_tile, facts_.element_bytes * NumValues(), device_);
-    const double cycles = kLaunchCycles + kBeginCycles + sharing.cycles + (is_float ? kRecomputeCycles : 0.0);
+    const double cycles = kLaunchCycles + kBeginCycles + sharing.cycles;
     if (best_.segments != 0 && cycles >= best_.cycles) return;
 
     best_ = PointwiseLaunch{};

@@ -221,7 +221,7 @@ class Planner {
     const bool is_float = facts_.element_bytes > 2;
     const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0) +
                            (is_float ? kFloatStoreCycles : 0.0);
-    const double before = InterleaveCycles(interleave) + kBeginCycles + (is_float ? kRecomputeCycles : 0.0);
+    const double before = InterleaveCycles(interleave) + kBeginCycles;
     const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, facts_.element_bytes * NumValues(), device_);
     if (best_ && before + sharing.cycles >= best_->cycles) return;
 
@@ -368,7 +368,7 @@ double MemoryCycles(double bytes, const DeviceFacts& device) {
   return bytes / (kMemoryBytesACycle * device.num_multiprocessors);
 }
 
-int64_t PartValues(int64_t num_values) { return RoundUp(num_values, int64_t{kReduceVector}); }
+int64_t PartValues(int64_t num_values) { return RoundUp(num_values, int64_t{kReduceBytes} / 2); }
 
 bool IsWorthWarpgroups(const WgmmaFacts& facts) {
   // Multiply-adds of tensor cores, of zeros as well, in the time that the CSR kernel takes for one of its own: measured

@@ -85,9 +85,6 @@ Sharing ShareChunks(int64_t tiles, double chunks, double of_chunks, double of_ti
 // To read and write so many bytes in a launch before or behind the kernel.
 double MemoryCycles(double bytes, const DeviceFacts& device);
 
-// What is launched behind a kernel that rounds floats to halves.
-constexpr double kRecomputeCycles = kLaunchCycles - kEarlyCycles;
-
 // From a part of sums of `num_values` outputs to the next one.
 int64_t PartValues(int64_t num_values);
 
