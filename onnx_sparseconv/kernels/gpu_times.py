@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     EARLY_CYCLES,
     ROWS,
     WarpgroupPlan,
+    copy_cycles,
     csr_cycles,
     out_size,
     plan_clusters,
@@ -32,6 +33,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     plan_ring,
     plan_warpgroups,
     rows_of_blocks,
+    without_strides,
 )
 
 # A figure of one layer, or of many at once.
@@ -220,7 +222,7 @@ _RING_REPEATS = ((0.8, 0.84, 0.86, 0.88, 0.9), (2.0, 1.65, 1.4, 1.1, 1.0))
 # Of windows that are foretold.
 _STRIDES = ((1, 1), (2, 2))
 # Of what the kernels run; see wgmma_weight.cc.
-_MOST_TAPS, _LEAST_CHANNELS = 49, 8
+_MOST_TAPS, _LEAST_ROWS = 49, 8
 # More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
 _MOST_ZEROS = 0.985
 
@@ -272,13 +274,25 @@ def _more_repeats(layer: SparseLayer) -> float:
 def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
     steps = _window_steps(layer)
     by_octets = plan_octets(layer, batch, steps, multiprocessors)
-    if by_octets is not None or layer.element_type != np.float16:
+    if by_octets is not None:
         return by_octets
-    return plan_ring(layer, batch, steps, multiprocessors)
+    by_ring = plan_ring(layer, batch, steps, multiprocessors) if layer.element_type == np.float16 else None
+    plans = (by_ring, _plan_without_strides(layer, batch, multiprocessors))
+    return min((plan for plan in plans if plan is not None), key=lambda plan: plan.cycles, default=None)
+
+
+def _plan_without_strides(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
+    copied = without_strides(layer)
+    plan = plan_octets(copied, batch, _window_steps(copied), multiprocessors) if copied is not None else None
+    if copied is None or plan is None:
+        return None
+    return replace(plan, cycles=plan.cycles + copy_cycles(layer, copied, batch, multiprocessors))
 
 
 def _window_steps(layer: SparseLayer) -> int:
-    repeats = _repeats(layer, _RING_REPEATS) * _more_repeats(layer)
+    # Where there are two places for each channel, no four neighbours have more than two.
+    is_spread = 2 * layer.in_channels <= CHANNELS * _num_chunks(layer)
+    repeats = 1.0 if is_spread else _repeats(layer, _RING_REPEATS) * _more_repeats(layer)
     return math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * repeats)
 
 
@@ -319,7 +333,8 @@ def _pointwise_chunks(layer: SparseLayer) -> int:
 def _are_products_worth(layer: SparseLayer, chunks: float) -> bool:
     """Whether tensor cores may be faster than the CSR kernel, about: not with next to no weights."""
     row_tiles, row_blocks = rows_of_blocks(layer)
-    products = row_blocks * row_tiles * ROWS * chunks * CHANNELS * math.prod(layer.kernel_shape)
+    channels = min(layer.group_in_channels, CHANNELS)
+    products = row_blocks * row_tiles * ROWS * chunks * channels * math.prod(layer.kernel_shape)
     return bool(products < _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
 
 
@@ -386,7 +401,7 @@ def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:
     return (
         architecture == _ARCHITECTURE
         and is_known
-        and min(layer.group_in_channels, layer.group_out_channels) >= _LEAST_CHANNELS
+        and layer.group_out_channels >= _LEAST_ROWS
         and _zeros(layer) <= _MOST_ZEROS
     )
 

@@ -148,6 +148,43 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
     return min(plans, key=lambda plan: plan.cycles, default=None)
 
 
+def without_strides(layer: SparseLayer) -> SparseLayer | None:
+    """What the octet kernel computes instead of a layer with strides (space_to_depth.cc): rows and columns between
+    those that are one stride apart are channels of their own, in a copy of X, of which padding is a part.
+
+    Args:
+        layer: 1-D or 2-D, with a known input size.
+
+    Returns:
+        None where there are no strides, or several groups, or too many channels.
+    """
+    (height, width), (rows, columns) = layer.strides, layer.kernel_shape
+    if layer.strides == (1, 1) or layer.group != 1 or layer.in_channels * height * width > _FEW_CHANNELS:
+        return None
+    y, x = (np.arange(taps) * dilation for taps, dilation in zip((rows, columns), layer.dilations, strict=True))
+    taps = int(y[-1]) // height + 1, int(x[-1]) // width + 1
+    weight = np.zeros((layer.out_channels, layer.in_channels, height, width, *taps), layer.weight.dtype)
+    at = (y % height)[:, None], (x % width)[None], (y // height)[:, None], (x // width)[None]
+    weight[(slice(None), slice(None), *at)] = layer.weight
+    out_h, out_w = out_size(layer)
+    in_w = out_w - 1 + taps[1]
+    more = -in_w % _OCTET  # zeros behind a row, which no output reads
+    return replace(
+        layer,
+        weight=weight.reshape(layer.out_channels, -1, *taps),
+        strides=(1, 1),
+        dilations=(1, 1),
+        pads=(0, 0, 0, -more),
+        in_size=(out_h - 1 + taps[0], in_w + more),
+    )
+
+
+def copy_cycles(layer: SparseLayer, copied: SparseLayer, batch: int, multiprocessors: float) -> float:
+    """Cycles of a multiprocessor that it takes to make the copy of `without_strides`."""
+    elements = (one.in_channels * math.prod(one.in_size or ()) for one in (layer, copied))
+    return _LAUNCH_CYCLES + _memory_cycles(layer.element_type.itemsize * batch * sum(elements), multiprocessors)
+
+
 def _has_octet_form(layer: SparseLayer) -> bool:
     if layer.group != 1 or math.prod(layer.kernel_shape) == 1:
         return False

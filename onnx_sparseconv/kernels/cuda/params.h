@@ -539,4 +539,20 @@ struct GatherParams {
   int is_whole;  // whether these are all positions, in their order
 };
 
+// Copies X such that a convolution with strides is one without, of more channels: `sparseconv_space_to_depth`, and
+// `sparseconv_space_to_depth_f32`. out [N][C][strides][out_h][out_w], where row y and column x of place (r, s) are row
+// y * strides[0] + r - pads_begin[0] of X, and the column likewise; zeros outside of X.
+//
+// Grid: x = blocks of threads, each for kSpaceToDepthColumns neighbouring columns of all places.
+constexpr int kSpaceToDepthColumns = 4;
+struct SpaceToDepthParams {
+  const void* x;  // [N, C, in_h, in_w]
+  void* out;
+  unsigned num_threads;  // that have something to do
+  int in_h, in_w;
+  int out_h, out_w;  // out_w is a multiple of kSpaceToDepthColumns
+  int strides[2];
+  int pads_begin[2];
+};
+
 }  // namespace sparseconv::cuda

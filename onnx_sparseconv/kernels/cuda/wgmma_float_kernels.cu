@@ -7,6 +7,7 @@
 #include "params.h"
 #include "pointwise_conv.cuh"
 #include "recompute.cuh"
+#include "space_to_depth.cuh"
 #include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
@@ -27,6 +28,8 @@ using sparseconv::cuda::PointwiseConv;
 using sparseconv::cuda::PointwiseParams;
 using sparseconv::cuda::ReduceRounded;
 using sparseconv::cuda::ReduceRoundedParams;
+using sparseconv::cuda::SpaceToDepth;
+using sparseconv::cuda::SpaceToDepthParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
@@ -50,6 +53,10 @@ SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, Po
 extern "C" __global__ void sparseconv_interleave_f32(const InterleaveParams params) { Interleave<float>(params); }
 
 extern "C" __global__ void sparseconv_gather_f32(const GatherParams params) { Gather<float>(params); }
+
+extern "C" __global__ void sparseconv_space_to_depth_f32(const SpaceToDepthParams params) {
+  SpaceToDepth<float>(params);
+}
 
 extern "C" __global__ void __launch_bounds__(kMaxReduceThreads)
     sparseconv_reduce_rounded(const __grid_constant__ ReduceRoundedParams params) {

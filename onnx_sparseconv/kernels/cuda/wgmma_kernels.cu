@@ -8,6 +8,7 @@
 #include "pointwise_conv.cuh"
 #include "reduce.cuh"
 #include "ring_conv.cuh"
+#include "space_to_depth.cuh"
 #include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
@@ -29,6 +30,8 @@ using sparseconv::cuda::PointwiseParams;
 using sparseconv::cuda::ReduceParams;
 using sparseconv::cuda::RingConv;
 using sparseconv::cuda::RingParams;
+using sparseconv::cuda::SpaceToDepth;
+using sparseconv::cuda::SpaceToDepthParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
@@ -55,6 +58,8 @@ SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, Point
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave<Half>(params); }
 
 extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather<Half>(params); }
+
+extern "C" __global__ void sparseconv_space_to_depth(const SpaceToDepthParams params) { SpaceToDepth<Half>(params); }
 
 extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
     sparseconv_reduce_vectors(const ReduceParams params) {

@@ -22,6 +22,7 @@
 #include "pool_plan.h"
 #include "provider.h"
 #include "ring_plan.h"
+#include "space_to_depth.h"
 #include "tensor_plan.h"
 #include "tensor_weight.h"
 #include "wgmma_plan.h"
@@ -84,6 +85,7 @@ struct Plan {
   std::optional<ClusterLaunch> cluster;  // before all others of warpgroups
   // Before `wgmma`, where Y and the residual begin at multiples of 16 bytes; one of them at most.
   std::optional<OctetLaunch> octets;
+  std::optional<SpaceToDepthLaunch> space_to_depth;  // in front of `octets`, where there are strides
   std::optional<RingLaunch> ring;
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
@@ -198,7 +200,8 @@ struct WindowProduct {
         channels(RoundedUp(weight.tiles.size())),
         memory(context, channels + RoundedUp(BytesOf(weight.channels))),
         octets(is_half, false, device.max_shared_bytes - kReservedSharedBytes),
-        words(is_half, true, device.max_shared_bytes - kReservedSharedBytes) {
+        words(is_half, true, device.max_shared_bytes - kReservedSharedBytes),
+        space_to_depth(is_half) {
     if (is_half) ring.emplace(device.max_shared_bytes - kReservedSharedBytes);
     memory.Upload(0, weight.tiles.data(), weight.tiles.size());
     memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
@@ -217,6 +220,7 @@ struct WindowProduct {
   const Memory memory;
   std::optional<RingKernels> ring;  // of halves alone
   const OctetKernels octets, words;
+  const SpaceToDepthKernel space_to_depth;
 };
 
 // The node's own kernel, loaded.
@@ -272,6 +276,7 @@ class CudaKernel final : public Kernel {
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
   double PlanOthers(const PlanKey& key, Plan* plan) const;
+  void PlanWithoutStrides(const PlanKey& key, Plan* plan) const;
   double PlanWindows(const PlanKey& key, Plan* plan) const;
   double PlanPointwise(const PlanKey& key, Plan* plan) const;
   double PlanCluster(const PlanKey& key, Plan* plan) const;
@@ -322,7 +327,8 @@ class CudaKernel final : public Kernel {
   std::optional<TensorProduct> tensor_;
   std::optional<WgmmaProduct> wgmma_;
   std::optional<WindowProduct> windows_;
-  std::optional<HostFlag> was_recomputed_;  // a call of floats, on warpgroups
+  std::optional<WindowProduct> copied_windows_;  // of the convolution without strides
+  std::optional<HostFlag> was_recomputed_;       // a call of floats, on warpgroups
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
   mutable std::atomic<bool> has_warned_{false}, has_warned_of_range_{false};
@@ -372,18 +378,22 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     if (must_run) {
       Fail("'sparseconv.cuda_kernel' asks for the ", must_cluster ? "cluster" : "warpgroup",
            " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
-           "halves, or finite floats, groups of 8 input and 8 output channels at least, kernels of up to 49 taps; on "
+           "halves, or finite floats, groups of 8 output channels at least, kernels of up to 49 taps; on "
            "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
     }
     return;
   }
   const WgmmaWeight weight = PackWgmmaWeight(halves, geometry_, ChooseWgmmaForm(geometry_));
   const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
-  if (!must_run && !IsWorthWarpgroups(facts)) return;
+  if (!must_run && !IsWorthWarpgroups(facts, geometry_)) return;
   wgmma_.emplace(context_, device_, weight, facts, scaled ? scaled->scales : std::vector<float>());
   device_.max_clusters = wgmma_->clusters.MaxClusters();
   if (HasWindowForm(geometry_, device_.max_shared_bytes)) {
     windows_.emplace(context_, device_, PackWindowWeight(halves, geometry_), is_half());
+  }
+  if (HasFewPlaces(geometry_) && HasWindowForm(WithoutStrides(geometry_), device_.max_shared_bytes)) {
+    const SparseWeight copied = WithoutStrides(halves, geometry_);
+    copied_windows_.emplace(context_, device_, PackWindowWeight(copied, WithoutStrides(geometry_)), is_half());
   }
   if (!is_half()) {
     was_recomputed_.emplace(context_);
@@ -467,6 +477,16 @@ double CudaKernel::PlanOthers(const PlanKey& key, Plan* plan) const {
   return std::min(tensor, csr);
 }
 
+// By octets, from a copy of X without strides. Without these, that kernel runs no such node.
+void CudaKernel::PlanWithoutStrides(const PlanKey& key, Plan* plan) const {
+  const ResolvedGeometry copied = WithoutStrides(plan->sizes, geometry_);
+  const auto bytes = static_cast<int64_t>(element_bytes());
+  plan->octets = ChooseOctetLaunch(WithoutStrides(geometry_), copied, key.batch, device_, copied_windows_->form, bytes);
+  if (!plan->octets) return;
+  plan->space_to_depth = ChooseSpaceToDepth(geometry_, plan->sizes, copied, key.batch, bytes, device_);
+  plan->octets->cycles += plan->space_to_depth->cycles;
+}
+
 // By the fastest one of the kernels of warpgroups but for clusters, without regard to others. Returns its cycles.
 double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
@@ -477,10 +497,11 @@ double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
       plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
     }
   }
-  const double wgmma = CyclesOf(plan->wgmma);
-  if (CyclesOf(plan->octets) >= wgmma) plan->octets.reset();
-  if (CyclesOf(plan->ring) >= wgmma) plan->ring.reset();
-  return std::min({wgmma, CyclesOf(plan->octets), CyclesOf(plan->ring)});
+  if (copied_windows_) PlanWithoutStrides(key, plan);
+  const double wgmma = CyclesOf(plan->wgmma), octets = CyclesOf(plan->octets), ring = CyclesOf(plan->ring);
+  if (octets >= std::min(wgmma, ring)) plan->octets.reset();
+  if (ring >= std::min(wgmma, octets)) plan->ring.reset();
+  return std::min({wgmma, octets, ring});
 }
 
 // The same of 1x1.
@@ -786,10 +807,18 @@ void CudaKernel::LaunchOctets(const Call& call) const {
   const OctetLaunch& launch = *call.plan.octets;
   OctetParams params = launch.params;
   FillTile(call, &params);
-  windows_->Fill(&params);
+  const WindowProduct& windows = call.plan.space_to_depth ? *copied_windows_ : *windows_;
+  windows.Fill(&params);
   params.scales = wgmma_->scales();
   FillRecompute(call, &params.recompute);
-  const OctetKernels& kernels = launch.is_words ? windows_->words : windows_->octets;
+  std::optional<ort::DeviceScratch> scratch;
+  if (call.plan.space_to_depth) {
+    SpaceToDepthLaunch before = *call.plan.space_to_depth;
+    before.params.x = params.x;
+    params.x = before.params.out = Lend(call.context, call.inputs, before.bytes, &scratch);
+    cuda::Launch(windows.space_to_depth.Get(), before.shape, before.params, call.stream);
+  }
+  const OctetKernels& kernels = launch.is_words ? windows.words : windows.octets;
   cuda::Launch(kernels.Product(launch.blocks), launch.shape, params, call.stream);
 }
 

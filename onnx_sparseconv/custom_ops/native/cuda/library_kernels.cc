@@ -119,6 +119,10 @@ OctetKernels::OctetKernels(bool is_half, bool for_words, int max_shared_bytes)
                      std::string(for_words ? "sparseconv_words_" : "sparseconv_octets_") + (is_half ? "n" : "f32_n"),
                      for_words ? AllOf(kWordBlocks) : AllOf(kOctetBlocks), max_shared_bytes) {}
 
+SpaceToDepthKernel::SpaceToDepthKernel(bool is_half)
+    : library_(LibraryOfWgmma(is_half)),
+      function_(library_->Function(is_half ? "sparseconv_space_to_depth" : "sparseconv_space_to_depth_f32")) {}
+
 ClusterKernels::ClusterKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_cluster_n" : "sparseconv_cluster_f32_n",
                      AllOf(kClusterBlocks), max_shared_bytes) {

@@ -86,6 +86,17 @@ class OctetKernels : public ProductKernels {
   OctetKernels(bool is_half, bool for_words, int max_shared_bytes);
 };
 
+// What copies X such that there are no strides. The GPU must be of kWgmmaArchitecture.
+class SpaceToDepthKernel {
+ public:
+  explicit SpaceToDepthKernel(bool is_half);
+  FunctionHandle Get() const { return function_; }
+
+ private:
+  std::shared_ptr<const Library> library_;
+  FunctionHandle function_;
+};
+
 // Those of warpgroups for few images, by clusters. The GPU must be of kWgmmaArchitecture.
 class ClusterKernels : public ProductKernels {
  public:

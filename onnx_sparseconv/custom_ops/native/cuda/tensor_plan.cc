@@ -29,8 +29,10 @@ constexpr double kL2BytesACycle = 17.0;     // of a multiprocessor
 constexpr int64_t kRowBytes = 76;           // that a row of the input costs more than its own
 constexpr double kChunkCycles = 2150.0;     // until the first of a chunk arrives
 constexpr double kOverlap = 0.6;            // what the lesser of those add to the greatest
-// Cycles of a multiprocessor, about, by 54 layers of all kinds on an H100.
+// Cycles of a multiprocessor, about, by some eighty layers of all kinds on an H100.
 constexpr double kUnitsToCycles = 0.32;
+constexpr double kStrideFactor = 1.4;    // of a chunk, where columns that are read together lie apart
+constexpr double kOneChunkFactor = 2.6;  // where a tile has one chunk: then none is staged while another is multiplied
 constexpr double kBeginCycles = 8800.0;
 constexpr double kStoredBytesACycle = 7.2;  // of a multiprocessor
 
@@ -174,7 +176,9 @@ class Planner {
     const double parts[] = {product, shared * kSharedCycles, bytes / kL2BytesACycle, staging};
     const double greatest = *std::max_element(std::begin(parts), std::end(parts));
     const double sum = std::accumulate(std::begin(parts), std::end(parts), 0.0);
-    const double chunk = greatest + kOverlap * (sum - greatest) + kChunkCycles / static_cast<double>(resident);
+    const double chunk = (greatest + kOverlap * (sum - greatest) + kChunkCycles / static_cast<double>(resident)) *
+                         (geometry_.strides[2] > 1 ? kStrideFactor : 1.0) *
+                         (form.num_chunks == 1 ? kOneChunkFactor : 1.0);
     const int64_t rounds_of_blocks = CeilDivide(blocks, device_.num_multiprocessors * resident) * resident;
     const auto outputs = static_cast<double>(batch_ * geometry_.out_channels) *
                          static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]);

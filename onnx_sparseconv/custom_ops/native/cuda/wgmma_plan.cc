@@ -370,11 +370,12 @@ double MemoryCycles(double bytes, const DeviceFacts& device) {
 
 int64_t PartValues(int64_t num_values) { return RoundUp(num_values, int64_t{kReduceBytes} / 2); }
 
-bool IsWorthWarpgroups(const WgmmaFacts& facts) {
+bool IsWorthWarpgroups(const WgmmaFacts& facts, const ConvGeometry& geometry) {
   // Multiply-adds of tensor cores, of zeros as well, in the time that the CSR kernel takes for one of its own: measured
   // on wide 3x3 layers with 64 images on an H200, rounded down.
   constexpr int64_t kProductsAnEntry = 100;
-  return facts.num_steps * kWgmmaChannels * kWgmmaTileRows < kProductsAnEntry * facts.num_entries;
+  const int64_t channels = std::min<int64_t>(geometry.group_in_channels(), kWgmmaChannels);
+  return facts.num_steps * channels * kWgmmaTileRows < kProductsAnEntry * facts.num_entries;
 }
 
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,

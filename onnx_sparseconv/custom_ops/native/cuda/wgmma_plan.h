@@ -89,7 +89,7 @@ double MemoryCycles(double bytes, const DeviceFacts& device);
 int64_t PartValues(int64_t num_values);
 
 // Whether a kernel of warpgroups may ever be faster than the CSR kernel, about: not with next to no weights.
-bool IsWorthWarpgroups(const WgmmaFacts& facts);
+bool IsWorthWarpgroups(const WgmmaFacts& facts, const ConvGeometry& geometry);
 
 // Nothing where no tile of outputs fits shared memory, X is empty, or X or Y is too large. `batch` is at least 1.
 std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,

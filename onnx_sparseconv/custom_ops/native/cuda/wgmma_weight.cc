@@ -18,7 +18,7 @@ constexpr size_t kChunkUnit = 16;
 constexpr int64_t kMaxReach = 1 << 16;
 // With fewer channels, or rows, next to nothing of a chunk, or a tile, is the weight's. Where it is little, a plan
 // tells whether the kernel pays all the same.
-constexpr int64_t kMinChannels = 8, kMinRows = 8;
+constexpr int64_t kMinRows = 8;
 // Of a chunk: with more, it leaves no room for what its taps read.
 constexpr int64_t kMaxChunkSteps = 25;
 
@@ -249,8 +249,7 @@ bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry) {
   const int64_t reach_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
   return (is_plane || (IsPointwise(geometry) && IsPlain(geometry))) && geometry.taps() <= kMaxWgmmaTaps &&
          reach_y < kMaxReach && reach_x < kMaxReach && geometry.strides[2] < kMaxReach &&
-         geometry.group_in_channels() >= kMinChannels && geometry.group_out_channels() >= kMinRows &&
-         std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
+         geometry.group_out_channels() >= kMinRows && std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
 }
 
 WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {

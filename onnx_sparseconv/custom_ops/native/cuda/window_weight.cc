@@ -51,8 +51,10 @@ class ChannelOrder {
 
   Rows At(int channel, int tap) const { return channel < 0 ? 0 : rows_[static_cast<size_t>(channel * taps_ + tap)]; }
 
-  // Channels with most entries first, each beside those with which fewest entries are the third of their neighbours.
+  // Channels with most entries first, each beside those with which fewest entries are the third of their neighbours; no
+  // more of them together than have to be.
   void Fill(int channels) {
+    const size_t quads = order_.size() / kQuadColumns, together = (static_cast<size_t>(channels) + quads - 1) / quads;
     std::vector<std::pair<int, int>> left;  // minus the number of entries, and the channel
     for (int channel = 0; channel < channels; ++channel) {
       int count = 0;
@@ -62,7 +64,7 @@ class ChannelOrder {
     std::sort(left.begin(), left.end());
     for (size_t begin = 0; begin < order_.size() && !left.empty(); begin += kQuadColumns) {
       std::vector<Rows> one(static_cast<size_t>(taps_)), two(static_cast<size_t>(taps_));
-      for (size_t i = 0; i < kQuadColumns && !left.empty(); ++i) {
+      for (size_t i = 0; i < together && !left.empty(); ++i) {
         const auto third = [&](const std::pair<int, int>& candidate) {
           int count = 0;
           for (int tap = 0; tap < taps_; ++tap)
