@@ -433,6 +433,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
     "gpu-layers-batches": lambda: gpu_layer_batches_table("gpu-layers-batches"),
     "gpu-layers-any": lambda: gpu_kernels_table("gpu-layers-any"),
+    "gpu-layers-first": lambda: gpu_layers_table("gpu-layers-first"),
     "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-networks": gpu_networks_table,
@@ -442,9 +443,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-one-batch": lambda: gpu_models_table(
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),
-    "gpu-models-h100": lambda: gpu_models_table(*(f"gpu-models-h100-batch-{batch}" for batch in (1, 8, 32))),
-    "gpu-models-h100-forced": lambda: gpu_models_table(*(f"gpu-models-h100-forced-{batch}" for batch in (4, 8, 16))),
-    "gpu-networks-h100": lambda: gpu_batches_table(*(f"gpu-models-h100-batch-{batch}" for batch in (1, 8, 32))),
+    "gpu-models-resnets": lambda: gpu_models_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64))),
+    "gpu-networks-batches": lambda: gpu_batches_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32))),
     "gpu-network-kernels": network_kernels_table,
     "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
     "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),

@@ -55,8 +55,8 @@ LIBRARY_RESULTS = RESULTS.with_name("gpu-layers-tensor.json")
 RESNET_RESULTS = RESULTS.with_name("gpu-layers-resnet50.json")
 FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
 CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
-# Of all kinds, and of ResNets with few to many images.
-ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches")]
+# Of all kinds, of ResNets with few to many images, and the first ones of networks.
+ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches", "first")]
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
@@ -193,10 +193,14 @@ class LibraryRows:
     all_kinds: KernelRows
 
 
+# With fewer, another kernel runs than ran when few images were measured.
+LEAST_CHANNELS = 8
+
+
 def read_library_rows() -> LibraryRows:
     """The rows of layers for which the kernel's time is foretold."""
     return LibraryRows(
-        _read_kernel_rows([FEW_RESULTS], library_work),
+        _read_kernel_rows([FEW_RESULTS], library_work, least_channels=LEAST_CHANNELS),
         _read_kernel_rows([CLUSTER_RESULTS], cluster_work, kernels=("cuda.cluster",)),
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
         _read_kernel_rows([FLOAT_RESULTS], library_work),
@@ -212,6 +216,7 @@ def _read_kernel_rows(
     *,
     kernels: Sequence[str] = ("cuda.wgmma", "cuda.csr"),
     least_batch: int = 1,
+    least_channels: int = 1,
     by_kernel: bool = False,
 ) -> KernelRows:
     names, works, times = [], [], []
@@ -219,7 +224,7 @@ def _read_kernel_rows(
         for record in results["layers"]:
             layer, setting = record["layer"], record["setting"]
             kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel")
-            if kernel not in kernels or setting["batch"] < least_batch:
+            if kernel not in kernels or setting["batch"] < least_batch or layer["in_channels"] < least_channels:
                 continue
             made = make_measured_layer(layer, setting, record["nonzeros"])
             work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)

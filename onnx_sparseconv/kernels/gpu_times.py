@@ -223,6 +223,8 @@ _RING_REPEATS = ((0.8, 0.84, 0.86, 0.88, 0.9), (2.0, 1.65, 1.4, 1.1, 1.0))
 _STRIDES = ((1, 1), (2, 2))
 # Of what the kernels run; see wgmma_weight.cc.
 _MOST_TAPS, _LEAST_ROWS = 49, 8
+# Of 1x1, with fewer channels nothing was measured.
+_LEAST_POINTWISE_CHANNELS = 8
 # More zeros were not measured on tensor cores; with still more of them the CSR kernel runs.
 _MOST_ZEROS = 0.985
 
@@ -402,6 +404,7 @@ def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:
         architecture == _ARCHITECTURE
         and is_known
         and layer.group_out_channels >= _LEAST_ROWS
+        and (layer.kernel_shape != (1, 1) or layer.group_in_channels >= _LEAST_POINTWISE_CHANNELS)
         and _zeros(layer) <= _MOST_ZEROS
     )
 

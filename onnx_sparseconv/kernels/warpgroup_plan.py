@@ -45,7 +45,7 @@ _POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES, _ROUNDED_CYCLES = 2000.0, 3000.0, 6
 _CLUSTER_BLOCKS, _MAX_CLUSTERS, _CLUSTER_MULTIPROCESSORS = (8, 15, 19, 29), (132, 66, 39, 30, 22, 17, 15, 15), 132
 _MAX_CLUSTER_CHUNKS, _MORE_CUTS, _HEAD_BYTES, _UNIT_BYTES = 31, 3, 1152, 128
 _CLUSTER_BEGIN_CYCLES, _TASK_CYCLES, _FLOAT_TASK_CYCLES, _CLUSTER_BYTES_A_CYCLE = 8400.0, 53.0, 95.0, 32.0
-_CLUSTER_POSITION_CYCLES, _OUTPUT_CYCLES, _PART_CYCLES, _FLOAT_CALL_CYCLES = 0.87, 0.39, 0.11, 3800.0
+_CLUSTER_POSITION_CYCLES, _OUTPUT_CYCLES, _PART_CYCLES = 0.87, 0.39, 0.11
 _CACHED_BYTES = 4e6
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
@@ -450,7 +450,6 @@ def _cluster_plan(
     x_values, y_values = layer.in_channels * math.prod(layer.in_size or ()), layer.out_channels * out_h * out_w
     num_bytes = layer.element_type.itemsize * batch * (x_values + y_values)
     cycles += _memory_cycles(max(num_bytes - _CACHED_BYTES, 0.0), multiprocessors)
-    cycles += _FLOAT_CALL_CYCLES if is_float else 0.0
     return WarpgroupPlan(cycles, tiles, parts)
 
 

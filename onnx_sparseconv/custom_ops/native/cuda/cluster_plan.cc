@@ -20,14 +20,13 @@ constexpr int64_t kBatchSteps = 4;
 constexpr int64_t kMaxGrid = 65535;  // of y and z
 constexpr int64_t kMoreCuts = 3;     // of a row, than are needed
 // Cycles of a multiprocessor, about: fitted to layers of 64 to 2048 channels, 1 to 8 images, on an H100.
-constexpr double kBeginCycles = 8400.0;      // of a block, and for the blocks of a cluster to wait for each other
-constexpr double kTaskCycles = 53.0;         // to stage columns of eight channels, by a warp
-constexpr double kFloatTaskCycles = 95.0;    // .. of floats
-constexpr double kBytesACycle = 32.0;        // of the weight
-constexpr double kPositionCycles = 0.87;     // of a step, for a position of a warpgroup
-constexpr double kOutputCycles = 0.39;       // to finish an output
-constexpr double kPartCycles = 0.11;         // .. and to add a part to it
-constexpr double kFloatCallCycles = 3800.0;  // what a call of floats takes besides, with the launch behind it
+constexpr double kBeginCycles = 8400.0;    // of a block, and for the blocks of a cluster to wait for each other
+constexpr double kTaskCycles = 53.0;       // to stage columns of eight channels, by a warp
+constexpr double kFloatTaskCycles = 95.0;  // .. of floats
+constexpr double kBytesACycle = 32.0;      // of the weight
+constexpr double kPositionCycles = 0.87;   // of a step, for a position of a warpgroup
+constexpr double kOutputCycles = 0.39;     // to finish an output
+constexpr double kPartCycles = 0.11;       // .. and to add a part to it
 // Of X and Y, that are in caches; others pass through memory, beyond all that.
 constexpr double kCachedBytes = 4e6;
 
@@ -187,8 +186,7 @@ class Planner {
                          static_cast<double>(parts);
     const double finishing = (kOutputCycles + kPartCycles * static_cast<double>(parts)) * outputs;
     const int64_t waves = CeilDivide(tiles, int64_t{device_.max_clusters[static_cast<size_t>(parts)]});
-    const double cycles = static_cast<double>(waves) * (kBeginCycles + staging + products + finishing) + memory_ +
-                          (is_float ? kFloatCallCycles : 0.0);
+    const double cycles = static_cast<double>(waves) * (kBeginCycles + staging + products + finishing) + memory_;
     if (best_ && cycles >= best_->cycles) return true;
 
     ClusterLaunch& launch = best_.emplace();
