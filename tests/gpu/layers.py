@@ -41,6 +41,8 @@ WARPGROUPS = {
     "3x3, groups": ((128, 32, 3, 3), geometry_2d(group=2), (8, 64, 18, 20)),
     "3x3, 32 wide, one image": ((80, 64, 3, 3), geometry_2d(), (1, 64, 30, 32)),
     "3x3, 24 wide": ((64, 72, 3, 3), geometry_2d(), (5, 72, 11, 24)),
+    "3x3, three channels": ((32, 3, 3, 3), geometry_2d(), (5, 3, 30, 56)),
+    "7x7, three channels, stride 2": ((64, 3, 7, 7), geometry_2d(7, 2, 3), (5, 3, 96, 112)),
     "1x1": ((256, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 14, 14)),
     "1x1, 28 wide": ((150, 300, 1, 1), geometry_2d(1, 1, 0), (9, 300, 28, 28)),
     "1x1, 7 wide": ((300, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 7, 7)),

@@ -30,7 +30,7 @@ SAMPLE = {
 
 WARPGROUP_SAMPLE = (
     *("3x3, 7 wide", "1x3, 20 wide", "3x3, 24 wide", "3x3, 240 wide", "3x3, stride 2", "3x3, 32 wide, one image"),
-    *("1-D", "1-D, 112 words"),
+    *("7x7, three channels, stride 2", "1-D", "1-D, 112 words"),
     *("1x1", "1x1, 28 wide", "1x1, 7 wide", "1x1, few rows"),
 )
 

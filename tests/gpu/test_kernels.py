@@ -14,7 +14,16 @@ from onnx_sparseconv.kernels import nvrtc
 from tests.gpu.layers import GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
-from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    convolve,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
 
 PROPERTY = {
     "deadline": None,
@@ -61,7 +70,7 @@ def test_clusters(gpu, name, density, batch, dtype):
 def warpgroup_cases(draw, most_images, longest_kernel):
     """Of the sizes that the kernels of warpgroups take. A cluster has no room for long sums of large windows."""
     group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, most_images))
-    rows, channels = draw(st.integers(8, 200)), draw(st.integers(8, 300))
+    rows, channels = draw(st.integers(8, 200)), draw(st.integers(1, 300))
     kernel = draw(st.tuples(*[st.integers(1, longest_kernel)] * 2))
     strides, dilations = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(1, 2)] * 2))
     pads = draw(st.tuples(*[st.integers(0, 3)] * 4))
@@ -95,17 +104,41 @@ def test_any_convolution_of_warpgroups(gpu, drawn):
     ("weight_shape", "geometry", "x_shape"),
     [
         ((256, 64, 3, 3), geometry_2d(pad=0), (264, 64, 3, 26)),
+        ((64, 3, 7, 7), geometry_2d(7, 2, 3), (16, 3, 224, 224)),
         ((128, 128, 3, 3), geometry_2d(3, 2, 1), (64, 128, 28, 28)),
         ((24, 256, 3, 3), geometry_2d(), (16, 256, 28, 28)),
         ((48, 96, 7, 7), geometry_2d(7, pad=3), (4, 96, 28, 28)),
         ((32, 64, 5, 5), geometry_2d(5, 2, 2), (4, 64, 56, 56)),
     ],
-    ids=["few rows", "strides", "few outputs", "7x7", "5x5, strides"],
+    ids=["few rows", "few channels", "strides", "few outputs", "7x7", "5x5, strides"],
 )
 @pytest.mark.parametrize("dtype", TYPES)
 def test_much_work_is_not_left_to_the_csr_kernel(gpu, weight_shape, geometry, x_shape, dtype):
     case = SparseConvCase(random_weight(weight_shape, 0.1, dtype=dtype), geometry, dtype=np.dtype(dtype))
     assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.cluster", "cuda.tensor")
+
+
+@pytest.mark.parametrize("kernel", ["wgmma", "cluster"])
+@pytest.mark.parametrize("name", WARPGROUPS)
+def test_floats_that_halves_cannot_hold(gpu, name, kernel):
+    """All of them, or one value, are computed once more by the blocks that read them."""
+    case, x_shape = case_of(name, np.float32, 0.1, layers=WARPGROUPS)
+    batch = min(x_shape[0], 3) if kernel == "cluster" else x_shape[0]
+    inputs = random_inputs(case, (batch, *x_shape[1:]))
+    session = gpu.session(make_model(case), cuda_kernel=kernel)
+    for scale in (2.0**-13, 1e9):
+        scaled = {**inputs, "X": inputs["X"] * np.float32(scale)}
+        (y,) = session.run(None, scaled)
+        assert_within(y, *oracle(case, scaled))
+    channel = np.argmax(np.count_nonzero(case.weight, axis=(0, *range(2, case.weight.ndim))))
+    at = np.zeros(inputs["X"].shape)
+    at[(batch - 1, channel, *(-1,) * (at.ndim - 2))] = 1
+    one = {**inputs, "X": np.where(at == 1, np.float32(1e9), inputs["X"])}
+    (y,) = session.run(None, one)
+    reads = convolve(case, np.abs(case.weight), at) > 0
+    exact, bound = oracle(case, one)
+    _, rounded = oracle(case, one, has_rounded_factors=True)
+    assert_within(y, exact, np.where(reads, bound, rounded))
 
 
 @pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (2, 5)], ids=str)
