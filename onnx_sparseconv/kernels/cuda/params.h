@@ -76,9 +76,8 @@ constexpr int kReduceBytes = 16;
 struct ReduceParams {
   void* y;  // [N, K, plane]
   Epilogue epilogue;
-  const void* partial;  // [num_splits][part_values], of them [N, K, plane] of the element type
-  long long
-      part_values;  // num_values at least; for vectors, whole ones, and `partial` begins at a multiple of 16 bytes
+  const void* partial;    // [num_splits][part_values], of them [N, K, plane] of the element type
+  long long part_values;  // num_values at least; for vectors, whole ones, and `partial` begins at one of 16 bytes
   int num_splits;
   int out_channels;
   int plane;             // outputs of one channel of one image

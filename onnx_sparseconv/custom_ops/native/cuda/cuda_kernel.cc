@@ -578,11 +578,11 @@ void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
 
 void CudaKernel::WarnOfRange(const ort::Context& context) const {
   if (has_warned_of_range_.exchange(true)) return;
-  context.Warn(
-      Concat(op_.name(), " node '", node_name_,
-             "': a call was computed once more, without tensor cores, which takes far longer: its X has "
-             "values beyond 65504, or some but none of 2^-10. With the provider option use_tf32=0, or the session "
-             "config entry 'sparseconv.cuda_kernel' set to csr, all calls run without tensor cores"));
+  context.Warn(Concat(
+      op_.name(), " node '", node_name_,
+      "': outputs of a call were computed once more, without tensor cores, which takes far longer: what they read "
+      "of X has values beyond 65504, or all of it is below 2^-10. With the provider option use_tf32=0, or the "
+      "session config entry 'sparseconv.cuda_kernel' set to csr, all calls run without tensor cores"));
 }
 
 void CheckPlace(const ort::OrtApi* api, const char* name, const ort::TensorView& tensor) {
