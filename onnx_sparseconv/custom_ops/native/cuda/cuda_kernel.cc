@@ -481,10 +481,10 @@ double CudaKernel::PlanOthers(const PlanKey& key, Plan* plan) const {
 void CudaKernel::PlanWithoutStrides(const PlanKey& key, Plan* plan) const {
   const ResolvedGeometry copied = WithoutStrides(plan->sizes, geometry_);
   const auto bytes = static_cast<int64_t>(element_bytes());
-  plan->octets = ChooseOctetLaunch(WithoutStrides(geometry_), copied, key.batch, device_, copied_windows_->form, bytes);
-  if (!plan->octets) return;
   plan->space_to_depth = ChooseSpaceToDepth(geometry_, plan->sizes, copied, key.batch, bytes, device_);
-  plan->octets->cycles += plan->space_to_depth->cycles;
+  if (!plan->space_to_depth) return;
+  plan->octets = ChooseOctetLaunch(WithoutStrides(geometry_), copied, key.batch, device_, copied_windows_->form, bytes);
+  if (plan->octets) plan->octets->cycles += plan->space_to_depth->cycles;
 }
 
 // By the fastest one of the kernels of warpgroups but for clusters, without regard to others. Returns its cycles.

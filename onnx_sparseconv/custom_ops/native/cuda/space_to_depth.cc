@@ -79,9 +79,9 @@ ResolvedGeometry WithoutStrides(const ResolvedGeometry& sizes, const ConvGeometr
   return found;
 }
 
-SpaceToDepthLaunch ChooseSpaceToDepth(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
-                                      const ResolvedGeometry& copied, int64_t batch, int64_t element_bytes,
-                                      const DeviceFacts& device) {
+std::optional<SpaceToDepthLaunch> ChooseSpaceToDepth(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                                     const ResolvedGeometry& copied, int64_t batch,
+                                                     int64_t element_bytes, const DeviceFacts& device) {
   SpaceToDepthLaunch launch;
   SpaceToDepthParams& params = launch.params;
   for (size_t i = 0; i < 2; ++i) {
@@ -95,7 +95,7 @@ SpaceToDepthLaunch ChooseSpaceToDepth(const ConvGeometry& geometry, const Resolv
   const int64_t maps = CheckedMultiply(batch, geometry.in_channels, "the maps of X");
   const int64_t plane = CheckedMultiply(copied.in_dims[1], copied.in_dims[2], "a plane of X without strides");
   const int64_t threads = CheckedMultiply(maps, plane / kSpaceToDepthColumns, "X without strides");
-  if (threads > std::numeric_limits<int32_t>::max() - kThreads) Fail("X without strides is too large");
+  if (threads > std::numeric_limits<int32_t>::max() - kThreads) return std::nullopt;
   params.num_threads = static_cast<unsigned>(threads);
   const int64_t places = geometry.strides[1] * geometry.strides[2];
   launch.bytes = static_cast<size_t>(

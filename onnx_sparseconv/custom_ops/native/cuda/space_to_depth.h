@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "../../../kernels/cuda/params.h"
 #include "../attributes.h"
@@ -31,9 +32,9 @@ struct SpaceToDepthLaunch {
   LaunchShape shape;
 };
 
-// `copied` are the sizes of the convolution of the copy, `batch` is at least 1.
-SpaceToDepthLaunch ChooseSpaceToDepth(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
-                                      const ResolvedGeometry& copied, int64_t batch, int64_t element_bytes,
-                                      const DeviceFacts& device);
+// `copied` are the sizes of the convolution of the copy, `batch` is at least 1. Nothing where the copy is too large.
+std::optional<SpaceToDepthLaunch> ChooseSpaceToDepth(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                                     const ResolvedGeometry& copied, int64_t batch,
+                                                     int64_t element_bytes, const DeviceFacts& device);
 
 }  // namespace sparseconv::cuda
