@@ -181,7 +181,7 @@ def run_rounded(make_session, driver, layer, inputs, **options):
 @pytest.mark.parametrize("layer", ROUNDED, ids=lambda layer: f"{layer[3]} by {layer[4]}")
 @pytest.mark.parametrize(
     "factor",  # and whether the call is computed once more
-    [(0, False), (2**-9, False), (2**-13, True), (1e30, True)],
+    [(0, False), (2**-9, False), (2**-13, True)],
 )
 def test_calls_that_halves_cannot_hold(make_session, driver, capfd, layer, factor):
     """It is computed once more, as exactly as by the CSR kernel; who runs it is told, once, by a later call."""
@@ -200,7 +200,7 @@ def test_calls_that_halves_cannot_hold(make_session, driver, capfd, layer, facto
 @pytest.mark.parametrize("layer", ROUNDED, ids=lambda layer: f"{layer[3]} by {layer[4]}")
 @pytest.mark.parametrize(
     ("value", "is_held"),
-    [(65519, True), (65520, False), (-np.inf, False), (np.nan, False)],
+    [(65519, True), (65520, False), (np.nan, False)],
 )
 def test_what_reads_a_value_that_halves_cannot_hold_is_computed_once_more(make_session, driver, layer, value, is_held):
     """Wherever the value is, and outputs elsewhere are what they were."""
