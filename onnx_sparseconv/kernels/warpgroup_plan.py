@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,11 +16,11 @@ import numpy as np
 from onnx_sparseconv.kernels.layer import SparseLayer
 
 ROWS, CHANNELS, IMAGES, WARPGROUPS = 64, 32, 8, 2
-_POSITIONS = (24, 28, 30, 32)
+_POSITIONS = (16, 24, 28, 30, 32)
 _POSITION_CYCLES, _CHUNK_CYCLES, _OVERLAP = 4.6, 150.0, 0.3
 _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
-_FLOAT_STORE_CYCLES = 11500.0
+_FLOAT_POSITION_CYCLES, _FIRST_POSITIONS, _KEPT_BYTES = 350.0, 13, 30e6
 _MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2304, 528, 20480, 2
 _MAX_CHUNK_STEPS, _MORE_RUNS = 25, 3
@@ -44,8 +44,9 @@ _POINTWISE_BEGIN_CYCLES, _FLOAT_TILE_CYCLES, _ROUNDED_CYCLES = 2000.0, 3000.0, 6
 # Of the cluster kernel. Clusters of so many blocks that an H100 runs at a time, which has as many multiprocessors.
 _CLUSTER_BLOCKS, _MAX_CLUSTERS, _CLUSTER_MULTIPROCESSORS = (8, 15, 19, 29), (132, 66, 39, 30, 22, 17, 15, 15), 132
 _MAX_CLUSTER_CHUNKS, _MORE_CUTS, _HEAD_BYTES, _UNIT_BYTES = 31, 3, 1152, 128
-_CLUSTER_BEGIN_CYCLES, _TASK_CYCLES, _FLOAT_TASK_CYCLES, _CLUSTER_BYTES_A_CYCLE = 8400.0, 53.0, 95.0, 32.0
-_CLUSTER_POSITION_CYCLES, _OUTPUT_CYCLES, _PART_CYCLES = 0.87, 0.39, 0.11
+_CLUSTER_BEGIN_CYCLES, _CLUSTER_NEXT_CYCLES, _CLUSTER_BYTES_A_CYCLE = 8400.0, 5600.0, 32.0
+_TASK_CYCLES, _FLOAT_TASK_CYCLES = 55.0, 65.0
+_CLUSTER_POSITION_CYCLES, _OUTPUT_CYCLES, _PART_CYCLES = 0.75, 0.43, 0.12
 _CACHED_BYTES = 4e6
 # Of the CSR kernel; see csr_plan.cc.
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
@@ -364,21 +365,18 @@ def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors
 
 
 def _cluster_plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
-    runs = list(_cluster_runs(layer))
+    runs = list(_cluster_runs(layer, batch))
     all_chunks = chunks * _chunks_of_places(layer)
     for parts, most in enumerate(_MAX_CLUSTERS, 1):
         clusters = max(int(most * multiprocessors / _CLUSTER_MULTIPROCESSORS), 1)
         if parts > all_chunks or math.ceil(all_chunks / parts) > _MAX_CLUSTER_CHUNKS:
             continue
-        plans = (
-            _cluster_plan(layer, run, lines, (batch, all_chunks, parts, clusters), multiprocessors)
-            for run, lines in runs
-        )
+        plans = (_cluster_plan(layer, run, (batch, all_chunks, parts, clusters), multiprocessors) for run in runs)
         yield from (plan for plan in plans if plan is not None)
 
 
-def _cluster_runs(layer: SparseLayer) -> Iterator[tuple[_ClusterRun, int]]:
-    """Ways to cut outputs into tiles, and lines of each of their runs."""
+def _cluster_runs(layer: SparseLayer, batch: int) -> Iterator[_ClusterRun]:
+    """Ways to cut outputs into tiles."""
     is_pointwise = math.prod(layer.kernel_shape) == 1
     out_h, out_w = out_size(layer)
     if is_pointwise and layer.strides == (1, 1) and not any(layer.pads):
@@ -391,20 +389,32 @@ def _cluster_runs(layer: SparseLayer) -> Iterator[tuple[_ClusterRun, int]]:
             run_w = math.ceil(out_w / cuts)
             run_w += out_w % 2 == 0 and run_w % 2 != 0 and run_w < _OCTET * blocks
             for runs_x, runs_y in arrangements if cuts > 1 else arrangements[:1]:
-                run = _ClusterRun(blocks, run_w, runs_x, runs_y, row_tiles, (out_h, out_w))
-                yield from ((run, lines) for lines in itertools.takewhile(run.holds(layer), range(1, out_h + 1)))
+                run = _ClusterRun(blocks, run_w, 1, runs_x, runs_y, row_tiles, (out_h, out_w))
+                runs = (replace(run, lines=lines) for lines in range(1, out_h + 1))
+                yield from itertools.takewhile(lambda run: run.fits(layer), runs)
+        # Of several images, all outputs.
+        runs_y = WARPGROUPS // row_tiles
+        run = _ClusterRun(blocks, out_w, 1, 1, runs_y, row_tiles, (out_h, out_w))
+        runs = (replace(run, lines=math.ceil(images * out_h / runs_y), images=images) for images in range(2, batch + 1))
+        yield from itertools.takewhile(lambda run: run.fits(layer), runs)
 
 
 @dataclass(frozen=True)
 class _ClusterRun:
-    """Eights of positions of a warpgroup, columns of its runs, and runs of a tile."""
+    """Eights of positions of a warpgroup, columns and lines of its runs, runs of a tile, and images."""
 
     blocks: int
     width: int
+    lines: int
     runs_x: int
     runs_y: int
     row_tiles: int
     out_size: tuple[int, int]
+    images: int = 1
+
+    @property
+    def tile_h(self) -> int:
+        return min(math.ceil(self.runs_y * self.lines / self.images), self.out_size[0])
 
     def line_pixels(self, layer: SparseLayer) -> int:
         """Of X, along a row of the tile."""
@@ -412,22 +422,21 @@ class _ClusterRun:
         pixels = self.runs_x * self.width + reach
         return pixels + (pixels % 2 if self.out_size[1] % 2 == 0 and self.width % 2 == 0 else 0)
 
-    def holds(self, layer: SparseLayer) -> Callable[[int], bool]:
-        """Whether so many lines fit the positions."""
-        line_pixels = self.line_pixels(layer)
-        return lambda lines: (lines - 1) * line_pixels + self.width <= _OCTET * self.blocks
+    def fits(self, layer: SparseLayer) -> bool:
+        """Whether the lines of a run fit its positions."""
+        return (self.lines - 1) * self.line_pixels(layer) + self.width <= _OCTET * self.blocks
 
 
 def _cluster_plan(
-    layer: SparseLayer, run: _ClusterRun, lines: int, work: tuple[int, float, int, int], multiprocessors: float
+    layer: SparseLayer, run: _ClusterRun, work: tuple[int, float, int, int], multiprocessors: float
 ) -> WarpgroupPlan | None:
     batch, chunks, parts, clusters = work
     out_h, out_w = run.out_size
     taps, line_pixels = math.prod(layer.kernel_shape), run.line_pixels(layer)
     places = math.ceil(chunks / parts) * CHANNELS
     steps = math.ceil(chunks * taps / _chunks_of_places(layer) / parts)
-    plane_lines = run.runs_y * lines + (layer.kernel_shape[0] - 1) * layer.dilations[0] // layer.strides[0]
-    all_lines = plane_lines * math.prod(_planes(layer))
+    plane_rows = run.tile_h + (layer.kernel_shape[0] - 1) * layer.dilations[0] // layer.strides[0]
+    all_lines = plane_rows * math.prod(_planes(layer)) * run.images
     octet_bytes = math.ceil(16 * (all_lines * line_pixels - 1) / _UNIT_BYTES) * _UNIT_BYTES + 16
     weight_bytes = math.ceil(steps / 4) * 4 * run.row_tiles * _STEP_BYTES
     input_bytes = math.ceil(places // _OCTET * octet_bytes / _UNIT_BYTES) * _UNIT_BYTES
@@ -436,17 +445,18 @@ def _cluster_plan(
     sums_bytes = WARPGROUPS * ROWS * 4 * sums_pitch
     if _HEAD_BYTES + max(input_bytes + weight_bytes + lists, sums_bytes) > _RING_SHARED_BYTES:
         return None
-    tiles_x, tiles_y = math.ceil(out_w / (run.runs_x * run.width)), math.ceil(out_h / (run.runs_y * lines))
+    tiles_x, tiles_y = math.ceil(out_w / (run.runs_x * run.width)), math.ceil(out_h / run.tile_h)
     _, row_blocks = rows_of_blocks(layer)
-    tiles = row_blocks * tiles_x * tiles_y * batch
+    tiles = row_blocks * tiles_x * tiles_y * math.ceil(batch / run.images)
     columns = _columns_of_x(layer, run)
     vectors = math.ceil((line_pixels + columns - 1) / columns)
     tasks = math.ceil(all_lines * vectors * columns / 32) * places // _OCTET // columns
     is_float = layer.element_type == np.float32
     staging = max((_FLOAT_TASK_CYCLES if is_float else _TASK_CYCLES) * tasks, weight_bytes / _CLUSTER_BYTES_A_CYCLE)
     products = steps * _CLUSTER_POSITION_CYCLES * WARPGROUPS * _OCTET * run.blocks
-    finishing = (_OUTPUT_CYCLES + _PART_CYCLES * parts) * WARPGROUPS * ROWS * lines * run.width / parts
-    cycles = math.ceil(tiles / clusters) * (_CLUSTER_BEGIN_CYCLES + staging + products + finishing)
+    finishing = (_OUTPUT_CYCLES + _PART_CYCLES * parts) * WARPGROUPS * ROWS * run.lines * run.width / parts
+    cycles = math.ceil(tiles / clusters) * (_CLUSTER_NEXT_CYCLES + staging + products + finishing)
+    cycles += _CLUSTER_BEGIN_CYCLES - _CLUSTER_NEXT_CYCLES
     x_values, y_values = layer.in_channels * math.prod(layer.in_size or ()), layer.out_channels * out_h * out_w
     num_bytes = layer.element_type.itemsize * batch * (x_values + y_values)
     cycles += _memory_cycles(max(num_bytes - _CACHED_BYTES, 0.0), multiprocessors)
@@ -547,7 +557,7 @@ def _line_pitch(layer: SparseLayer, tiling: _Tiling, lines: int) -> int:
     if layer.strides == (1, 1) and lines > 1:
         before, (_, in_w) = layer.pads[1], layer.in_size or (0, 0)
         shared = min(max(columns - before - in_w, 0), before)
-    pitch = math.ceil((columns - shared) / layer.strides[1])
+    pitch = max(math.ceil((columns - shared) / layer.strides[1]), tiling.width if shared else 0)
     return pitch + (pitch % 2 if lines > 1 and tiling.width % 2 == 0 else 0)
 
 
@@ -605,7 +615,7 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     sums = max(needs) + overlap * (sum(needs) - max(needs)) + chunks * _CHUNK_CYCLES
     outputs = _STORE_CYCLES + (_FULL_CYCLES if tiling.positions == max(_POSITIONS) else 0.0)
     is_float, itemsize = layer.element_type == np.float32, layer.element_type.itemsize
-    outputs += _FLOAT_STORE_CYCLES if is_float else 0.0
+    outputs += _FLOAT_POSITION_CYCLES * (tiling.positions - _FIRST_POSITIONS) if is_float else 0.0
 
     window = math.ceil(columns / _LINE_PIXELS) * _LINE_PIXELS
     if 8 * window > 9 * columns:
@@ -615,6 +625,7 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
     before = _BEGIN_CYCLES + _memory_cycles(x_bytes + interleaved, multiprocessors)
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
+    before += _memory_cycles(max(num_bytes - _KEPT_BYTES, 0.0), multiprocessors) if is_float else 0.0
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
     return WarpgroupPlan(before + cycles, tiles, parts)
 

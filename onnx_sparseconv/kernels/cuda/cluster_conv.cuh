@@ -72,15 +72,21 @@ class ClusterConv : private Warpgroups {
     return DidHalvesHold(seen);
   }
 
-  // Of the tile's rows, each block computes some once more. To be called by all threads of it.
+  // Of the tile's rows, each block computes those once more that it finished, since blocks do not wait for each other's
+  // stores. To be called by all threads of it.
   __device__ __forceinline__ void RecomputeTiles() const {
+    __syncthreads();
     OutputBox box = BoxOf(tile_);
     box.rows = min(t_.tile_h, t_.out_h - tile_.y);
     box.columns = min(t_.tile_w, t_.out_w - tile_.x);
-    box.first = (FirstPlane(tile_, tile_.first_image) * t_.out_h + tile_.y) * t_.out_w + tile_.x;
-    box.share = static_cast<int>(rank_);
-    box.shares = p_.parts;
-    Recompute(box);
+    const int begin = FirstRowOf(rank_), end = FirstRowOf(rank_ + 1), channels = box.channels;
+    for (int first = 0; first < channels; first += kRows) {
+      box.channels = min(end, channels - first) - begin;
+      for (int image = tile_.first_image; image < min(tile_.first_image + p_.images, t_.batch); ++image) {
+        box.first = ((FirstPlane(tile_, image) + first + begin) * t_.out_h + tile_.y) * t_.out_w + tile_.x;
+        Recompute(box);
+      }
+    }
   }
 
  private:
@@ -110,9 +116,10 @@ class ClusterConv : private Warpgroups {
     if (t.groups > 1) tile.group = Split(tile.row_block, t.row_blocks_per_group, tile.row_block);
     tile.first_row_tile = tile.row_block * t.warps_m;
     const int index = static_cast<int>(blockIdx.z), row = Divide(index, p.by_tiles_x);
-    tile.first_image = Divide(row, p.by_tiles_y);
+    const int images = Divide(row, p.by_tiles_y);
+    tile.first_image = images * p.images;
     tile.x = (index - row * t.tiles_x) * t.tile_w;
-    tile.y = (row - tile.first_image * t.tiles_y) * t.tile_h;
+    tile.y = (row - images * t.tiles_y) * t.tile_h;
     return tile;
   }
 
@@ -224,13 +231,9 @@ class ClusterConv : private Warpgroups {
     // Vectors of a line begin at multiples of `kColumns` in X; with more than one, there are no strides between.
     const int first_column = tile_.x * t_.strides[1] - t_.pads_begin[1];
     const int shift = first_column & (kColumns - 1);
-    const int items = p_.planes[0] * p_.planes[1] * p_.plane_lines * p_.line_vectors;
+    const int items = p_.planes[0] * p_.planes[1] * p_.plane_rows * p_.images * p_.line_vectors;
     const int segments = (items + kItems - 1) / kItems;
     const int tasks = segments * (num_chunks_ * kWgmmaChannels / (kOctet * kColumns));
-    const unsigned char* image =
-        static_cast<const unsigned char*>(t_.x) +
-        sizeof(T) * ((static_cast<long long>(tile_.first_image) * t_.in_channels + tile_.group * t_.group_in_channels) *
-                     (static_cast<long long>(t_.in_h) * t_.in_w));
     Magnitude magnitude;
     for (int begin = warp_; begin < tasks; begin += kTasksAtOnce * kClusterWarps) {
       Task<kColumns> loaded[kTasksAtOnce];
@@ -241,7 +244,7 @@ class ClusterConv : private Warpgroups {
         const int item = segment * kItems + static_cast<int>(Lane()) / kColumns;
         loaded[i].column = p_.line_pixels;
         if (task < tasks && item < items) {
-          LoadTask(image, group * kColumns + static_cast<int>(Lane()) % kColumns, item, first_column, shift, loaded[i]);
+          LoadTask(group * kColumns + static_cast<int>(Lane()) % kColumns, item, first_column, shift, loaded[i]);
         }
       }
 #pragma unroll
@@ -253,12 +256,13 @@ class ClusterConv : private Warpgroups {
   }
 
   template <int kColumns>
-  __device__ __forceinline__ void LoadTask(const unsigned char* image, int octet, int item, int first_column, int shift,
+  __device__ __forceinline__ void LoadTask(int octet, int item, int first_column, int shift,
                                            Task<kColumns>& task) const {
-    const int line = Divide(item, p_.by_line_vectors);
-    int row = line, plane_row = 0, plane_column = 0;
+    const int line = Divide(item, p_.by_line_vectors), plane_line = Divide(line, p_.by_images);
+    const int image = tile_.first_image + line - plane_line * p_.images;
+    int row = plane_line, plane_row = 0, plane_column = 0;
     if (p_.planes[0] * p_.planes[1] > 1) {
-      plane_row = Split(Split(line, p_.plane_lines, row), p_.planes[1], plane_column);
+      plane_row = Split(Split(plane_line, p_.plane_rows, row), p_.planes[1], plane_column);
     }
     task.column = (item - line * p_.line_vectors) * kColumns - shift;
     const int y = (tile_.y + row) * t_.strides[0] + plane_row - t_.pads_begin[0];
@@ -266,10 +270,13 @@ class ClusterConv : private Warpgroups {
     task.first = inputs_ + static_cast<unsigned>(octet * p_.octet_bytes) +
                  static_cast<unsigned>(line * p_.line_pixels + task.column) * kOctetPixelBytes;
     if (static_cast<unsigned>(y) >= static_cast<unsigned>(t_.in_h) ||
-        static_cast<unsigned>(x) >= static_cast<unsigned>(t_.in_w)) {
+        static_cast<unsigned>(x) >= static_cast<unsigned>(t_.in_w) || image >= t_.batch) {
       return;
     }
-    const unsigned char* from = image + static_cast<long long>(sizeof(T)) * (y * t_.in_w + x);
+    const int first_channel = tile_.group * t_.group_in_channels;
+    const long long plane = static_cast<long long>(image) * t_.in_channels + first_channel;
+    const unsigned char* from =
+        static_cast<const unsigned char*>(t_.x) + sizeof(T) * (plane * (t_.in_h * t_.in_w) + (y * t_.in_w + x));
     const Shared channels = channels_ + static_cast<unsigned>(4 * kOctet * octet);
     const uint4 lower = LoadSharedVector(channels), upper = LoadSharedVector(channels + 16);
     const unsigned begins[kOctet] = {lower.x, lower.y, lower.z, lower.w, upper.x, upper.y, upper.z, upper.w};
@@ -385,13 +392,15 @@ class ClusterConv : private Warpgroups {
     }
   }
 
+  // Of each row tile, the first row that a block finishes.
+  __device__ __forceinline__ int FirstRowOf(unsigned rank) const { return static_cast<int>(rank) * kRows / p_.parts; }
+
   // Of the tile's outputs, a block finishes so many rows of each warpgroup's; a thread, `kColumns` neighbours at a
   // time, some of them at once, since what it loads is far away.
   template <int kColumns, int kParts>
   __device__ __forceinline__ void FinishTile() const {
     constexpr int kAtOnce = 24 / kParts;
-    const int begin = static_cast<int>(rank_) * kRows / p_.parts;
-    const int rows = (static_cast<int>(rank_) + 1) * kRows / p_.parts - begin;
+    const int begin = FirstRowOf(rank_), rows = FirstRowOf(rank_ + 1) - begin;
     const int vectors = p_.run_w / kColumns, of_row = p_.run_lines * vectors, count = 2 * rows * of_row;
     Shared parts[kParts];
 #pragma unroll
@@ -427,11 +436,13 @@ class ClusterConv : private Warpgroups {
   __device__ __forceinline__ void LoadOutput(int warpgroup, int row, int line, int column, bool exists,
                                              const Shared (&parts)[kParts], Output<kColumns, kParts>& output) const {
     const int run = HasTwoRuns() ? warpgroup : 0, row_tile = HasTwoRuns() ? 0 : warpgroup;
-    const int y = tile_.y + run * p_.run_step_y + line, x = tile_.x + run * p_.run_step_x + column;
+    const int tile_line = run * p_.run_step_y + line, row_of_tile = Divide(tile_line, p_.by_images);
+    const int image = tile_.first_image + tile_line - row_of_tile * p_.images;
+    const int y = tile_.y + row_of_tile, x = tile_.x + run * p_.run_step_x + column;
     const int channel = (tile_.first_row_tile + row_tile) * kRows + row;
-    output.exists = exists && channel < t_.group_out_channels && y < t_.out_h && x < t_.out_w;
+    output.exists = exists && channel < t_.group_out_channels && y < t_.out_h && x < t_.out_w && image < t_.batch;
     output.finish = FinishAt(row_tile * kRows + row);
-    const int plane = tile_.first_image * t_.out_channels + tile_.group * t_.group_out_channels + channel;
+    const int plane = image * t_.out_channels + tile_.group * t_.group_out_channels + channel;
     output.index = static_cast<long long>(plane) * (t_.out_h * t_.out_w) + (y * t_.out_w + x);
     const Shared offset =
         SumsOf(warpgroup, row) - inputs_ + static_cast<unsigned>(4 * (line * p_.line_pixels + column));

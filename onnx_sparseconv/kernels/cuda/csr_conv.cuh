@@ -5,8 +5,9 @@
 // or, where rows are short, in several, one after the other. Entries are staged in shared memory in pieces, and there
 // columns are stretched to offsets in the input.
 //
-// Launch: blockDim.x is a multiple of 32, at most kMaxCsrThreads. Grids smaller than the work are fine in y and z.
-// Limit: an image has fewer than 2^32 elements, a kernel at most 2^29 taps. The batch may have any number of elements.
+// Launch: blockDim.x is a multiple of 32, at most kMaxCsrThreads but for RunBox. Grids smaller than the work are fine
+// in y and z. Limit: an image has fewer than 2^32 elements, a kernel at most 2^29 taps. The batch may have any number
+// of elements.
 #pragma once
 
 #include "epilogue.cuh"

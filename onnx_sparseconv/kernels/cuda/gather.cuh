@@ -54,7 +54,7 @@ __device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const T* p
 }
 
 // T is the type of X, Half or float. Neighbours in memory that lie behind a plane's end are of the next plane, so what
-// magnitudes are noted of them are of X as well.
+// is seen of them is of X as well.
 template <class T>
 __device__ __forceinline__ void Gather(const GatherParams& p) {
   LetNextLaunchBegin();

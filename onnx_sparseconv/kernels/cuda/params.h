@@ -355,15 +355,15 @@ struct WgmmaParams {
 // few images. A warpgroup computes up to `blocks` times eight positions. cluster_conv.cuh says how it works.
 //
 // The blocks of a cluster, along x, compute one tile, each a part of its chunks; blockIdx.y is the row block, of those
-// of all groups, and blockIdx.z counts tiles_x, tiles_y and images. The tile's rows and columns are those of outputs,
-// of one image; there are no eights of images. A warpgroup computes one row tile at one run: run_lines rows of outputs,
-// run_w columns of each. Where a tile has two runs, the second one lies `run_step_y` rows or `run_step_x` columns
-// further.
+// of all groups, and blockIdx.z counts tiles_x, tiles_y and so many images as a tile has; there are no eights of
+// images. The tile's rows and columns are those of outputs, and of each row, a line of each of its images follows the
+// other. A warpgroup computes one row tile at one run: run_lines lines of outputs, run_w columns of each. Where a tile
+// has two runs, the second one lies `run_step_y` lines or `run_step_x` columns further.
 //
 // X lies in shared memory as pixels of eight neighbouring channels, an octet. Pixels go on along a line: those that
-// neighbouring outputs read with the same tap, one stride apart in X. A plane has the lines that the rows of outputs
-// read so, and there is one for each place between strides that a tap reads, `planes[0]` along rows times `planes[1]`
-// along columns.
+// neighbouring outputs read with the same tap, one stride apart in X. A plane has the rows that those of outputs read
+// so, a line of each image of each, and there is one for each place between strides that a tap reads, `planes[0]` along
+// rows times `planes[1]` along columns.
 constexpr int kClusterThreads = kWgmmaThreads, kClusterWarps = kClusterThreads / 32;
 // Parts of a tile's chunks: what a cluster may have on every GPU. Chunks of a part, and parts of all row blocks.
 constexpr int kMaxClusterParts = 8, kMaxClusterChunks = 31, kMaxAllClusterParts = 512;
@@ -378,8 +378,9 @@ struct ClusterParams {
   unsigned
       tap_bytes[kMaxWgmmaTaps];  // from a position's pixel in the first plane to the one that it reads with each tap
   int planes[2];
-  int plane_lines, line_pixels;  // of a plane, and of a line
-  int octet_bytes;               // from an octet's pixels to the next one's
+  int images;  // of a tile
+  int plane_rows, line_pixels;
+  int octet_bytes;   // from an octet's pixels to the next one's
   int x_columns;     // that are loaded together, 4, 2 or 1: rows of X are multiples of it, and X begins at such
   int line_vectors;  // of those, that a line may have pixels of
   int run_lines, run_w, run_step_y, run_step_x;
@@ -387,7 +388,7 @@ struct ClusterParams {
   int sums_pitch;   // floats, from a row of sums in shared memory to the next
   int out_columns;  // that are stored together, 2 or 1: rows and runs are multiples of it, as is line_pixels; Y and the
                     // residual begin at such
-  Divisor by_tiles_x, by_tiles_y;
+  Divisor by_tiles_x, by_tiles_y, by_images;
   Divisor by_line_vectors;
   Divisor by_segments;                       // of 32 / x_columns vectors, of all lines
   Divisor by_out_row[2], by_out_vectors[2];  // of a run: outputs of a row of sums and of a line, for each `out_columns`

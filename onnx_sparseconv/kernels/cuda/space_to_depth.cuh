@@ -28,7 +28,7 @@ __device__ __forceinline__ void SpaceToDepth(const SpaceToDepthParams& p) {
   const int row = static_cast<int>(line - map * static_cast<unsigned>(p.out_h));
   const T* x = static_cast<const T*>(p.x) + static_cast<long long>(map) * p.in_h * p.in_w;
   const long long plane = static_cast<long long>(p.out_h) * p.out_w;
-  T* out = static_cast<T*>(p.out) + (map * (p.strides[0] * p.strides[1]) * plane + row * p.out_w + column);
+  T* out = static_cast<T*>(p.out) + (p.strides[0] * p.strides[1] * (map * plane) + row * p.out_w + column);
   for (int place_y = 0; place_y < p.strides[0]; ++place_y) {
     const int y = row * p.strides[0] + place_y - p.pads_begin[0];
     const bool has_row = y >= 0 && y < p.in_h;

@@ -184,6 +184,7 @@ class Warpgroups : protected TensorTile {
 
   // What earlier launches saw of X; each thread that stages knows a part.
   __device__ __forceinline__ unsigned SeenBefore() const {
+    WaitForLaunchBefore();  // threads without a chunk have not
     return cuda::SeenBefore(w_.recompute, static_cast<int>(threadIdx.x) - kWgmmaProductThreads, 32 * kStagingWarps);
   }
 

@@ -33,6 +33,7 @@ using sparseconv::cuda::SpaceToDepthParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
+SPARSECONV_ROUNDING_KERNEL(wgmma_f32_p16, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 16>)
 SPARSECONV_ROUNDING_KERNEL(wgmma_f32_p24, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 24>)
 SPARSECONV_ROUNDING_KERNEL(wgmma_f32_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 28>)
 SPARSECONV_ROUNDING_KERNEL(wgmma_f32_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<float, 30>)

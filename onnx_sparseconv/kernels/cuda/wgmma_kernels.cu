@@ -35,6 +35,7 @@ using sparseconv::cuda::SpaceToDepthParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
+SPARSECONV_WARPGROUP_KERNEL(wgmma_p16, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 16>)
 SPARSECONV_WARPGROUP_KERNEL(wgmma_p24, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 24>)
 SPARSECONV_WARPGROUP_KERNEL(wgmma_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 28>)
 SPARSECONV_WARPGROUP_KERNEL(wgmma_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 30>)

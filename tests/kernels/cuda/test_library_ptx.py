@@ -30,14 +30,14 @@ KERNELS = {
     LIBRARY_KERNELS: FOR_EVERY_GPU,
     EARLY_KERNELS: FOR_EVERY_GPU,
     TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
-    WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (24, 28, 30, 32)}
+    WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_ring_p{n}" for n in (8, 16, 32)}
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
     | {f"sparseconv_words_n{n}" for n in (8, 15)}
     | {f"sparseconv_cluster_n{n}" for n in (8, 15, 19, 29)}
     | {f"sparseconv_pointwise_s{n}" for n in (24, 32)}
     | {"sparseconv_interleave", "sparseconv_gather", "sparseconv_space_to_depth", "sparseconv_reduce_vectors"},
-    WGMMA_FLOAT_KERNELS: {f"sparseconv_wgmma_f32_p{n}" for n in (24, 28, 30, 32)}
+    WGMMA_FLOAT_KERNELS: {f"sparseconv_wgmma_f32_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_octets_f32_n{n}" for n in (8, 15, 28, 29)}
     | {f"sparseconv_words_f32_n{n}" for n in (8, 15)}
     | {f"sparseconv_cluster_f32_n{n}" for n in (8, 15, 19, 29)}

@@ -100,6 +100,29 @@ def test_every_batch_on_any_gpu(make_session, driver, batch, multiprocessors):
     assert grid[0] <= min(8, multiprocessors)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ((64, 256, 3, 3), (7, 7), geometry_2d(pad=1)),
+        ((70, 96, 3, 3), (3, 6), geometry_2d(pad=1)),
+        ((64, 256, 3, 3), (14, 13), geometry_2d(3, 2, 1)),
+        ((64, 96, 3, 3), (9, 8), geometry_2d(3, 3, 2, 2)),
+        ((150, 256, 1, 1), (7, 7), geometry_2d(1, 1, 0)),
+        ((64, 64, 1, 1), (2, 3), geometry_2d(1, 1, 0, group=2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_images_of_small_maps_share_a_tile(make_session, driver, layer, dtype):
+    weight_shape, size, geometry = layer
+    weight = random_weight(weight_shape, 0.1, dtype=dtype)
+    case = SparseConvCase(weight, geometry, Activation.SILU, has_residual=True, dtype=dtype)
+    driver.set_device(num_multiprocessors=8)
+    session = make_session(make_model(case), cuda_kernel="cluster")
+    ((_, launched, *_),) = run_and_check(session, driver, case, (5, weight_shape[1] * geometry.group, *size))
+    assert launched[2] < 5
+
+
 @pytest.mark.parametrize("rows", [slice(0, 0), slice(0, 64), slice(64, 128)], ids=["all", "the first", "others"])
 def test_rows_without_entries(make_session, driver, rows):
     weight = np.zeros((130, 96, 3, 3), HALF)
@@ -126,13 +149,16 @@ def test_misaligned_tensors(make_session, driver, which, dtype):
         (((64, 64, 3, 3), (56, 56), geometry_2d(pad=1)), 1),
         (((128, 160, 3, 3), (14, 14), geometry_2d(pad=1)), 1),
         (((128, 96, 3, 3), (7, 9), geometry_2d(pad=1)), 3),
+        (((64, 256, 3, 3), (7, 7), geometry_2d(pad=1)), 1),
         (((64, 256, 3, 3), (7, 7), geometry_2d(pad=1)), 16),
+        (((192, 96, 3, 3), (14, 14), geometry_2d(3, 2, 1)), 11),
         (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), 1),
         (((64, 96, 3, 3), (21, 17), geometry_2d(3, 1, 2, 2)), 5),
         (((128, 64, 3, 3), (28, 28), geometry_2d(group=2)), 4),
         (((64, 32, 3, 3), (30, 301), geometry_2d(pad=1)), 1),
         (((256, 512, 1, 1), (14, 14), geometry_2d(1, 1, 0)), 2),
         (((64, 512, 1, 1), (7, 7), geometry_2d(1, 1, 0)), 1),
+        (((256, 512, 1, 1), (7, 7), geometry_2d(1, 1, 0)), 20),
         (((64, 96, 1, 1), (28, 28), geometry_2d(1, 2, 0)), 1),
     ],
     ids=str,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.warpgroup_plan import plan_octets, without_strides
+from onnx_sparseconv.kernels.warpgroup_plan import copy_cycles, plan_octets, without_strides
 from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import (
@@ -39,7 +39,7 @@ LAYERS = [
     ((40, 8, 3, 3), (2, 23, 42), ConvGeometry((3, 3), (2, 2), (0, 3, 5, 0), (2, 3))),
     ((32, 4, 6, 6), (1, 32, 66), geometry_2d(6, 4, 1)),
     ((32, 6, 4, 4), (2, 37, 61), geometry_2d(4, 3, 0)),
-    ((32, 3, 3, 3), (2, 31, 47), ConvGeometry((3, 3), (2, 2), (0, 0, 0, 0), (1, 1), auto_pad="SAME_UPPER")),
+    ((32, 3, 3, 3), (2, 63, 95), ConvGeometry((3, 3), (2, 2), (0, 0, 0, 0), (1, 1), auto_pad="SAME_UPPER")),
     ((32, 3, 4, 4), (2, 32, 64), ConvGeometry((4, 4), (2, 2), (0, 0, 0, 0), (1, 1), auto_pad="SAME_LOWER")),
     ((100, 12, 1, 5), (3, 1, 125), ConvGeometry((1, 5), (1, 2), (0, 2, 0, 2), (1, 1))),
     ((100, 12, 5), (3, 125), ConvGeometry((5,), (2,), (2, 2), (1,))),
@@ -91,13 +91,16 @@ def test_what_foretells_times_knows_the_copy(make_session, driver, layer):
     without = SparseConvCase(copied.weight, ConvGeometry(copied.kernel_shape, (1, 1), (0, 0, 0, 0), (1, 1)))
     y = convolve(without, copied.weight, copy_of(x, layer_of(case, size), copied))
     np.testing.assert_allclose(y[..., : copied.out_size()[1]], convolve(case, case.weight, x), atol=1e-9)
+    driver.set_device(num_multiprocessors=132)
     session = make_session(make_model(case), cuda_kernel="wgmma")
     driver.take_launches()
     session.run(None, {"X": x})
     grid = driver.take_launches()[-1][1]
-    foretold = plan_octets(copied, batch, places * taps, 4)
+    foretold = plan_octets(copied, batch, places * taps, 132)
     row_tiles = -(-weight_shape[0] // 64)
-    assert min(foretold.tiles, max(4 // row_tiles, 1) * row_tiles) == grid[0]
+    assert min(foretold.tiles, max(132 // row_tiles, 1) * row_tiles) == grid[0]
+    elements = batch * (math.prod((layer[0][1], *size)) + math.prod((copied.in_channels, *copied.in_size)))
+    assert copy_cycles(layer_of(case, size), copied, batch, 132) == pytest.approx(4000 + 4 * elements / (15 * 132))
 
 
 def copy_of(x, layer, copied):

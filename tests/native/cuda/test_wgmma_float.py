@@ -34,6 +34,15 @@ GROUPED = SparseConvCase(
 )
 WORDS = SparseConvCase(random_weight((70, 140, 1, 3), 0.1), ConvGeometry((1, 3), (1, 1), (0, 0, 0, 0), (1, 1)))
 LONG_POINTWISE = SparseConvCase(random_weight((64, 1024, 1, 1), 0.1), geometry_2d(1, 1, 0), Activation.NONE)
+# Filters that were pruned as a whole, blocks of rows of them.
+PRUNED, WIDE_PRUNED, PRUNED_POINTWISE = (
+    SparseConvCase(
+        random_weight((256, *shape), 0.1) * (np.arange(256) < 128).astype(np.float32)[:, None, None, None],
+        geometry_2d(shape[1], 1, shape[1] // 2),
+        Activation.NONE,
+    )
+    for shape in ((40, 3, 3), (320, 3, 3), (40, 1, 1))
+)
 POINTS = [
     ((64, 64, 1, 1), (14, 14), geometry_2d(1, 1, 0)),
     ((130, 40, 1, 1), (7, 7), geometry_2d(1, 1, 0)),
@@ -160,7 +169,11 @@ ROUNDED = [
     ("wgmma", 4, LINEAR_POINTWISE, (9, 40, 11, 16), ["pointwise_f32"]),
     ("wgmma", 132, LONG_POINTWISE, (2, 1024, 14, 14), ["pointwise_f32", "reduce_rounded"]),
     ("wgmma", 132, LONG_POINTWISE, (3, 1024, 7, 7), ["gather_f32", "pointwise_f32", "reduce_rounded"]),
+    ("wgmma", 4, PRUNED, (9, 40, 11, 13), ["interleave_f32", "wgmma_f32"]),
+    ("wgmma", 132, WIDE_PRUNED, (1, 320, 7, 7), ["interleave_f32", "wgmma_f32", "reduce_rounded"]),
+    ("wgmma", 4, PRUNED_POINTWISE, (9, 40, 11, 13), ["gather_f32", "pointwise_f32"]),
     ("cluster", 132, WIDE, (2, 160, 14, 14), ["cluster_f32"]),
+    ("cluster", 8, WIDE, (5, 160, 4, 7), ["cluster_f32"]),
     ("cluster", 132, GROUPED, (2, 24, 11, 13), ["cluster_f32"]),
     ("cluster", 132, LINEAR_POINTWISE, (2, 40, 11, 13), ["cluster_f32"]),
 ]

@@ -19,14 +19,15 @@ constexpr int64_t kBankWords = 32;  // of it
 constexpr int64_t kBatchSteps = 4;
 constexpr int64_t kMaxGrid = 65535;  // of y and z
 constexpr int64_t kMoreCuts = 3;     // of a row, than are needed
-// Cycles of a multiprocessor, about: fitted to layers of 64 to 2048 channels, 1 to 8 images, on an H100.
+// Cycles of a multiprocessor, about: fitted to layers of 64 to 2048 channels, 4 to 64 images, on an H200.
 constexpr double kBeginCycles = 8400.0;    // of a block, and for the blocks of a cluster to wait for each other
-constexpr double kTaskCycles = 53.0;       // to stage columns of eight channels, by a warp
-constexpr double kFloatTaskCycles = 95.0;  // .. of floats
+constexpr double kNextCycles = 5600.0;     // the same of a block behind another one
+constexpr double kTaskCycles = 55.0;       // to stage columns of eight channels, by a warp
+constexpr double kFloatTaskCycles = 65.0;  // .. of floats
 constexpr double kBytesACycle = 32.0;      // of the weight
-constexpr double kPositionCycles = 0.87;   // of a step, for a position of a warpgroup
-constexpr double kOutputCycles = 0.39;     // to finish an output
-constexpr double kPartCycles = 0.11;       // .. and to add a part to it
+constexpr double kPositionCycles = 0.75;   // of a step, for a position of a warpgroup
+constexpr double kOutputCycles = 0.43;     // to finish an output
+constexpr double kPartCycles = 0.12;       // .. and to add a part to it
 // Of X and Y, that are in caches; others pass through memory, beyond all that.
 constexpr double kCachedBytes = 4e6;
 
@@ -91,14 +92,15 @@ class Planner {
           if (out_w_ % 2 == 0 && run_w % 2 != 0 && run_w < positions) ++run_w;
           for (int64_t lines = 1; lines <= std::min(out_h_, positions); ++lines) {
             if (facts_.form.row_tiles > 1) {
-              if (!Try(chunks, parts, {blocks, run_w, lines, 1, 1})) break;
+              if (!Try(chunks, parts, {blocks, run_w, lines, 1, 1, 1})) break;
               continue;
             }
-            const bool fits = Try(chunks, parts, {blocks, run_w, lines, 1, 2});
-            if (cuts > 1) Try(chunks, parts, {blocks, run_w, lines, 2, 1});
+            const bool fits = Try(chunks, parts, {blocks, run_w, lines, 1, 2, 1});
+            if (cuts > 1) Try(chunks, parts, {blocks, run_w, lines, 2, 1, 1});
             if (!fits) break;
           }
         }
+        TryImages(chunks, parts, blocks);
       }
     }
     return best_;
@@ -109,9 +111,9 @@ class Planner {
     int blocks;
     int64_t run_w, run_lines;
     int64_t runs_x, runs_y;
+    int64_t images;  // with several, all of their outputs
 
     int64_t tile_w() const { return runs_x * run_w; }
-    int64_t tile_h() const { return runs_y * run_lines; }
   };
 
   // A pointwise convolution of all positions in their order is one of a single row.
@@ -147,14 +149,23 @@ class Planner {
     return columns;
   }
 
+  // Tiles of whole maps of several images.
+  void TryImages(const Parts& chunks, int64_t parts, int blocks) {
+    const int64_t runs = facts_.form.row_tiles > 1 ? 1 : 2;
+    for (int64_t images = 2; images <= batch_; ++images) {
+      if (!Try(chunks, parts, {blocks, out_w_, CeilDivide(images * out_h_, runs), 1, runs, images})) break;
+    }
+  }
+
   // Whether the run's lines fit its positions.
   bool Try(const Parts& chunks, int64_t parts, const Tiling& tiling) {
     const bool are_pairs = out_w_ % 2 == 0 && tiling.run_w % 2 == 0;
     const int64_t line_pixels = RoundUp(tiling.tile_w() + reach_x_ / geometry_.strides[2], are_pairs ? 2 : 1);
     const int64_t positions = kOctet * tiling.blocks;
     if ((tiling.run_lines - 1) * line_pixels + tiling.run_w > positions) return false;
-    const int64_t plane_lines = tiling.tile_h() + reach_y_ / geometry_.strides[1];
-    const int64_t lines = planes_[0] * planes_[1] * plane_lines;
+    const int64_t tile_h = std::min(CeilDivide(tiling.runs_y * tiling.run_lines, tiling.images), out_h_);
+    const int64_t plane_rows = tile_h + reach_y_ / geometry_.strides[1];
+    const int64_t lines = planes_[0] * planes_[1] * plane_rows * tiling.images;
     // Octets of the same pixel lie in other banks.
     const int64_t octet_bytes = RoundUp(kPixelBytes * (lines * line_pixels - 1), kUnit) + kPixelBytes;
     const int64_t octets = chunks.max_chunks * (kWgmmaChannels / kOctet);
@@ -168,9 +179,9 @@ class Planner {
     const int64_t shared_bytes = kClusterHeadBytes + std::max(input_bytes + weight_bytes + lists, sums_bytes);
     if (shared_bytes > device_.max_shared_bytes - kReservedSharedBytes) return true;
 
-    const int64_t tiles_x = CeilDivide(out_w_, tiling.tile_w()), tiles_y = CeilDivide(out_h_, tiling.tile_h());
+    const int64_t tiles_x = CeilDivide(out_w_, tiling.tile_w()), tiles_y = CeilDivide(out_h_, tile_h);
     const auto row_blocks = static_cast<int64_t>(facts_.block_begins.size()) - 1;
-    const int64_t of_row_block = CheckedMultiply(tiles_x * tiles_y, batch_, "the tiles");
+    const int64_t of_row_block = CheckedMultiply(tiles_x * tiles_y, CeilDivide(batch_, tiling.images), "the tiles");
     if (of_row_block > kMaxGrid || row_blocks > kMaxGrid) return true;
     const int64_t tiles = of_row_block * row_blocks;
 
@@ -186,7 +197,8 @@ class Planner {
                          static_cast<double>(parts);
     const double finishing = (kOutputCycles + kPartCycles * static_cast<double>(parts)) * outputs;
     const int64_t waves = CeilDivide(tiles, int64_t{device_.max_clusters[static_cast<size_t>(parts)]});
-    const double cycles = static_cast<double>(waves) * (kBeginCycles + staging + products + finishing) + memory_;
+    const double cycles = kBeginCycles - kNextCycles +
+                          static_cast<double>(waves) * (kNextCycles + staging + products + finishing) + memory_;
     if (best_ && cycles >= best_->cycles) return true;
 
     ClusterLaunch& launch = best_.emplace();
@@ -194,18 +206,20 @@ class Planner {
     launch.cycles = cycles;
     ClusterParams& params = launch.params;
     FillTiles(geometry_, sizes_, batch_, facts_.form,
-              {tiles_x, tiles_y, tiling.tile_h(), tiling.tile_w(), tiles, 1, 0, input_bytes, 0}, &params.common);
+              {tiles_x, tiles_y, tile_h, tiling.tile_w(), tiles, 1, 0, input_bytes, 0}, &params.common);
     params.parts = static_cast<int>(parts);
     std::copy(chunks.begins.begin(), chunks.begins.end(), params.part_begins);
-    FillTaps(plane_lines, line_pixels, &params);
+    FillTaps(plane_rows, tiling.images * line_pixels, &params);
     for (size_t axis = 0; axis < 2; ++axis) params.planes[axis] = static_cast<int>(planes_[axis]);
-    params.plane_lines = static_cast<int>(plane_lines);
+    params.images = static_cast<int>(tiling.images);
+    params.plane_rows = static_cast<int>(plane_rows);
     params.line_pixels = static_cast<int>(line_pixels);
     params.octet_bytes = static_cast<int>(octet_bytes);
     params.x_columns = x_columns_;
     params.line_vectors = static_cast<int>(vectors);
     params.by_tiles_x = MakeDivisor(tiles_x);
     params.by_tiles_y = MakeDivisor(tiles_y);
+    params.by_images = MakeDivisor(tiling.images);
     params.by_line_vectors = MakeDivisor(vectors);
     params.by_segments = MakeDivisor(segments);
     for (const int columns : {1, 2}) {
@@ -230,13 +244,13 @@ class Planner {
     return true;
   }
 
-  void FillTaps(int64_t plane_lines, int64_t line_pixels, ClusterParams* params) const {
+  void FillTaps(int64_t plane_rows, int64_t row_pixels, ClusterParams* params) const {
     const int64_t width = geometry_.kernel_shape[2];
     for (int64_t tap = 0; tap < geometry_.taps(); ++tap) {
       const int64_t y = tap / width * geometry_.dilations[1], x = tap % width * geometry_.dilations[2];
       const int64_t plane = y % geometry_.strides[1] * planes_[1] + x % geometry_.strides[2];
-      const int64_t line = plane * plane_lines + y / geometry_.strides[1];
-      params->tap_bytes[tap] = static_cast<unsigned>((line * line_pixels + x / geometry_.strides[2]) * kPixelBytes);
+      const int64_t row = plane * plane_rows + y / geometry_.strides[1];
+      params->tap_bytes[tap] = static_cast<unsigned>((row * row_pixels + x / geometry_.strides[2]) * kPixelBytes);
     }
   }
 

@@ -500,7 +500,7 @@ double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   if (copied_windows_) PlanWithoutStrides(key, plan);
   const double wgmma = CyclesOf(plan->wgmma), octets = CyclesOf(plan->octets), ring = CyclesOf(plan->ring);
   if (octets >= std::min(wgmma, ring)) plan->octets.reset();
-  if (ring >= std::min(wgmma, octets)) plan->ring.reset();
+  if (ring >= std::min(wgmma, CyclesOf(plan->octets))) plan->ring.reset();
   return std::min({wgmma, octets, ring});
 }
 

@@ -27,7 +27,7 @@ struct PointwiseLaunch {
 // What brings planes into the form that the kernel reads.
 struct GatherLaunch {
   GatherParams params{};  // all but the pointers
-  size_t bytes = 0;       // of what it writes, but magnitudes
+  size_t bytes = 0;       // of what it writes, but what it sees of X
   LaunchShape shape;
 };
 

@@ -17,14 +17,18 @@ constexpr int64_t kWgmmaStages = 2;
 constexpr int64_t kInputUnit = 128;
 constexpr int64_t kMoreRuns = 3;  // in a row, than are needed
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 to 512 channels, 64 images, on an H200.
-constexpr double kPositionCycles = 4.6;        // of a step, for a position of a warpgroup
-constexpr double kChunkCycles = 150.0;         // for warps to wait for each other
-constexpr double kOverlap = 0.3;               // what the lesser of those add to the greatest
-constexpr double kColumnCycles = 0.25;         // to copy a column of 8 images
-constexpr double kBytesACycle = 32.0;          // from the second-level cache
-constexpr double kStoreCycles = 9000.0;        // for a tile's outputs, and to begin the next one
-constexpr double kFloatStoreCycles = 11500.0;  // more where they are floats
-constexpr double kBeginCycles = 3000.0;        // of a block
+constexpr double kPositionCycles = 4.6;  // of a step, for a position of a warpgroup
+constexpr double kChunkCycles = 150.0;   // for warps to wait for each other
+constexpr double kOverlap = 0.3;         // what the lesser of those add to the greatest
+constexpr double kColumnCycles = 0.25;   // to copy a column of 8 images
+constexpr double kBytesACycle = 32.0;    // from the second-level cache
+constexpr double kStoreCycles = 9000.0;  // for a tile's outputs, and to begin the next one
+// More where they are floats, for each position of a warpgroup but the first ones; and those beyond what the
+// second-level cache keeps are written to memory before the launch is complete.
+constexpr double kFloatPositionCycles = 350.0;
+constexpr double kFirstPositions = 13.0;
+constexpr double kKeptBytes = 30e6;
+constexpr double kBeginCycles = 3000.0;  // of a block
 // With the most positions, some of what a thread has does not fit its registers.
 constexpr double kFullCycles = 1500.0;
 // Bytes read and written a cycle.
@@ -33,7 +37,7 @@ constexpr double kMaxParts = 16.0;  // of a tile's chunks
 constexpr int64_t kInterleaveThreads = 256;
 constexpr int64_t kInterleaveChannels = 4;
 // Of floats, since each notes how large its values are, and all blocks of the launch behind look at all.
-constexpr int64_t kMaxMagnitudes = 4096;
+constexpr int64_t kMaxSeen = 4096;
 constexpr int64_t kMaxGrid = 65535;                    // of y and z
 constexpr int64_t kLinePixels = 8, kSectorPixels = 2;  // of the second-level cache
 
@@ -114,7 +118,9 @@ class Planner {
     if (stride_x_ > 1 || stride_y_ > 1 || tiling.run_lines == 1) return PixelsOfLine(tiling);
     const int64_t columns = ColumnsOf(tiling), before = sizes_.pads_begin[2];
     const int64_t behind = columns - before - sizes_.in_dims[2];
-    return RoundUp(columns - std::clamp<int64_t>(behind, 0, before), tiling.run_w % 2 == 0 ? 2 : 1);
+    // With more of them than windows reach, whole outputs would lie between: each has a position of its own.
+    const int64_t pixels = std::max(columns - std::clamp<int64_t>(behind, 0, before), tiling.run_w);
+    return RoundUp(pixels, tiling.run_w % 2 == 0 ? 2 : 1);
   }
 
   // Whether the runs' lines fit their positions.
@@ -174,8 +180,7 @@ class Planner {
     const int64_t others = int64_t{interleave.shape.grid[0]} * eights_.count;
     int64_t channels = kInterleaveChannels;
     if (facts_.element_bytes > 2) {
-      while (channels < geometry_.in_channels &&
-             CeilDivide(geometry_.in_channels, channels) * others > kMaxMagnitudes) {
+      while (channels < geometry_.in_channels && CeilDivide(geometry_.in_channels, channels) * others > kMaxSeen) {
         channels *= 2;
       }
     }
@@ -220,8 +225,10 @@ class Planner {
         greatest + (stages > 1 ? kOverlap : 1.0) * (needs[0] + needs[1] + needs[2] - greatest) + chunks * kChunkCycles;
     const bool is_float = facts_.element_bytes > 2;
     const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0) +
-                           (is_float ? kFloatStoreCycles : 0.0);
-    const double before = InterleaveCycles(interleave) + kBeginCycles;
+                           (is_float ? kFloatPositionCycles * (tiling.positions - kFirstPositions) : 0.0);
+    const auto y_bytes = static_cast<double>(facts_.element_bytes * NumValues());
+    const double written = is_float ? MemoryCycles(std::max(y_bytes - kKeptBytes, 0.0), device_) : 0.0;
+    const double before = InterleaveCycles(interleave) + kBeginCycles + written;
     const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, facts_.element_bytes * NumValues(), device_);
     if (best_ && before + sharing.cycles >= best_->cycles) return;
 

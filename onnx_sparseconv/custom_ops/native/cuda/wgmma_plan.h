@@ -17,7 +17,7 @@ namespace sparseconv::cuda {
 constexpr int kWgmmaArchitecture = 90;
 constexpr int kWgmmaDriver = 12020;
 // Positions of a warpgroup that there are kernels for.
-constexpr int kWgmmaPositions[] = {24, 28, 30, kMaxWgmmaPositions};
+constexpr int kWgmmaPositions[] = {16, 24, 28, 30, kMaxWgmmaPositions};
 // Bytes that a thread stores together.
 constexpr int64_t kMaxStoredBytes = 16;
 // That multiply, of a block.
@@ -58,7 +58,7 @@ void FillTiles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int6
 // What interleaves X before.
 struct InterleaveLaunch {
   InterleaveParams params{};  // all but the pointers
-  size_t bytes = 0;           // of what it writes, but magnitudes
+  size_t bytes = 0;           // of what it writes, but what it sees of X
   LaunchShape shape;
 };
 
