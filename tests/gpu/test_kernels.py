@@ -66,6 +66,22 @@ def test_clusters(gpu, name, density, batch, dtype):
     assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="cluster") == "cuda.cluster"
 
 
+@pytest.mark.parametrize(
+    ("weight_shape", "geometry", "x_shape"),
+    [
+        ((512, 512, 3, 3), geometry_2d(), (4, 512, 7, 7)),
+        ((256, 256, 3, 3), geometry_2d(3, 2, 1), (11, 256, 14, 14)),
+        ((512, 2048, 1, 1), geometry_2d(1, 1, 0), (16, 2048, 7, 7)),
+    ],
+    ids=["3x3", "3x3, stride 2", "1x1"],
+)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_images_of_small_maps_share_a_tile(gpu, weight_shape, geometry, x_shape, dtype):
+    weight = random_weight(weight_shape, 0.1, dtype=dtype)
+    case = SparseConvCase(weight, geometry, Activation.RELU, has_residual=True, dtype=np.dtype(dtype))
+    assert check(gpu, case, x_shape, cuda_kernel="cluster") == "cuda.cluster"
+
+
 @st.composite
 def warpgroup_cases(draw, most_images, longest_kernel):
     """Of the sizes that the kernels of warpgroups take. A cluster has no room for long sums of large windows."""
