@@ -48,6 +48,7 @@ SPARSECONV_ROUNDING_KERNEL(cluster_f32_n8, ClusterParams, kClusterThreads, Clust
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n15, ClusterParams, kClusterThreads, ClusterConv<float, 15>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n19, ClusterParams, kClusterThreads, ClusterConv<float, 19>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n29, ClusterParams, kClusterThreads, ClusterConv<float, 29>)
+SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s16, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 16>)
 SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 24>)
 SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 32>)
 

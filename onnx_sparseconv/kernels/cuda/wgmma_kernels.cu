@@ -53,6 +53,7 @@ SPARSECONV_WARPGROUP_KERNEL(cluster_n8, ClusterParams, kClusterThreads, ClusterC
 SPARSECONV_WARPGROUP_KERNEL(cluster_n15, ClusterParams, kClusterThreads, ClusterConv<Half, 15>)
 SPARSECONV_WARPGROUP_KERNEL(cluster_n19, ClusterParams, kClusterThreads, ClusterConv<Half, 19>)
 SPARSECONV_WARPGROUP_KERNEL(cluster_n29, ClusterParams, kClusterThreads, ClusterConv<Half, 29>)
+SPARSECONV_WARPGROUP_KERNEL(pointwise_s16, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 16>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 24>)
 SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 32>)
 

@@ -219,7 +219,7 @@ def test_other_gpus_do_not_run_it(driver, make_session, architecture):
 
 
 def test_a_tile_that_does_not_fit_is_said(driver, make_session):
-    driver.set_device(max_shared_bytes=32 << 10)
+    driver.set_device(max_shared_bytes=28 << 10)
     session = make_session(make_model(CASE), cuda_kernel="wgmma")
     with pytest.raises(Exception, match="the warpgroup kernel cannot run this call: no tile of it fits"):
         session.run(None, random_inputs(CASE, (8, 40, 28, 28)))

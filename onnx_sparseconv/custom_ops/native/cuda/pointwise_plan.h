@@ -14,7 +14,7 @@
 namespace sparseconv::cuda {
 
 // Segments of a warpgroup that there are kernels for.
-constexpr int kPointwiseSegments[] = {24, 32};
+constexpr int kPointwiseSegments[] = {16, 24, 32};
 
 struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
