@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def program():
     return importlib.import_module("fit_gpu_rule")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def library(program):
     return program.read_library_rows()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rows(program):
     return program.read_rows(program.RESULTS, program.LIBRARY_RESULTS)
 
@@ -159,7 +159,7 @@ def files(program, tmp_path, monkeypatch):
     return constants, document
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def network(program):
     return program.read_network_rows(program.NETWORK_RESULTS, program.ARCHITECTURE, program.CLOCK_MHZ)
 
