@@ -557,7 +557,7 @@ def _line_pitch(layer: SparseLayer, tiling: _Tiling, lines: int) -> int:
     if layer.strides == (1, 1) and lines > 1:
         before, (_, in_w) = layer.pads[1], layer.in_size or (0, 0)
         shared = min(max(columns - before - in_w, 0), before)
-    pitch = max(math.ceil((columns - shared) / layer.strides[1]), tiling.width if shared else 0)
+    pitch = max(math.ceil((columns - shared) / layer.strides[1]), tiling.width)
     return pitch + (pitch % 2 if lines > 1 and tiling.width % 2 == 0 else 0)
 
 

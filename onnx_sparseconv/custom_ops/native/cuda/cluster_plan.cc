@@ -151,7 +151,7 @@ class Planner {
 
   // Tiles of whole maps of several images.
   void TryImages(const Parts& chunks, int64_t parts, int blocks) {
-    const int64_t runs = facts_.form.row_tiles > 1 ? 1 : 2;
+    const int64_t runs = kWarpgroups / facts_.form.row_tiles;
     for (int64_t images = 2; images <= batch_; ++images) {
       if (!Try(chunks, parts, {blocks, out_w_, CeilDivide(images * out_h_, runs), 1, runs, images})) break;
     }

@@ -226,10 +226,11 @@ class Planner {
     const bool is_float = facts_.element_bytes > 2;
     const double outputs = kStoreCycles + (tiling.positions == kMaxWgmmaPositions ? kFullCycles : 0.0) +
                            (is_float ? kFloatPositionCycles * (tiling.positions - kFirstPositions) : 0.0);
-    const auto y_bytes = static_cast<double>(facts_.element_bytes * NumValues());
-    const double written = is_float ? MemoryCycles(std::max(y_bytes - kKeptBytes, 0.0), device_) : 0.0;
+    const int64_t y_bytes = facts_.element_bytes * NumValues();
+    const double more_bytes = std::max(static_cast<double>(y_bytes) - kKeptBytes, 0.0);
+    const double written = is_float ? MemoryCycles(more_bytes, device_) : 0.0;
     const double before = InterleaveCycles(interleave) + kBeginCycles + written;
-    const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, facts_.element_bytes * NumValues(), device_);
+    const Sharing sharing = ShareChunks(tiles, chunks, sums, outputs, y_bytes, device_);
     if (best_ && before + sharing.cycles >= best_->cycles) return;
 
     WgmmaLaunch& launch = best_.emplace();
