@@ -24,6 +24,7 @@ class KernelChoice(enum.StrEnum):
     TENSOR = "tensor"
     WGMMA = "wgmma"
     CLUSTER = "cluster"
+    DEPTHWISE = "depthwise"
     GENERATED = "generated"
 
 

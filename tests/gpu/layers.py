@@ -54,6 +54,22 @@ WARPGROUPS = {
     "1x3, 20 wide": ((64, 64, 1, 3), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1)), (3, 64, 13, 20)),
 }
 
+# Each window that has a kernel of its own, blocks of planes and of bands of rows, and what no such window is.
+DEPTHWISE = {
+    "3x3": ((96, 1, 3, 3), geometry_2d(group=96), (5, 96, 14, 14)),
+    "3x3, 7 wide": ((161, 1, 3, 3), geometry_2d(group=161), (64, 161, 7, 7)),
+    "3x3, 112 wide": ((33, 1, 3, 3), geometry_2d(group=33), (3, 33, 112, 112)),
+    "3x3, 301 wide": ((5, 1, 3, 3), geometry_2d(group=5), (3, 5, 64, 301)),
+    "3x3, stride 2": ((48, 1, 3, 3), geometry_2d(3, 2, 1, group=48), (9, 48, 57, 56)),
+    "5x5": ((75, 1, 5, 5), geometry_2d(5, 1, 2, group=75), (7, 75, 28, 28)),
+    "5x5, stride 2": ((75, 1, 5, 5), geometry_2d(5, 2, 2, group=75), (7, 75, 29, 27)),
+    "7x7": ((96, 1, 7, 7), geometry_2d(7, 1, 3, group=96), (5, 96, 56, 56)),
+    "7x7, 7 wide": ((96, 1, 7, 7), geometry_2d(7, 1, 3, group=96), (5, 96, 7, 7)),
+    "3x3, dilation 2": ((48, 1, 3, 3), geometry_2d(3, 1, 2, 2, group=48), (5, 48, 20, 21)),
+    "3x3, wide padding": ((48, 1, 3, 3), geometry_2d(pad=20, group=48), (2, 48, 8, 9)),
+    "4x4": ((48, 1, 4, 4), geometry_2d(4, 3, 1, group=48), (5, 48, 31, 30)),
+    "1-D": ((48, 1, 9), conv1d(9, pads=(4, 4), group=48), (5, 48, 1001)),
+}
 
 # name: shape of the weight, geometry, shape of X
 GENERATED = {

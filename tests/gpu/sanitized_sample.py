@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import POOLS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import DEPTHWISE, POOLS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import Place, check, static_model, with_images
 from tests.support.sparse_models import make_model
 
@@ -73,6 +73,10 @@ def run_others(place, target):
                     for splits in (1, 2)
                 ]
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {', '.join(kernels)}\n")
+    for name in DEPTHWISE:
+        for dtype in TYPES:
+            case, x_shape = case_of(name, dtype, 1.0, layers=DEPTHWISE)
+            sys.stdout.write(f"depthwise {name} {np.dtype(dtype)}: {check(place, case, (2, *x_shape[1:]))}\n")
     for pool in POOLS:
         for dtype in TYPES:
             case, x_shape = case_of("3x3, 14 wide", dtype, has_residual=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import DEPTHWISE, GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_models import (
@@ -46,6 +46,34 @@ def test_any_convolution_on_tensor_cores(gpu, drawn, batch):
     half = np.dtype(np.float16)
     case = dataclasses.replace(case, weight=case.weight.astype(half), dtype=half)
     assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="tensor") == "cuda.tensor"
+
+
+@pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
+@pytest.mark.parametrize("name", DEPTHWISE)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_depthwise(gpu, name, has_residual, dtype):
+    case, x_shape = case_of(name, dtype, 1.0, has_residual=has_residual, layers=DEPTHWISE)
+    for batch in (x_shape[0], 1):
+        assert check(gpu, case, (batch, *x_shape[1:])) == "cuda.depthwise"
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        ("depthwise", "3x3"),
+        *(("wgmma", name) for name in ("3x3, 14 wide", "3x3, three channels", "1x1", "1x1, few rows")),
+        ("cluster", "3x3, 14 wide"),
+    ],
+)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_activations_of_the_librarys_kernels(gpu, activation, kernel, name, dtype):
+    layers = DEPTHWISE if kernel == "depthwise" else WARPGROUPS
+    case, x_shape = case_of(name, dtype, 0.3, activation=activation, layers=layers)
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    for has_residual in (False, True):
+        case = dataclasses.replace(case, alpha=alpha, beta=beta, has_residual=has_residual)
+        assert check(gpu, case, (2, *x_shape[1:]), cuda_kernel=kernel) == f"cuda.{kernel}"
 
 
 @pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])

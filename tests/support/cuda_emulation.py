@@ -78,6 +78,7 @@ class Epilogue(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("bias", "residual")),
         ("activation", ctypes.c_int),
         *((name, ctypes.c_float) for name in ("alpha", "beta")),
+        ("bounds", 2 * ctypes.c_uint),
     )
 
 

@@ -476,15 +476,15 @@ class ClusterConv : private Warpgroups {
       } else {
         sums.at[i] += ToFloat(i == 0 ? Lower(output.residual.words[0]) : Upper(output.residual.words[0]));
       }
-      if (e.activation == kRelu) sums.at[i] = Larger(0.0f, sums.at[i]);
     }
     if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
     Columns<kColumns* static_cast<int>(sizeof(T))> outputs;
     if constexpr (sizeof(T) == sizeof(float)) {
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) outputs.words[i] = FloatToBits(sums.at[i]);
+      for (int i = 0; i < kColumns; ++i) outputs.words[i] = Bounded<T>(e.bounds, sums.at + i);
     } else {
-      outputs.words[0] = ToHalves(sums.at[0], sums.at[kColumns - 1]);
+      const float pair[] = {sums.at[0], sums.at[kColumns - 1]};
+      outputs.words[0] = Bounded<T>(e.bounds, pair);
     }
     if (output.exists) outputs.Store(static_cast<T*>(t_.y) + output.index);
   }

@@ -80,11 +80,24 @@ __device__ __forceinline__ float Larger(float a, float b) {
 }
 
 #if __CUDA_ARCH__ >= 800
+// The smaller one; NaN if either is.
+__device__ __forceinline__ float Smaller(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+
 // The larger of each half of `pair` and that of `least`; NaN stays NaN.
-constexpr Half2 kTwiceMinusInfinity = 0xFC00FC00;
 __device__ __forceinline__ Half2 AtLeast(Half2 least, Half2 pair) {
   Half2 result;
   asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(least));
+  return result;
+}
+
+// The smaller of each half of `pair` and that of `most`; NaN stays NaN.
+__device__ __forceinline__ Half2 AtMost(Half2 most, Half2 pair) {
+  Half2 result;
+  asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(most));
   return result;
 }
 #endif

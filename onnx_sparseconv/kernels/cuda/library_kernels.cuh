@@ -3,11 +3,13 @@
 #pragma once
 
 #include "csr_conv.cuh"
+#include "depthwise_conv.cuh"
 #include "params.h"
 #include "pool.cuh"
 #include "reduce.cuh"
 
 using sparseconv::cuda::CsrParams;
+using sparseconv::cuda::DepthwiseParams;
 using sparseconv::cuda::Half;
 using sparseconv::cuda::PoolParams;
 using sparseconv::cuda::ReduceParams;
@@ -39,6 +41,25 @@ extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads
     sparseconv_reduce_f16(const ReduceParams params) {
   sparseconv::cuda::Reduce<Half>(params);
 }
+
+#define SPARSECONV_DEPTHWISE_KERNEL(window, name, type, size, stride)                               \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxDepthwiseThreads,              \
+                                               sparseconv::cuda::kDepthwiseBlocks<size, stride>)    \
+      sparseconv_depthwise_##window##_##name(const DepthwiseParams params) {                        \
+    sparseconv::cuda::DepthwiseConv<type, size, stride>(params, sparseconv_depthwise_shared).Run(); \
+  }
+#define SPARSECONV_DEPTHWISE_KERNELS(name, type)       \
+  SPARSECONV_DEPTHWISE_KERNEL(3x3, name, type, 3, 1)   \
+  SPARSECONV_DEPTHWISE_KERNEL(5x5, name, type, 5, 1)   \
+  SPARSECONV_DEPTHWISE_KERNEL(7x7, name, type, 7, 1)   \
+  SPARSECONV_DEPTHWISE_KERNEL(3x3s2, name, type, 3, 2) \
+  SPARSECONV_DEPTHWISE_KERNEL(5x5s2, name, type, 5, 2) \
+  SPARSECONV_DEPTHWISE_KERNEL(any, name, type, 0, 1)
+
+extern __shared__ uint4 sparseconv_depthwise_shared[];
+
+SPARSECONV_DEPTHWISE_KERNELS(f32, float)
+SPARSECONV_DEPTHWISE_KERNELS(f16, Half)
 
 #define SPARSECONV_POOL_KERNEL(name, type)                                        \
   extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \

@@ -707,8 +707,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
         }
       }
     }
-    if (e.activation == kRelu) return KeepSums<true>(places);
-    if (e.activation != kNoActivation) {
+    if (!IsBound(e.activation)) {
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
         Floats<4> outputs;
@@ -719,11 +718,11 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
         for (int i = 0; i < 4; ++i) sums_[4 * block + i] = outputs.at[i];
       }
     }
-    KeepSums<false>(places);
+    KeepSums(places);
   }
 
-  template <bool kIsRelu>
   __device__ __forceinline__ void KeepSums(const Places& places) const {
+    const Bounds& bounds = p_.epilogue.bounds;
     Shared at = FirstOutput();
 #pragma unroll
     for (unsigned block = 0; block < kBlocks; ++block) {
@@ -731,16 +730,12 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
       const float* sums = sums_ + 4 * block;
       const Shared to = at + kBlockBytes * block;
       if constexpr (kIsFloat) {
-        // Always by a comparison: sums whose bits are stored as they are, the compiler keeps as integers, and then has
-        // each product wait for the one before.
-        const float least = BitsToFloat(kIsRelu ? 0u : 0xFF800000u);
-        const auto word = [&](int i) { return FloatToBits(Larger(least, sums[i])); };
+        const auto word = [&](int i) { return Bounded<T>(bounds, sums + i); };
         StoreSharedPairsIf(places.exist, block, to, word(0), word(1), to + 8 * kOutPitch, word(2), word(3));
         continue;
       }
-      const Half2 lower = ToHalves(sums[0], sums[1]), upper = ToHalves(sums[2], sums[3]);
-      StoreSharedIf(places.exist, block, to, kIsRelu ? AtLeastZero(lower) : lower, to + 8 * kOutPitch,
-                    kIsRelu ? AtLeastZero(upper) : upper);
+      StoreSharedIf(places.exist, block, to, Bounded<T>(bounds, sums), to + 8 * kOutPitch,
+                    Bounded<T>(bounds, sums + 2));
     }
   }
 

@@ -4,6 +4,13 @@
 
 namespace sparseconv::cuda {
 
+// Division by a number that a launch does not change: n / d = (2 n * multiplier >> 32) >> shift for 0 <= n < 2^31, with
+// 2^(shift - 1) < d <= 2^shift and multiplier = ceil(2^(31 + shift) / d) (Granlund and Montgomery, 1994).
+struct Divisor {
+  unsigned multiplier;
+  int shift;
+};
+
 // Codes of the op's `activation` attribute; alpha and beta as in docs/op-spec.md.
 enum ActivationCode : int {
   kNoActivation = 0,
@@ -16,6 +23,12 @@ enum ActivationCode : int {
   kSilu = 7,
 };
 
+// What stored values are not below, and not above: the bits of two halves or of a float, as many as a word holds. What
+// no activation, Relu and Clip do; nothing where there is another one. NaN stays NaN.
+struct Bounds {
+  unsigned low, high;
+};
+
 // What is done to a sum before it is stored: y = activation(sum + bias[k] + residual).
 struct Epilogue {
   const void* bias;      // [K] of the element type, or null
@@ -23,6 +36,7 @@ struct Epilogue {
   int activation;        // ActivationCode
   float alpha;
   float beta;
+  Bounds bounds;  // instead of the activation, for kernels that apply these
 };
 
 // The unified-CSR kernel: `sparseconv_csr_<f32|f16>_b<sub_batch>`, sub_batch 1, 2, 4 or 8.
@@ -88,6 +102,40 @@ struct ReduceParams {
 struct ReduceRoundedParams {
   ReduceParams reduce;
   RecomputeParams recompute;
+};
+
+// Depthwise convolution in 2-D, or in 1-D as maps of one row: `sparseconv_depthwise_<window>_<f32|f16>`, with windows
+// 3x3, 5x5, 3x3s2, 5x5s2 (a stride of 2), 7x7, without dilation, and any. depthwise_conv.cuh says how it works.
+//
+// Grid: x = blocks of planes, of N * C of them, y = bands of output rows. Shared memory: a row of zeros, with slack on
+// either side; what the block reads, and slack; its outputs. Each of both begins within 16 bytes as in global memory. A
+// thread computes an item: kDepthwiseRows outputs of a column or of two neighbouring ones; for any window, one output.
+constexpr int kDepthwiseRows = 7;
+// Two halves fill a bank of shared memory. Where there is a stride, and of floats, neighbours would share banks; large
+// windows leave no registers for more.
+template <bool kIsHalf, int kSize, int kStride>
+constexpr int kDepthwiseColumns = kIsHalf && kSize >= 3 && kSize <= 5 && kStride == 1 ? 2 : 1;
+constexpr int kMaxDepthwiseThreads = 256;
+constexpr unsigned kDepthwiseSlackBytes = 64;
+struct DepthwiseParams {
+  const void* x;  // [N * C, in_h, in_w]
+  void* y;        // [N * C, out_h, out_w]
+  Epilogue epilogue;
+  const float* weight;  // [C, kernel_h * kernel_w], zeros among them
+  int num_planes;
+  int channels;
+  int in_h, in_w;
+  int out_h, out_w;
+  int kernel_h, kernel_w;
+  int stride_h, stride_w;
+  int dilation_h, dilation_w;
+  int pad_top, pad_left;
+  int block_planes;  // of a block; 1 where there are several bands
+  int band_rows;     // output rows of a band
+  int strips;        // of a band: rows of items
+  int strip_items;
+  int in_offset, out_offset;  // bytes, multiples of 16
+  Divisor by_strip_items, by_strips, by_channels;
 };
 
 // Takes the maximum of windows of the maps that a convolution made: `sparseconv_max_pool_<f32|f16>`, and
@@ -168,13 +216,6 @@ struct GeneratedPlan {
   int stage_images;   // that a packed stage has room for, else 0
   int min_passes;     // passes or splits that keep float16 sums accurate
   int code_bytes;     // of the longest tile, about: what should stay in the instruction cache
-};
-
-// Division by a number that a launch does not change: n / d = (2 n * multiplier >> 32) >> shift for 0 <= n < 2^31, with
-// 2^(shift - 1) < d <= 2^shift and multiplier = ceil(2^(31 + shift) / d) (Granlund and Montgomery, 1994).
-struct Divisor {
-  unsigned multiplier;
-  int shift;
 };
 
 // One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * num_lanes, in clusters of `cluster_blocks`:
@@ -465,8 +506,9 @@ struct PointwiseParams {
   int plane;                      // positions
   int run_images, run_segments;
   int run_step_images, run_step_segments;
-  int out_columns;   // that are stored together, 8, 4, 2 or 1: planes are multiples of it, and Y begins at such
-  long long y_part;  // in sums of Y that are not final, from the first output to that of the next part of the chunks
+  int out_columns;     // that are stored together, 8, 4, 2 or 1: planes are multiples of it, and Y begins at such
+  long long y_part;    // in sums of Y that are not final, from the first output to that of the next part of the chunks
+  Bounds kept_bounds;  // of sums that go to shared memory: none where a residual of floats is still to be added to them
 };
 
 // The octet kernel on sm_90a: `sparseconv_octets_n<blocks>`, float16, and `sparseconv_octets_f32_n<blocks>`, for

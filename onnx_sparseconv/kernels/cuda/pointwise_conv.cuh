@@ -491,7 +491,7 @@ class PointwiseConv : private Warpgroups {
     const long long upper_row = static_cast<long long>(kUpper) * p_.plane;
     // What is added to sums would be before the last products are waited for.
     const Finish<T> lower = finishes.lower.Unforeseen(), upper = finishes.upper.Unforeseen();
-    const unsigned least = Least<T>();
+    const Bounds& bounds = t_.epilogue.bounds;
     const Pairs pairs = PairsOf(outputs, run);
     float* const to[] = {static_cast<float*>(t_.y) + pairs.index, static_cast<float*>(t_.y) + pairs.index + upper_row};
     const float* const from = static_cast<const float*>(t_.epilogue.residual) + pairs.index;
@@ -519,7 +519,7 @@ class PointwiseConv : private Warpgroups {
         }
         if (column < pairs.ends[i % 2]) {
           StoreOnce(reinterpret_cast<uint2*>(to[i % 2] + column),
-                    uint2{Word<T>(least, sums), Word<T>(least, sums + 1)});
+                    uint2{Bounded<T>(bounds, sums), Bounded<T>(bounds, sums + 1)});
         }
       }
     }
@@ -565,7 +565,6 @@ class PointwiseConv : private Warpgroups {
   __device__ __forceinline__ void KeepPart(int part, const Finishes<T>& finishes) const {
     const Epilogue& e = t_.epilogue;
     const bool is_final = !AddsAtStores();
-    const unsigned least = is_final ? Least<T>() : kNoLeast<T>;
     constexpr int kAtOnce = 4;  // segments
 #pragma unroll
     for (int upper = 0; upper < 2; ++upper) {
@@ -584,9 +583,9 @@ class PointwiseConv : private Warpgroups {
                             Lane() % 4 * static_cast<unsigned>(2 * sizeof(T));
           const float* pair = sums.at + 2 * i;
           if constexpr (kIsFloat) {
-            StoreSharedPair(to, Word<T>(least, pair), Word<T>(least, pair + 1));
+            StoreSharedPair(to, Bounded<T>(p_.kept_bounds, pair), Bounded<T>(p_.kept_bounds, pair + 1));
           } else {
-            StoreShared(to, Word<T>(least, pair));
+            StoreShared(to, Bounded<T>(p_.kept_bounds, pair));
           }
         }
       }
@@ -643,7 +642,6 @@ class PointwiseConv : private Warpgroups {
   __device__ __forceinline__ void StoreSums(long long first, Shared from, int rows) const {
     constexpr int kAtOnce = kWarpRows / kRowsAtOnce < 4 ? kWarpRows / kRowsAtOnce : 4, kCount = kVector<float>;
     const Epilogue& e = t_.epilogue;
-    const unsigned least = Least<T>();
     const long long step = static_cast<long long>(kRowsAtOnce) * p_.plane;
 #pragma unroll 1
     for (int begin = 0; begin < kWarpRows; begin += kAtOnce * kRowsAtOnce, first += kAtOnce * step) {
@@ -664,7 +662,7 @@ class PointwiseConv : private Warpgroups {
         }
         if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
 #pragma unroll
-        for (int j = 0; j < kColumns; ++j) columns.words[j] = Word<T>(least, sums.at + j);
+        for (int j = 0; j < kColumns; ++j) columns.words[j] = Bounded<T>(e.bounds, sums.at + j);
         columns.Store(static_cast<T*>(t_.y) + first + i * step);
       }
     }

@@ -440,7 +440,6 @@ class RingConv : private RowRing<RingConv<kPositions>> {
       }
       Exchange(run);
     }
-    const Half2 least = e.activation == kRelu ? 0u : kTwiceMinusInfinity;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
       Floats<kRingColumns> sums;
@@ -452,11 +451,9 @@ class RingConv : private RowRing<RingConv<kPositions>> {
           sums.at[k] += ToFloat(k % 2 == 0 ? Lower(run[i][k / 2]) : Upper(run[i][k / 2]));
         }
       }
-      if (e.activation != kNoActivation && e.activation != kRelu) {
-        sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
-      }
+      if (!IsBound(e.activation)) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) run[i][k] = AtLeast(least, ToHalves(sums.at[2 * k], sums.at[2 * k + 1]));
+      for (int k = 0; k < 4; ++k) run[i][k] = Bounded<Half>(e.bounds, sums.at + 2 * k);
     }
     Exchange(run);
     Half* to = static_cast<Half*>(p_.y) + at;

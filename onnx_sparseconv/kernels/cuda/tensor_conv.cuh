@@ -129,7 +129,7 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
   // images, then those of the odd ones.
   __device__ __forceinline__ void Finish(const Tile& tile) const {
     const Epilogue& e = t_.epilogue;
-    if (e.residual == nullptr && (e.activation == kRelu || e.activation == kNoActivation)) {
+    if (e.residual == nullptr && IsBound(e.activation)) {
       KeepSums([](float even, float odd) { return ToHalves(even, odd); });
       __syncthreads();
       if (p_.is_y_paired) {
@@ -229,7 +229,7 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
   __device__ __forceinline__ void StoreHalves(const Tile& tile) const {
     Half* const outputs = static_cast<Half*>(t_.y);
     const long long image = static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
-    const bool is_relu = t_.epilogue.activation == kRelu;
+    const Bounds& bounds = t_.epilogue.bounds;
     const auto load = [&](HalfPairs<kWidth>& pairs, long long, Shared from, bool) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) pairs.columns[i] = LoadShared(from + 4u * static_cast<unsigned>(i));
@@ -237,7 +237,7 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
     const auto store = [&](HalfPairs<kWidth>& pairs, long long index, bool has_odd) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
-        if (is_relu) pairs.columns[i] = AtLeastZero(pairs.columns[i]);
+        pairs.columns[i] = AtMost(bounds.high, AtLeast(bounds.low, pairs.columns[i]));
       }
       if constexpr (kWidth == 1) {
         StoreOnce(outputs + index, Lower(pairs.columns[0]));

@@ -271,24 +271,8 @@ class Warpgroups : protected TensorTile {
     }
   }
 
-  // What a Relu does is done to what is stored, with a bound that changes nothing where there is none.
-  __device__ __forceinline__ bool HasActivation() const {
-    return t_.epilogue.activation != kNoActivation && t_.epilogue.activation != kRelu;
-  }
-  template <class T>
-  static constexpr unsigned kNoLeast = sizeof(T) == sizeof(float) ? 0xFF800000u : kTwiceMinusInfinity;
-  template <class T>
-  __device__ __forceinline__ unsigned Least() const {
-    return t_.epilogue.activation == kRelu ? 0u : kNoLeast<T>;
-  }
-  // Two halves, or a float, at least `least`; NaN stays NaN.
-  template <class T>
-  static __device__ __forceinline__ unsigned Word(unsigned least, const float* sums) {
-    if constexpr (sizeof(T) == sizeof(float))
-      return FloatToBits(Larger(BitsToFloat(least), sums[0]));
-    else
-      return AtLeast(least, ToHalves(sums[0], sums[1]));
-  }
+  // Whether there is more to do than what bounds do to what is stored.
+  __device__ __forceinline__ bool HasActivation() const { return !IsBound(t_.epilogue.activation); }
 
   // A barrier, not __syncwarp: behind that, the compiler lets products wait for each other.
   __device__ __forceinline__ void WaitForWarp() const { WaitAtBarrier(2 + static_cast<int>(threadIdx.x) / 32, 32); }

@@ -311,7 +311,6 @@ class WgmmaConv : private Warpgroups {
   __device__ __forceinline__ void KeepPart(const Part& part, const Finish<T>& finish) const {
     constexpr int kCount = kVector<T>;
     const Epilogue& e = t_.epilogue;
-    const unsigned least = Least<T>();
 #pragma unroll
     for (int first = 0; first < kPartPositions; first += kCount) {
       if (part.first + first >= kPositions) continue;
@@ -326,7 +325,7 @@ class WgmmaConv : private Warpgroups {
       if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
       unsigned words[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = Word<T>(least, sums.at + i * kCount / 4);
+      for (int i = 0; i < 4; ++i) words[i] = Bounded<T>(e.bounds, sums.at + i * kCount / 4);
       StoreSharedVectorIf(1, address, words);
     }
   }

@@ -22,6 +22,7 @@ class Epilogue(ctypes.Structure):
         ("activation", _int),
         ("alpha", _float),
         ("beta", _float),
+        ("bounds", 2 * ctypes.c_uint),
     ]
 
 

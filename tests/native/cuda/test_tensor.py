@@ -99,11 +99,11 @@ def test_what_takes_fewer_cycles_runs(driver, make_session, x_shape, kernel):
     [
         (dataclasses.replace(CASE, weight=random_weight((64, 64, 3, 3), 0.003, dtype=HALF)), (4, 64, 6, 9)),
         (
-            SparseConvCase(random_weight((40, 1, 3, 3), 0.5, dtype=HALF), geometry_2d(group=40), dtype=HALF),
+            SparseConvCase(random_weight((40, 2, 3, 3), 0.5, dtype=HALF), geometry_2d(group=20), dtype=HALF),
             (8, 40, 6, 9),
         ),
     ],
-    ids=["next to no weights", "depthwise"],
+    ids=["next to no weights", "small groups"],
 )
 def test_what_is_mostly_zeros_on_tensor_cores_runs_in_csr(driver, make_session, case, x_shape):
     run_and_check(make_session(make_model(case)), case, x_shape)

@@ -29,10 +29,15 @@ inline Half2 LargerMagnitudes(Half2 a, Half2 b) {
   return Joined(max(Lower(a), Lower(b)), max(Upper(a), Upper(b)));
 }
 inline float Larger(float a, float b) { return b < a ? a : b; }
-constexpr Half2 kTwiceMinusInfinity = 0xFC00FC00;
+inline float Smaller(float a, float b) { return b > a ? a : b; }
 inline Half2 AtLeast(Half2 least, Half2 pair) {
   const auto larger = [](Half value, Half bound) { return ToFloat(value) < ToFloat(bound) ? bound : value; };
   return Joined(larger(Lower(pair), Lower(least)), larger(Upper(pair), Upper(least)));
+}
+
+inline Half2 AtMost(Half2 most, Half2 pair) {
+  const auto smaller = [](Half value, Half bound) { return ToFloat(value) > ToFloat(bound) ? bound : value; };
+  return Joined(smaller(Lower(pair), Lower(most)), smaller(Upper(pair), Upper(most)));
 }
 
 inline Half2 AtLeastZero(Half2 pair) { return AtLeast(0u, pair); }

@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "../checked.h"
+#include "../half.h"
 #include "../plan_cache.h"
 #include "cluster_plan.h"
 #include "csr_plan.h"
+#include "depthwise_plan.h"
 #include "driver.h"
 #include "generated_plan.h"
 #include "half_rounding.h"
@@ -75,11 +78,12 @@ struct PlanKey {
   }
 };
 
-enum class RunningKernel { kCsr, kTensor, kWgmma, kCluster, kGenerated };
+enum class RunningKernel { kCsr, kDepthwise, kTensor, kWgmma, kCluster, kGenerated };
 
 struct Plan {
   ResolvedGeometry sizes;
   CsrLaunch csr;
+  std::optional<DepthwiseLaunch> depthwise;
   std::optional<TensorLaunch> tensor;
   std::optional<WgmmaLaunch> wgmma;
   std::optional<ClusterLaunch> cluster;  // before all others of warpgroups
@@ -95,6 +99,7 @@ struct Plan {
     if (generated) return RunningKernel::kGenerated;
     if (cluster) return RunningKernel::kCluster;
     if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
+    if (depthwise) return RunningKernel::kDepthwise;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 
@@ -106,6 +111,25 @@ struct Plan {
     pointwise.reset();
   }
 };
+
+Bounds BoundsOf(const Activation& activation, bool is_half) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  float low = -kInfinity, high = kInfinity;
+  if (activation.code == sparseconv::ActivationCode::kRelu) low = 0;
+  if (activation.code == sparseconv::ActivationCode::kClip) low = activation.alpha, high = activation.beta;
+  // Rounding keeps the order of numbers, so it may come before or behind.
+  const auto word = [is_half](float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return is_half ? 0x10001u * FloatToHalf(value) : bits;
+  };
+  return {word(low), word(high)};
+}
+
+Epilogue EpilogueOf(const void* bias, const void* residual, const Activation& activation, bool is_half) {
+  const Bounds bounds = BoundsOf(activation, is_half);
+  return {bias, residual, static_cast<int>(activation.code), activation.alpha, activation.beta, bounds};
+}
 
 LaunchShape ReduceShape(int64_t count, unsigned threads) {
   LaunchShape shape;
@@ -193,6 +217,16 @@ struct WgmmaProduct {
   const PointwiseKernels pointwise;
 };
 
+// The weight as the kernel for depthwise convolutions reads it, likewise.
+struct DepthwiseProduct {
+  DepthwiseProduct(const Context& context, const std::vector<float>& weight) : memory(context, BytesOf(weight)) {
+    memory.Upload(0, weight.data(), BytesOf(weight));
+    SynchronizeUploads();  // the host's array goes now
+  }
+
+  const Memory memory;
+};
+
 // The weight as the kernels for windows of few channels read it, likewise.
 struct WindowProduct {
   WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight, bool is_half)
@@ -271,10 +305,12 @@ class CudaKernel final : public Kernel {
   };
 
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
+  void LoadDepthwiseProduct(const SparseConvAttributes& attributes);
   void LoadTensorProduct(const SparseConvAttributes& attributes);
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
+  bool PlanDepthwise(const PlanKey& key, Plan* plan) const;
   double PlanOthers(const PlanKey& key, Plan* plan) const;
   void PlanWithoutStrides(const PlanKey& key, Plan* plan) const;
   double PlanWindows(const PlanKey& key, Plan* plan) const;
@@ -291,6 +327,7 @@ class CudaKernel final : public Kernel {
   static void FillTile(const Call& call, Params* tile);
   CsrParams MakeCallCsrParams(const Call& call) const;
   void LaunchCsr(const Call& call) const;
+  void LaunchDepthwise(const Call& call) const;
   void LaunchTensor(const Call& call) const;
   void LaunchWgmma(const Call& call) const;
   void LaunchCluster(const Call& call) const;
@@ -324,6 +361,7 @@ class CudaKernel final : public Kernel {
   DeviceFacts device_;
   std::optional<LibraryKernels> library_kernels_;
   std::optional<CsrWeight> csr_weight_;
+  std::optional<DepthwiseProduct> depthwise_;
   std::optional<TensorProduct> tensor_;
   std::optional<WgmmaProduct> wgmma_;
   std::optional<WindowProduct> windows_;
@@ -345,11 +383,28 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
   CheckCsrGeometry(geometry_);
   const ScopedContext scope(context_.handle());
   device_ = ReadFacts(context_.device());
+  LoadDepthwiseProduct(attributes);
   LoadTensorProduct(attributes);
   LoadWgmmaProduct(attributes);
   LoadImage(node, attributes);
-  library_kernels_.emplace(is_half(), device_.architecture);
+  library_kernels_.emplace(is_half(), device_);
   csr_weight_.emplace(context_, attributes.weight);
+}
+
+void CudaKernel::LoadDepthwiseProduct(const SparseConvAttributes& attributes) {
+  const bool must_run = op_.cuda.kernel == KernelChoice::kDepthwise;
+  if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  if (!HasDepthwiseForm(geometry_)) {
+    if (must_run) {
+      Fail(
+          "'sparseconv.cuda_kernel' asks for the depthwise kernel, which runs 1-D and 2-D, with as many groups as "
+          "input "
+          "and as output channels");
+    }
+    return;
+  }
+  depthwise_.emplace(context_, DepthwiseWeight(attributes.weight, geometry_));
+  running_.store(RunningKernel::kDepthwise);
 }
 
 void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
@@ -439,8 +494,9 @@ void CudaKernel::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes
 
 void CudaKernel::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
   has_warned_.store(true);
-  const std::string kernel =
-      tensor_ || wgmma_ ? "a kernel on tensor cores, or with little work the CSR kernel" : "the CSR kernel";
+  const std::string kernel = depthwise_          ? "the depthwise kernel"
+                             : tensor_ || wgmma_ ? "a kernel on tensor cores, or with little work the CSR kernel"
+                                                 : "the CSR kernel";
   node.Warn(Concat(op_.name(), " node '", node_name_, "' runs ", kernel, ": ", reason));
 }
 
@@ -448,6 +504,8 @@ std::string CudaKernel::name() const {
   switch (running_.load(std::memory_order_relaxed)) {
     case RunningKernel::kCsr:
       return "cuda.csr";
+    case RunningKernel::kDepthwise:
+      return "cuda.depthwise";
     case RunningKernel::kTensor:
       return "cuda.tensor";
     case RunningKernel::kWgmma:
@@ -458,6 +516,17 @@ std::string CudaKernel::name() const {
       break;
   }
   return Concat("cuda.generated(sm_", image_->architecture, ")");
+}
+
+// Whether the kernel for depthwise convolutions runs a call: wherever it can.
+bool CudaKernel::PlanDepthwise(const PlanKey& key, Plan* plan) const {
+  if (!depthwise_) return false;
+  plan->depthwise =
+      ChooseDepthwiseLaunch(geometry_, plan->sizes, key.batch, static_cast<int64_t>(element_bytes()), device_);
+  if (!plan->depthwise && op_.cuda.kernel == KernelChoice::kDepthwise) {
+    Fail("the depthwise kernel cannot run this call: a block has no room for its rows, or there are too many of them");
+  }
+  return plan->depthwise.has_value();
 }
 
 // What runs a call that is not on warpgroups: the kernel for tensor cores where that is faster than the CSR kernel.
@@ -558,6 +627,7 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
       Fail("the image for sm_", image_->architecture, " cannot run this call: ", plan.reason);
     }
   }
+  if (PlanDepthwise(key, &plan)) return plan;
   const double others = PlanOthers(key, &plan);
   if (wgmma_ && (is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto)) {
     PlanWarpgroups(key, others, &plan);
@@ -567,10 +637,11 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
 
 void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
   if (has_warned_.exchange(true)) return;
-  const char* kernel = plan.kernel() == RunningKernel::kCsr       ? "CSR"
-                       : plan.kernel() == RunningKernel::kTensor  ? "tensor-core"
-                       : plan.kernel() == RunningKernel::kCluster ? "cluster"
-                                                                  : "warpgroup";
+  const char* kernel = plan.kernel() == RunningKernel::kCsr         ? "CSR"
+                       : plan.kernel() == RunningKernel::kDepthwise ? "depthwise"
+                       : plan.kernel() == RunningKernel::kTensor    ? "tensor-core"
+                       : plan.kernel() == RunningKernel::kCluster   ? "cluster"
+                                                                    : "warpgroup";
   context.Warn(Concat(op_.name(), " node '", node_name_, "' runs the ", kernel,
                       " kernel for X of this shape, and may not run its own code for others: its image for sm_",
                       image_->architecture, " does not fit, ", plan.reason));
@@ -643,8 +714,7 @@ void CudaKernel::Compute(const ort::Context& context) const {
 }
 
 Epilogue CudaKernel::MakeEpilogue(const Inputs& inputs) const {
-  return {inputs.bias.data, inputs.residual.data, static_cast<int>(activation_.code), activation_.alpha,
-          activation_.beta};
+  return EpilogueOf(inputs.bias.data, inputs.residual.data, activation_, is_half());
 }
 
 // What runs a call: the plan's kernel, but where only one could that needs Y and the residual aligned, and one is not.
@@ -659,6 +729,8 @@ void CudaKernel::Launch(const Call& call) const {
   running_.store(kernel, std::memory_order_relaxed);
   if (kernel == RunningKernel::kCsr) {
     LaunchCsr(call);
+  } else if (kernel == RunningKernel::kDepthwise) {
+    LaunchDepthwise(call);
   } else if (kernel == RunningKernel::kTensor) {
     LaunchTensor(call);
   } else if (call.plan.cluster) {
@@ -701,6 +773,14 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   const CsrLaunch& launch = call.plan.csr;
   params.block_rows = launch.block_rows;
   LaunchLibrary(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
+}
+
+void CudaKernel::LaunchDepthwise(const Call& call) const {
+  const DepthwiseLaunch& launch = *call.plan.depthwise;
+  DepthwiseParams params = launch.params;
+  FillTile(call, &params);
+  params.weight = static_cast<const float*>(depthwise_->memory.at(0));
+  LaunchLibrary(library_kernels_->Depthwise(launch.window), launch.shape, params, call.stream);
 }
 
 template <class Params>
@@ -749,7 +829,7 @@ void CudaKernel::LendSums(const Call& call, const LaunchShape& shape, int64_t pa
   if (parts == 1) return;
   const size_t bytes = parts * static_cast<size_t>(part_values) * element_bytes();
   params->tile.y = Lend(call.context, call.inputs, bytes + BlocksOf(shape) * sizeof(unsigned), sums);
-  params->tile.epilogue = {};
+  params->tile.epilogue = EpilogueOf(nullptr, nullptr, {}, is_half());
   params->seen = reinterpret_cast<unsigned*>(static_cast<unsigned char*>(params->tile.y) + bytes);
 }
 
@@ -840,6 +920,7 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
   LendSums(call, launch.shape, params.y_part, &params.common, &sums);
   // The residual of halves is staged, as X is.
   const auto residual_begin = is_half() ? 0 : reinterpret_cast<uintptr_t>(tile.epilogue.residual);
+  params.kept_bounds = residual_begin == 0 ? tile.epilogue.bounds : BoundsOf({}, is_half());
   params.out_columns =
       ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | residual_begin, params.out_columns, element_bytes());
   RecomputeParams& recompute = params.common.recompute;

@@ -8,6 +8,7 @@
 #include "octet_plan.h"
 #include "pointwise_plan.h"
 #include "ring_plan.h"
+#include "tensor_launch.h"
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
 
@@ -67,11 +68,17 @@ std::vector<int> AllOf(const int (&counts)[kCount]) {
 
 }  // namespace
 
-LibraryKernels::LibraryKernels(bool is_half, int architecture)
-    : begin_early_(architecture >= kEarlyArchitecture), library_(LibraryOfCsr(begin_early_)) {
+LibraryKernels::LibraryKernels(bool is_half, const DeviceFacts& device)
+    : begin_early_(device.architecture >= kEarlyArchitecture), library_(LibraryOfCsr(begin_early_)) {
   const std::string type = is_half ? "f16" : "f32";
   for (int i = 0; i < 4; ++i) {
     csr_[i] = library_->Function(("sparseconv_csr_" + type + "_b" + std::to_string(1 << i)).c_str());
+  }
+  for (size_t i = 0; i < std::size(kDepthwiseWindows); ++i) {
+    depthwise_[i] =
+        library_->Function(("sparseconv_depthwise_" + std::string(kDepthwiseWindows[i].name) + "_" + type).c_str());
+    GetDriver().set_function_attribute(depthwise_[i], kMaxDynamicSharedBytes,
+                                       device.max_shared_bytes - kReservedSharedBytes);
   }
   reduce_ = library_->Function(("sparseconv_reduce_" + type).c_str());
   pools_[{0, 0}] = library_->Function(("sparseconv_max_pool_" + type).c_str());

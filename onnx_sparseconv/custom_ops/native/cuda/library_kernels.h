@@ -1,7 +1,8 @@
-// The kernels that the library itself carries, as PTX: the CSR convolution, the sum of partial results, the pool behind
-// a convolution, and the convolutions on tensor cores.
+// The kernels that the library itself carries, as PTX: the CSR convolution, the depthwise one, the sum of partial
+// results, the pool behind a convolution, and the convolutions on tensor cores.
 #pragma once
 
+#include <iterator>
 #include <map>
 #include <memory>
 #include <string>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "csr_plan.h"
+#include "depthwise_plan.h"
 #include "driver.h"
 
 namespace sparseconv::cuda {
@@ -20,12 +22,14 @@ constexpr int kEarlyArchitecture = 90;
 // share the compiled PTX, as long as there is one.
 class LibraryKernels {
  public:
-  LibraryKernels(bool is_half, int architecture);
+  LibraryKernels(bool is_half, const DeviceFacts& device);
 
   // Whether launches of these may begin early.
   bool begin_early() const { return begin_early_; }
   // `sub_batch` is 1, 2, 4 or 8.
   FunctionHandle Csr(int sub_batch) const;
+  // `window` is one of kDepthwiseWindows.
+  FunctionHandle Depthwise(int window) const { return depthwise_[window]; }
   FunctionHandle Reduce() const { return reduce_; }
   // `size` and `vector_bytes` are those of a PoolLaunch.
   FunctionHandle Pool(int size, int vector_bytes) const { return pools_.at({size, vector_bytes}); }
@@ -34,6 +38,7 @@ class LibraryKernels {
   const bool begin_early_;
   std::shared_ptr<const Library> library_;
   FunctionHandle csr_[4];
+  FunctionHandle depthwise_[std::size(kDepthwiseWindows)];
   FunctionHandle reduce_;
   std::map<std::pair<int, int>, FunctionHandle> pools_;
 };

@@ -39,8 +39,9 @@ Settings ParseSettings(const std::function<std::optional<std::string>(const char
   Settings settings;
   if (const char* key = "sparseconv.cuda_kernel"; const auto text = read(key)) {
     settings.kernel = Choose(key, *text,
-                             Names<KernelChoice, 6>{{{"auto", KernelChoice::kAuto},
+                             Names<KernelChoice, 7>{{{"auto", KernelChoice::kAuto},
                                                      {"csr", KernelChoice::kCsr},
+                                                     {"depthwise", KernelChoice::kDepthwise},
                                                      {"tensor", KernelChoice::kTensor},
                                                      {"wgmma", KernelChoice::kWgmma},
                                                      {"cluster", KernelChoice::kCluster},

@@ -10,9 +10,9 @@
 
 namespace sparseconv::cuda {
 
-// kAuto: the node's own image where it can run, else the warpgroup kernel or the tensor-core kernel where they pay,
-// else the CSR kernel. All but kAuto and kCsr: an error where they cannot run.
-enum class KernelChoice { kAuto, kCsr, kTensor, kWgmma, kCluster, kGenerated };
+// kAuto: the node's own image where it can run, else the depthwise kernel, the warpgroup kernel or the tensor-core
+// kernel where they pay, else the CSR kernel. All but kAuto and kCsr: an error where they cannot run.
+enum class KernelChoice { kAuto, kCsr, kDepthwise, kTensor, kWgmma, kCluster, kGenerated };
 
 // 0 and "no value" leave the choice to the plan.
 struct Settings {

@@ -1,0 +1,135 @@
+#include "depthwise_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+#include "../checked.h"
+#include "divisor.h"
+#include "tensor_launch.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+constexpr int64_t kMaxGridY = 65535;
+constexpr int64_t kWarp = 32;
+constexpr int64_t kVectorBytes = 16;
+// Items of a band: enough that rows which two bands read hardly count, and few enough that several blocks run beside
+// each other; and columns of kDepthwiseRows outputs of a block's planes. Measured on an H100.
+constexpr int64_t kWantedItems = 448, kWantedColumns = 448;
+// Blocks for each multiprocessor that are worth more than that.
+constexpr int64_t kWantedBands = 2, kWantedBlocks = 8;
+
+int64_t RoundedUp(int64_t value, int64_t to) { return CeilDivide(value, to) * to; }
+
+// Of the kernel for a geometry.
+int WindowOf(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
+  const int64_t size = geometry.kernel_shape[2], stride = geometry.strides[2];
+  // How far the last column's window reaches beyond the map.
+  const int64_t behind = (sizes.out_dims[2] - 1) * stride - sizes.pads_begin[2] + size - sizes.in_dims[2];
+  if (geometry.kernel_shape[1] != size || geometry.strides[1] != stride || geometry.dilations[1] != 1 ||
+      geometry.dilations[2] != 1 || sizes.pads_begin[2] > size / 2 || behind > size / 2) {
+    return kAnyWindow;
+  }
+  for (int i = 0; i < static_cast<int>(std::size(kDepthwiseWindows)); ++i) {
+    const DepthwiseWindow& window = kDepthwiseWindows[i];
+    if (i != kAnyWindow && window.size == size && window.stride == stride) return i;
+  }
+  return kAnyWindow;
+}
+
+}  // namespace
+
+bool HasDepthwiseForm(const ConvGeometry& geometry) {
+  return geometry.spatial_rank <= 2 && geometry.group == geometry.in_channels &&
+         geometry.group == geometry.out_channels;
+}
+
+std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
+                                                     int64_t batch, int64_t element_bytes, const DeviceFacts& device) {
+  const auto& [in_d, in_h, in_w] = sizes.in_dims;
+  const auto& [out_d, out_h, out_w] = sizes.out_dims;
+  const int64_t planes = batch * geometry.in_channels;
+  if (planes > kMaxInt) return std::nullopt;
+  DepthwiseLaunch launch{};
+  launch.window = WindowOf(geometry, sizes);
+  const bool is_any = launch.window == kAnyWindow;
+  const int64_t item_rows = is_any ? 1 : kDepthwiseRows;
+  const bool is_half = element_bytes == sizeof(uint16_t);
+  const int64_t item_columns = is_half ? kDepthwiseWindows[launch.window].half_columns : 1;
+
+  const int64_t plane_strips = CeilDivide(out_h, item_rows), strip_items = CeilDivide(out_w, item_columns);
+  const int64_t enough_strips = planes * plane_strips / (kWantedBands * device.num_multiprocessors);
+  const int64_t strips = std::clamp<int64_t>(std::min(kWantedItems / strip_items, enough_strips), 1, plane_strips);
+  const bool is_whole = strips == plane_strips;
+  const int64_t band_rows = is_whole ? out_h : strips * item_rows;
+  const int64_t enough = std::max<int64_t>(planes / (kWantedBlocks * device.num_multiprocessors), 1);
+  int64_t block_planes = is_whole ? std::clamp<int64_t>(kWantedColumns / (strips * out_w), 1, enough) : 1;
+
+  // Of a block with so many planes: where its outputs begin, and all.
+  const int64_t most_bytes = device.max_shared_bytes - kReservedSharedBytes;
+  const int64_t reach = (band_rows - 1) * geometry.strides[1] + (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
+  const int64_t in_offset = is_any ? 0 : RoundedUp(in_w * element_bytes + 2 * kDepthwiseSlackBytes, kVectorBytes);
+  const auto out_offset = [&](int64_t count) {
+    const int64_t rows = count > 1 ? in_h : std::min(reach + 1, in_h);
+    return in_offset +
+           RoundedUp(count * rows * in_w * element_bytes + kVectorBytes + kDepthwiseSlackBytes, kVectorBytes);
+  };
+  const auto shared_bytes = [&](int64_t count) {
+    return out_offset(count) + count * band_rows * out_w * element_bytes + kVectorBytes;
+  };
+  while (block_planes > 1 && shared_bytes(block_planes) > most_bytes) block_planes /= 2;
+  if (shared_bytes(block_planes) > most_bytes) return std::nullopt;
+  const int64_t bands = CeilDivide(out_h, band_rows);
+  if (bands > kMaxGridY) return std::nullopt;
+
+  DepthwiseParams& params = launch.params;
+  params.num_planes = static_cast<int>(planes);
+  params.channels = static_cast<int>(geometry.in_channels);
+  params.in_h = static_cast<int>(in_h), params.in_w = static_cast<int>(in_w);
+  params.out_h = static_cast<int>(out_h), params.out_w = static_cast<int>(out_w);
+  params.kernel_h = static_cast<int>(geometry.kernel_shape[1]);
+  params.kernel_w = static_cast<int>(geometry.kernel_shape[2]);
+  params.stride_h = static_cast<int>(geometry.strides[1]), params.stride_w = static_cast<int>(geometry.strides[2]);
+  params.dilation_h = static_cast<int>(geometry.dilations[1]);
+  params.dilation_w = static_cast<int>(geometry.dilations[2]);
+  params.pad_top = static_cast<int>(sizes.pads_begin[1]), params.pad_left = static_cast<int>(sizes.pads_begin[2]);
+  params.block_planes = static_cast<int>(block_planes);
+  params.band_rows = static_cast<int>(band_rows);
+  params.strips = static_cast<int>(strips);
+  params.strip_items = static_cast<int>(strip_items);
+  params.in_offset = static_cast<int>(in_offset);
+  params.out_offset = static_cast<int>(out_offset(block_planes));
+  params.by_strip_items = MakeDivisor(strip_items);
+  params.by_strips = MakeDivisor(strips);
+  params.by_channels = MakeDivisor(geometry.in_channels);
+
+  const int64_t items = block_planes * strips * strip_items, rounds = CeilDivide(items, int64_t{kMaxDepthwiseThreads});
+  launch.shape.threads = static_cast<unsigned>(RoundedUp(CeilDivide(items, rounds), kWarp));
+  launch.shape.grid[0] = static_cast<unsigned>(CeilDivide(planes, block_planes));
+  launch.shape.grid[1] = static_cast<unsigned>(bands);
+  launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes(block_planes));
+  return launch;
+}
+
+std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
+  const auto taps = static_cast<size_t>(geometry.taps());
+  std::vector<float> values(static_cast<size_t>(geometry.out_channels) * taps);
+  for (size_t row = 0; row + 1 < weight.row_begin.size(); ++row) {
+    for (auto entry = static_cast<size_t>(weight.row_begin[row]);
+         entry < static_cast<size_t>(weight.row_begin[row + 1]); ++entry) {
+      values[row * taps + weight.columns[entry]] = weight.values[entry];
+    }
+  }
+  return values;
+}
+
+std::string ToString(const DepthwiseLaunch& launch) {
+  const LaunchShape& shape = launch.shape;
+  return Concat("depthwise ", kDepthwiseWindows[launch.window].name, " planes=", launch.params.block_planes,
+                " rows=", launch.params.band_rows, " grid=", shape.grid[0], "x", shape.grid[1],
+                " threads=", shape.threads);
+}
+
+}  // namespace sparseconv::cuda
