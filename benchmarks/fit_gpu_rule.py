@@ -5,7 +5,8 @@
 
 The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
 gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json and, by clusters, gpu-layers-clusters.json;
-of floats, gpu-layers-float.json), and inside networks (gpu-network-kernels.json).
+of floats, gpu-layers-float.json), and inside networks (gpu-network-kernels.json, and of float16 and of the library's
+kernels gpu-network-kernels-h100.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -26,7 +27,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from network_rows import NetworkRows, fit_network, network_errors, read_network_rows
+from network_rows import (
+    LibraryTimes,
+    NetworkRows,
+    fit_network,
+    network_errors,
+    read_library_times,
+    read_network_rows,
+)
 
 from onnx_sparseconv.converter.gpu_rule import MIN_SAVED_US
 from onnx_sparseconv.files import write_text
@@ -59,6 +67,7 @@ CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
 ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches", "first")]
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
+HALF_NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels-h100.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
 ARCHITECTURE = 90
@@ -463,6 +472,7 @@ class Measured:
     rows: Rows
     library: LibraryRows
     network: NetworkRows
+    half_network: NetworkRows
 
 
 @dataclass(frozen=True)
@@ -471,14 +481,15 @@ class Constants:
 
     model: TimeModel
     network: NetworkModel
+    half_network: NetworkModel
     margin: float
 
 
 def constants_text(constants: Constants, device: str) -> str:
     """The module that holds the constants."""
-    lines, network_lines = (
+    lines, network_lines, half_lines = (
         "\n".join(f"    {field.name}={getattr(one, field.name)!r}," for field in fields(one))
-        for one in (constants.model, constants.network)
+        for one in (constants.model, constants.network, constants.half_network)
     )
     return (
         '"""Figures of the models of times. Made by ``benchmarks/fit_gpu_rule.py``; do not edit."""\n\n'
@@ -488,6 +499,7 @@ def constants_text(constants: Constants, device: str) -> str:
         f'MEASURED_ON = "{device}"\nMEASURED_ARCHITECTURE = {ARCHITECTURE}\n'
         f"MODEL = TimeModel(\n{lines}\n)\n"
         f"NETWORK = NetworkModel(\n{network_lines}\n)\n"
+        f"# Of float16.\nHALF_NETWORK = NetworkModel(\n{half_lines}\n)\n"
         "# A layer is rewritten where it is foretold to gain by this factor, at least. The least one from 1.2 on with\n"
         "# which no measured layer would be rewritten that loses more than a tenth, else of those with the fewest.\n"
         f"MIN_GAIN = {constants.margin!r}\n"
@@ -548,10 +560,29 @@ def network_table(rows: NetworkRows, model: NetworkModel) -> str:
     return _table(["kind of layer", "measured", "error"], lines)
 
 
-def constants_table(model: TimeModel | NetworkModel, margin: float | None = None) -> str:
+def network_library_table(times: dict[str, LibraryTimes]) -> str:
+    """Markdown: how well times of the library's kernels inside networks are foretold, by type."""
+    lines = []
+    for dtype, of_type in times.items():
+        ratios, kernels = of_type.foretold_us / of_type.took_us, np.array(of_type.kernels)
+        for kernel in sorted(set(of_type.kernels)):
+            some = ratios[kernels == kernel]
+            mean = math.exp(float(np.mean(np.log(some))))
+            lines.append([f"{kernel}, {dtype}", str(some.size), f"{mean:.2f}", f"{100 * (_typical(some) - 1):.0f}%"])
+    return _table(["kernel", "measured", "foretold of measured, in the mean", "error"], lines)
+
+
+def constants_table(model: TimeModel, margin: float) -> str:
     """Markdown: the constants."""
     rows = [[field.name, f"{getattr(model, field.name):.4g}"] for field in fields(model)]
-    return _table(["constant", "value"], [*rows, *([["MIN_GAIN", f"{margin:.4g}"]] if margin is not None else [])])
+    return _table(["constant", "value"], [*rows, ["MIN_GAIN", f"{margin:.4g}"]])
+
+
+def network_constants_table(network: NetworkModel, half: NetworkModel) -> str:
+    """Markdown: the constants of networks, of both types."""
+    names = [field.name for field in fields(network)]
+    rows = [[name, *(f"{getattr(model, name):.4g}" for model in (network, half))] for name in names]
+    return _table(["constant", "float32", "float16"], rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -561,18 +592,23 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def read_measured() -> Measured:
     """What the results say."""
-    network = read_network_rows(NETWORK_RESULTS, ARCHITECTURE, CLOCK_MHZ)
-    return Measured(read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows(), network)
+    network = read_network_rows(NETWORK_RESULTS, "float32", ARCHITECTURE, CLOCK_MHZ)
+    half_network = read_network_rows(HALF_NETWORK_RESULTS, "float16", ARCHITECTURE, CLOCK_MHZ)
+    return Measured(read_rows(RESULTS, LIBRARY_RESULTS), read_library_rows(), network, half_network)
 
 
 def constants_in_use() -> Constants:
     """Those of the package."""
-    return Constants(gpu_time_constants.MODEL, gpu_time_constants.NETWORK, gpu_time_constants.MIN_GAIN)
+    found = gpu_time_constants
+    return Constants(found.MODEL, found.NETWORK, found.HALF_NETWORK, found.MIN_GAIN)
 
 
 def with_tables(text: str, measured: Measured, constants: Constants) -> str:
     """The document with its tables made anew, between ``<!-- table: NAME -->`` and ``<!-- end -->``."""
     library, model = measured.library, constants.model
+    in_networks = {
+        dtype: read_library_times(HALF_NETWORK_RESULTS, dtype, ARCHITECTURE, model) for dtype in ("float32", "float16")
+    }
     tables = {
         "gpu-rule": quality_table(measured.rows, model, constants.margin),
         "gpu-rule-few-images": library_table(library.few_images, model.cycles_us(library.few_images.work)),
@@ -581,8 +617,10 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
         "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
         "gpu-rule-all-kinds": library_table(library.all_kinds, model.cycles_us(library.all_kinds.work), "ran on"),
         "gpu-rule-network": network_table(measured.network, constants.network),
+        "gpu-rule-half-network": network_table(measured.half_network, constants.half_network),
+        "gpu-rule-network-library": network_library_table(in_networks),
         "gpu-rule-constants": constants_table(model, constants.margin),
-        "gpu-rule-network-constants": constants_table(constants.network),
+        "gpu-rule-network-constants": network_constants_table(constants.network, constants.half_network),
     }
 
     def fill(match: re.Match[str]) -> str:
@@ -597,6 +635,7 @@ def check(measured: Measured) -> list[str]:
     pairs: tuple[tuple[TimeModel | NetworkModel, TimeModel | NetworkModel], ...] = (
         (have.model, fit(measured.rows, measured.library)),
         (have.network, fit_network(measured.network, _fit_some)),
+        (have.half_network, fit_network(measured.half_network, _fit_some)),
     )
     problems = []
     for now, wanted in pairs:
@@ -630,7 +669,8 @@ def main() -> int:
         return int(bool(problems))
     model = rounded(fit(measured.rows, measured.library))
     network = rounded(fit_network(measured.network, _fit_some))
-    constants = Constants(model, network, choose_margin(measured.rows, model))
+    half_network = rounded(fit_network(measured.half_network, _fit_some))
+    constants = Constants(model, network, half_network, choose_margin(measured.rows, model))
     device = json.loads(RESULTS.read_text())["environment"]["cuda"]["gpus"][0]["name"]
     write_text(CONSTANTS, constants_text(constants, device))
     document = with_tables(DOCUMENT.read_text(), measured, constants)

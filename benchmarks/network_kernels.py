@@ -1,22 +1,27 @@
 r"""Times what layers take inside whole networks on a GPU, dense and sparse, and writes it as JSON.
 
-    python benchmarks/network_kernels.py resnet18.onnx:resnet18.sparse.onnx ... --batch 64 -o build/network-kernels.json
+    python benchmarks/network_kernels.py resnet18.onnx mobilenet_v2.onnx --precision fp16 --batch 8 64 \
+        -o build/network-kernels.json
 
 A layer alone, run again and again, finds its code and often its input in caches, and a dense one has its layout
 changed for it; inside a network that is not so. The profiler of PyTorch says what each kernel of a run took, in their
 order, and ONNX Runtime runs layers in the order of the model's nodes. To a dense layer belong its convolution, the
 addition of its bias and its activation, with the channels last; to a sparse one all that it launches. Pools and the
-additions of residuals stay out, except those that sparse layers do in passing, which are marked.
+additions of residuals stay out, except those that sparse layers do in passing, which are marked. Every layer is made
+sparse, and run by code of its own, where code can be made for it, and by the library's kernels.
 
-Kernels that begin before the ones in front of them are done (programmatic dependent launch: those on tensor cores, on
-sm_90) have the time that they wait counted in; others do not. Needs PyTorch with CUDA.
+Some kernels begin before the ones in front of them are done (programmatic dependent launch: the library's, on sm_90),
+and wait. So a kernel takes the time from where the one in front of it ended, or from its own begin, if that is later.
+Needs PyTorch with CUDA, on a GPU of sm_90.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +36,14 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.conversion import ConvertOptions, Precision, convert
+from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
+from onnx_sparseconv.converter.gpu_images import node_keys
 from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.files import write_text
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
 from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
 from onnx_sparseconv.runtime.cuda_mode import CudaMode
 from onnx_sparseconv.runtime.environment import read_environment
@@ -45,13 +54,19 @@ from onnx_sparseconv.runtime.session import make_session, measuring_options
 
 SCHEMA_VERSION = 1
 WARM_UP, RUNS = 20, 20
+TARGET = "sm_90"
 
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="+", metavar="ORIGINAL:CONVERTED", help="pairs of models")
-    parser.add_argument("--batch", type=int, default=64, help="images")
+    parser.add_argument("models", nargs="+", type=Path, help="pruned models, dense")
+    parser.add_argument("--precision", nargs="+", choices=["keep", "fp16"], default=["keep"])
+    parser.add_argument("--batch", nargs="+", type=int, default=[64], help="images")
+    parser.add_argument("--kernels", nargs="+", choices=["generated", "library"], default=["generated", "library"])
+    parser.add_argument(
+        "--library-only", nargs="*", type=Path, default=[], metavar="MODEL", help="of these, none by generated code"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True)
     return parser.parse_args()
 
@@ -78,9 +93,11 @@ def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> list[Kernel]:
     events = [event for event in profiler.events() if event.device_type.name == "CUDA"]
     events.sort(key=lambda event: event.time_range.start)
     names = np.array([event.name for event in events])
+    begins, ends = (np.array([getattr(event.time_range, what) for event in events]) for what in ("start", "end"))
+    busy_from = np.maximum(begins, np.concatenate([begins[:1], np.maximum.accumulate(ends)[:-1]]))
     if len(events) % RUNS or np.any(names.reshape(RUNS, -1) != names[: len(events) // RUNS]):
         raise ValueError(f"{path.name}: runs differ in their kernels")
-    times = np.array([event.time_range.elapsed_us() for event in events]).reshape(RUNS, -1).mean(axis=0)
+    times = np.maximum(ends - busy_from, 0.0).reshape(RUNS, -1).mean(axis=0)
     return list(zip(names.tolist(), times.tolist(), strict=False))
 
 
@@ -113,8 +130,30 @@ def describe(site: ConvSite, kernels: Sequence[Kernel]) -> dict[str, Any]:
     }
 
 
-def measure(original: Path, converted: Path, batch: int) -> dict[str, Any]:
-    """Both sides of a pair.
+def convert_dense(model: Path, precision: Precision, folder: Path) -> Path:
+    """The model itself, in a precision."""
+    if precision == "keep":
+        return model
+    path = folder / f"{model.stem}.{precision}.onnx"
+    convert(model, path, ConvertOptions(precision=precision, min_sparsity=1.0))
+    return path
+
+
+def convert_all(model: Path, precision: Precision, kernel: str, folder: Path) -> Path:
+    """The model with every layer sparse, run by such kernels."""
+    choice = CSR if kernel == "library" else KernelChoice("generated")
+    layers = [
+        LayerDecision(name, graph, number, Choice.SPARSE, Choice.SPARSE, Cause.MEASURED, "", kernels={TARGET: choice})
+        for graph, name, number in node_keys(sites_of(model))
+    ]
+    decisions = Decisions(model.name, {}, (), tuple(layers), targets=(TARGET,))
+    path = folder / f"{model.stem}.{precision}.{kernel}.onnx"
+    convert(model, path, ConvertOptions(precision=precision, decisions=decisions, targets=(TARGET,)))
+    return path
+
+
+def measure(original: Path, converted: Path, batch: int) -> list[dict[str, Any]]:
+    """Both sides of all layers.
 
     Raises:
         ValueError: a layer stays dense, or others ran than the model has.
@@ -126,29 +165,38 @@ def measure(original: Path, converted: Path, batch: int) -> dict[str, Any]:
     if not all(is_sparse) or not len(dense) == len(sparse) == len(sites):
         raise ValueError(f"{converted.name}: {len(sites)} layers, {len(dense)} dense ones ran, {len(sparse)} sparse")
     adds = [site.node.op == "SparseConvAdd" for site in sites_of(converted)]
-    layers = [
+    return [
         {"dense": describe(site, dense[i]), "sparse_us": math.fsum(t for _, t in sparse[i])}
         | {"sparse_kernels": [{"name": n, "us": t} for n, t in sparse[i]], "adds_residual": adds[i]}
         for i, site in enumerate(sites)
     ]
-    return {"original": original.name, "converted": converted.name, "batch": batch, "layers": layers}
 
 
 def main() -> int:
-    """Measure what was asked for and write one file, anew after every pair."""
+    """Measure what was asked for and write one file, anew after every network."""
     asked = parse_arguments()
+    networks: list[dict[str, Any]] = []
     results: dict[str, Any] = {
         **results_head(SCHEMA_VERSION),
         "environment": {**to_plain(read_environment()), "torch": torch.__version__},
-        "networks": [],
+        "networks": networks,
     }
-    for pair in asked.models:
-        original, converted = map(Path, pair.split(":"))
-        results["networks"].append(measure(original, converted, asked.batch))
-        write_text(asked.output, to_json_text(results))
-        totals = [sum(layer["dense"]["us"] for layer in results["networks"][-1]["layers"])]
-        totals.append(sum(layer["sparse_us"] for layer in results["networks"][-1]["layers"]))
-        print(f"{converted.name}: layers take {totals[0]:.0f} us dense, {totals[1]:.0f} us sparse", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        models = [
+            *itertools.product(asked.models, asked.kernels),
+            *((model, "library") for model in asked.library_only),
+        ]
+        for (model, kernel), precision in itertools.product(models, asked.precision):
+            dense, converted = convert_dense(model, precision, folder), convert_all(model, precision, kernel, folder)
+            for batch in asked.batch:
+                setting = {"original": model.name, "precision": precision, "kernels": kernel, "batch": batch}
+                layers = measure(dense, converted, batch)
+                networks.append({**setting, "layers": layers})
+                write_text(asked.output, to_json_text(results))
+                dense_us = math.fsum(one["dense"]["us"] for one in layers)
+                sparse_us = math.fsum(one["sparse_us"] for one in layers)
+                print(f"{setting}: layers take {dense_us:.0f} us dense, {sparse_us:.0f} us sparse", file=sys.stderr)
     return 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 DENSE_PRODUCT = re.compile(r"implicit_gemm|fprop|nvjet|cutlass|conv2d|first_layer|gemm|splitK")
 DENSE_BIAS = re.compile(r"op_generic_tensor")
 DENSE_ACTIVATION = re.compile(r"_UnaryElementWise|_Clip")
-SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|gather)")
+SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|gather|space_to_depth)")
 SPARSE_BEHIND = re.compile(r"sparseconv_reduce")
 SPARSE_POOL = re.compile(r"sparseconv_max_pool")
 SPARSE_PRODUCT = re.compile(r"sparseconv_")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ import numpy as np
 from network_parts import parts_of
 
 from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
-from onnx_sparseconv.kernels.gpu_times import DenseWork, as_arrays, dense_work
+from onnx_sparseconv.kernels.gpu_times import DenseWork, TimeModel, as_arrays, dense_work
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 
@@ -24,16 +26,18 @@ START = NetworkModel(
     bandwidth_tb=3.0,
     depthwise_tb=3.0,
     product_launch_us=2.0,
+    window_us=1.0,
     pass_launch_us=1.0,
     bias_us=3.0,
     activation_us=2.0,
+    clip_us=2.0,
     code_launch_us=2.0,
     code_slowdown=1.0,
     code_size_us=0.0,
     code_in_us=0.0,
     code_out_us=0.0,
 )
-PRODUCT = ("tflops", "half_depth", "half_moutputs", "bandwidth_tb", "product_launch_us")
+PRODUCT = ("tflops", "half_depth", "half_moutputs", "bandwidth_tb", "product_launch_us", "window_us")
 
 # Searches a model for what makes errors, as logarithms, least: where it begins, the constants that change, the errors.
 Fit = Callable[[Any, Sequence[str], Callable[[Any], np.ndarray]], Any]
@@ -46,9 +50,9 @@ class NetworkRows:
     Attributes:
         names: of the layers' forms.
         dense, code: what they have to do.
-        is_depthwise, adds_residual: of each.
+        is_depthwise, adds_residual, is_clip: of each; the last one of its activation.
         product_us, bias_us, activation_us: what dense ones took; 0 for a pass that there is not.
-        code_us: what the generated kernel took.
+        code_us: what the generated kernel took; NaN where it was not measured.
     """
 
     names: tuple[str, ...]
@@ -56,37 +60,83 @@ class NetworkRows:
     code: CodeWork
     is_depthwise: np.ndarray
     adds_residual: np.ndarray
+    is_clip: np.ndarray
     product_us: np.ndarray
     bias_us: np.ndarray
     activation_us: np.ndarray
     code_us: np.ndarray
 
 
-def read_network_rows(path: Path, architecture: int, clock_mhz: float) -> NetworkRows:
-    """The rows of a results file that a plan of today would run.
+def read_network_rows(path: Path, dtype: str, architecture: int, clock_mhz: float) -> NetworkRows:
+    """The rows of a results file, of one type, that a plan of today would run.
 
     Raises:
         ValueError: there is none.
     """
-    alike: dict[tuple[str, bool], list[tuple[dict[str, Any], int]]] = {}
-    for network in json.loads(path.read_text())["networks"]:
-        for layer in network["layers"]:
-            alike.setdefault((_name(layer["dense"]), layer["adds_residual"]), []).append((layer, network["batch"]))
     found = []
-    for (name, adds_residual), layers in alike.items():
-        first, batch = layers[0]
-        made = _make_layer(first["dense"])
+    by_code, by_library = (_alike(path, dtype, kernels) for kernels in ("generated", "library"))
+    for name, adds_residual, batch in dict.fromkeys((*by_code, *by_library)):
+        key = name, adds_residual, batch
+        layers, coded = by_code.get(key, []) + by_library.get(key, []), by_code.get(key, [])
+        made = _make_layer(layers[0]["dense"])
         plan = choose_plan(made, architecture)
         if not isinstance(plan, GeneratedPlan):
             continue
-        times = np.median([parts_of(layer) for layer, _ in layers], axis=0).tolist()
+        *times, _ = np.median([parts_of(layer) for layer in layers], axis=0).tolist()
+        took_us = [layer["sparse_us"] for layer in coded if _is_code(layer)]
+        times.append(float(np.median(took_us)) if took_us else math.nan)
         works = dense_work(made, batch), code_work(made, plan, batch, clock_mhz)
-        found.append((name, *works, made.is_depthwise, adds_residual, *times))
+        is_clip = any("_Clip" in kernel["name"] for kernel in layers[0]["dense"]["kernels"])
+        found.append((name, *works, made.is_depthwise, adds_residual, is_clip, *times))
     if not found:
         raise ValueError(f"{path.name}: no layer that generated code would run")
     names, dense, code, *others = zip(*found, strict=True)
     works = DenseWork(**as_arrays(list(dense))), CodeWork(**as_arrays(list(code)))
     return NetworkRows(names, *works, *map(np.array, others))
+
+
+@dataclass(frozen=True)
+class LibraryTimes:
+    """Layers that the library's kernels ran inside networks, likewise.
+
+    Attributes:
+        kernels: that ran them; the one that multiplies, without numbers.
+        foretold_us, took_us: of each.
+    """
+
+    kernels: tuple[str, ...]
+    foretold_us: np.ndarray
+    took_us: np.ndarray
+
+
+def read_library_times(path: Path, dtype: str, architecture: int, model: TimeModel) -> LibraryTimes:
+    """Of one type, those of which something is foretold, and that add no residual."""
+    found = []
+    for (_, adds_residual, batch), layers in _alike(path, dtype, "library").items():
+        foretold = model.library_us(_make_layer(layers[0]["dense"]), architecture, batch)
+        if foretold is not None and not adds_residual:
+            kernel = max(layers[0]["sparse_kernels"], key=lambda one: one["us"])["name"]
+            took_us = float(np.median([layer["sparse_us"] for layer in layers]))
+            found.append((re.match(r"sparseconv_([a-z]+)", kernel)[1], foretold[0], took_us))  # type: ignore[index]
+    kernels, foretold_us, times = zip(*found, strict=True)
+    return LibraryTimes(kernels, np.array(foretold_us), np.array(times))
+
+
+def _alike(path: Path, dtype: str, kernels: str) -> dict[tuple[str, bool, int], list[dict[str, Any]]]:
+    """The layers of a type that such kernels ran, by form, whether they add a residual, and batch."""
+    alike: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
+    for network in json.loads(path.read_text())["networks"]:
+        if network.get("kernels", "generated") == kernels:
+            for layer in network["layers"]:
+                if layer["dense"]["dtype"] == dtype:
+                    key = _name(layer["dense"]), layer["adds_residual"], network["batch"]
+                    alike.setdefault(key, []).append(layer)
+    return alike
+
+
+def _is_code(layer: dict[str, Any]) -> bool:
+    """Whether code of its own ran it."""
+    return all(re.match(r"sparseconv_(generated|reduce)", kernel["name"]) for kernel in layer["sparse_kernels"])
 
 
 def fit_network(rows: NetworkRows, fit: Fit) -> NetworkModel:
@@ -101,32 +151,35 @@ def fit_network(rows: NetworkRows, fit: Fit) -> NetworkModel:
 
 def network_errors(rows: NetworkRows, model: NetworkModel) -> tuple[np.ndarray, np.ndarray]:
     """Foretold over measured times of each layer, dense with its passes and by generated code without residuals."""
-    dense_us = model.dense_us(
-        rows.dense, is_depthwise=rows.is_depthwise, has_bias=rows.bias_us > 0, has_activation=rows.activation_us > 0
-    )
+    passes = {"has_bias": rows.bias_us > 0, "has_activation": rows.activation_us > 0, "is_clip": rows.is_clip}
+    dense_us = model.dense_us(rows.dense, is_depthwise=rows.is_depthwise, **passes)
     took_us = rows.product_us + rows.bias_us + rows.activation_us
-    alone = ~rows.adds_residual
+    alone = ~rows.adds_residual & np.isfinite(rows.code_us)
     return dense_us / took_us, (model.code_us(rows.code) / rows.code_us)[alone]
 
 
 def _fit_passes(rows: NetworkRows, model: NetworkModel) -> NetworkModel:
-    """Both kinds of passes take as long to launch."""
+    """All kinds of passes take as long to launch."""
     columns, times = [], []
-    for took_us, column in ((rows.bias_us, 0), (rows.activation_us, 1)):
+    of_clip = np.where(rows.is_clip, rows.activation_us, 0.0)
+    kinds = (rows.bias_us, rows.activation_us - of_clip, of_clip)
+    for column, took_us in enumerate(kinds):
         for moutputs, one in zip(np.asarray(rows.dense.moutputs), took_us, strict=True):
             if one > 0:
-                columns.append([1.0, *(moutputs if column == kind else 0.0 for kind in range(2))])
+                columns.append([1.0, *(moutputs if column == kind else 0.0 for kind in range(len(kinds)))])
                 times.append(one)
-    launch_us, bias_us, activation_us = _least_squares(np.array(columns), np.array(times))
-    return replace(model, pass_launch_us=launch_us, bias_us=bias_us, activation_us=activation_us)
+    launch_us, bias_us, activation_us, clip_us = _least_squares(np.array(columns), np.array(times))
+    return replace(model, pass_launch_us=launch_us, bias_us=bias_us, activation_us=activation_us, clip_us=clip_us)
 
 
 def _fit_code(rows: NetworkRows, model: NetworkModel) -> NetworkModel:
     """Of layers that add a residual, reading it counts apart, and is no constant of the model."""
-    code, out_mb = rows.code, np.asarray(rows.code.out_mb)
+    code, out_mb, known = rows.code, np.asarray(rows.code.out_mb), np.isfinite(rows.code_us)
     ones = np.ones(len(rows.names))
     columns = [ones, code.work_us, np.sqrt(code.code_mb), code.in_mb, out_mb, out_mb * rows.adds_residual]
-    launch_us, slowdown, size_us, in_us, out_us, _ = _least_squares(np.stack(columns, axis=1), rows.code_us)
+    launch_us, slowdown, size_us, in_us, out_us, _ = _least_squares(
+        np.stack(columns, axis=1)[known], rows.code_us[known]
+    )
     return replace(
         model,
         code_launch_us=launch_us,

@@ -1,6 +1,6 @@
 """What a layer takes on a GPU that is not at hand, and which kernel had best run it with how many images.
 
-Float layers with four images and more, amid other convolutions, are foretold as they run inside networks
+Layers with four images and more, amid other convolutions, are foretold as they run inside networks
 (`gpu_network_times`), all others by themselves (`gpu_times`).
 
 A node with code of its own runs it from so many images on as it is foretold to be the fastest then; with fewer, one of
@@ -20,7 +20,8 @@ from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.network_place import Place, find_place
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL, NETWORK
+from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
+from onnx_sparseconv.kernels.gpu_time_constants import HALF_NETWORK, MIN_GAIN, MODEL, NETWORK
 from onnx_sparseconv.kernels.gpu_times import dense_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
@@ -36,8 +37,8 @@ DEFAULT_LENGTHS = (256, 56)
 # With fewer images, few layers are sparse, and stand between dense ones. Where ONNX Runtime runs these channels last, a
 # SparseConv has the layout of its input and output changed, and the dense layer, which was timed by itself, has not.
 FEW_IMAGES = 4
-# Networks were measured with 64 images. With fewer than so many, kernels are short, and a dense layer is taken for as
-# long as by itself, at least, but for changes of layout.
+# Networks of floats were measured with 64 images. With fewer than so many, kernels are short, and a dense layer is
+# taken for as long as by itself, at least, but for changes of layout.
 NETWORK_IMAGES = 16
 # With few images, a layer's own code is read once a run, and has left the caches that are near when it runs again: in a
 # network it takes about so many times what it takes by itself, again and again, as it was measured.
@@ -245,7 +246,12 @@ class _Call:
     @property
     def is_in_network(self) -> bool:
         """Whether it is known what it takes inside a network."""
-        return self.place is not None and self.batch >= FEW_IMAGES and self.layer.element_type == np.float32
+        return self.place is not None and self.batch >= FEW_IMAGES
+
+    @property
+    def network(self) -> NetworkModel:
+        """What layers of the type take in networks."""
+        return HALF_NETWORK if self.layer.element_type == np.float16 else NETWORK
 
     def predict(self, sparse_us: float, runs_on: str = "") -> Prediction:
         """The prediction with such a sparse time."""
@@ -259,9 +265,9 @@ class _Call:
         by_itself, layout = float(MODEL.dense_us(work)), MODEL.layout_us * float(work.is_window)
         if self.place is None or not self.is_in_network:
             return by_itself, layout
-        has_bias, has_activation = self.place.has_bias, self.place.has_activation
-        us = NETWORK.dense_layer_us(self.layer, self.batch, has_bias=has_bias, has_activation=has_activation)
-        return us if self.batch >= NETWORK_IMAGES else max(us, by_itself - layout), 0.0
+        us = self.network.dense_layer_us(self.layer, self.batch, **vars(self.place))
+        is_short = self.layer.element_type == np.float32 and self.batch < NETWORK_IMAGES
+        return max(us, by_itself - layout) if is_short else us, 0.0
 
 
 def _generated_way(
@@ -312,7 +318,7 @@ def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
 def _predict_generated(call: _Call, plan: GeneratedPlan) -> Prediction:
     """By generated code."""
     if call.is_in_network:
-        return call.predict(NETWORK.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz))
+        return call.predict(call.network.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz))
     _, sparse_us = MODEL.layer_us(call.layer, plan, call.batch)
     return call.predict(sparse_us * (COLD_CODE if call.batch < FEW_IMAGES else 1.0))
 

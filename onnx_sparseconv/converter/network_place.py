@@ -39,10 +39,12 @@ class Place:
     Attributes:
         has_bias: whether ONNX Runtime adds a bias to it, a BatchNormalization among them, which it folds.
         has_activation: whether an activation follows; behind the addition of a residual it is not counted, nor is that.
+        is_clip: whether that is a Clip.
     """
 
     has_bias: bool
     has_activation: bool
+    is_clip: bool = False
 
 
 def find_place(site: ConvSite) -> Place | None:
@@ -56,9 +58,9 @@ def find_place(site: ConvSite) -> Place | None:
     if not all(_is_convolution(node) or node.op in _BEHIND_ALL for node in behind):
         return None
     last = _folded(site.node)
-    has_activation = any(reader.op in _ACTIVATIONS for reader in _next(last))
+    behind_it = {reader.op for reader in _next(last)}
     has_bias = any(bool(tensor.name) for tensor in site.node.inputs[2:])
-    return Place(has_bias or last is not site.node, has_activation)
+    return Place(has_bias or last is not site.node, bool(behind_it & _ACTIVATIONS), "Clip" in behind_it)
 
 
 def _is_convolution(node: gs.Node) -> bool:

@@ -1,4 +1,4 @@
-"""What float layers take inside a network on a GPU, with as many images as keep it busy.
+"""What layers take inside a network on a GPU, with as many images as keep it busy.
 
 A layer by itself (`gpu_times`), run again and again, finds its code and some of its input in caches, and a dense one
 has its layout changed for it. Inside a network, ONNX Runtime keeps dense layers' channels last, and adds bias and
@@ -40,17 +40,19 @@ class CodeWork:
 
 @dataclass(frozen=True)
 class NetworkModel:
-    """Times of float layers in networks.
+    """Times of layers of one type in networks.
 
     Attributes:
-        tflops: peak of dense products on tensor cores, in TF32.
+        tflops: peak of dense products on tensor cores, of floats in TF32.
         half_depth: terms of a sum at which half of it is reached.
         half_moutputs: outputs, in millions, at which that is halved once more.
         bandwidth_tb: of dense products, terabytes a second.
         depthwise_tb: of dense depthwise convolutions.
         product_launch_us: of a dense product that computes nothing.
+        window_us: more of one that is not 1x1.
         pass_launch_us: of a pass over the output that finds none.
-        bias_us, activation_us: of a pass that adds a bias or applies an activation, for a million outputs.
+        bias_us, activation_us, clip_us: of a pass that adds a bias, applies an activation, or a Clip, for a million
+            outputs.
         code_launch_us: of a generated kernel that computes nothing.
         code_slowdown: of the generated kernel, against `estimate_cycles`.
         code_size_us: for code that no cache near has kept, for the root of a million bytes.
@@ -64,9 +66,11 @@ class NetworkModel:
     bandwidth_tb: float
     depthwise_tb: float
     product_launch_us: float
+    window_us: float
     pass_launch_us: float
     bias_us: float
     activation_us: float
+    clip_us: float
     code_launch_us: float
     code_slowdown: float
     code_size_us: float
@@ -78,22 +82,23 @@ class NetworkModel:
         depth, outputs = np.asarray(work.depth), np.asarray(work.moutputs)
         share = depth / (depth + self.half_depth) * outputs / (outputs + self.half_moutputs)
         both = computed_and_moved_us(work, self.tflops * share, self.bandwidth_tb)
-        return np.asarray(self.product_launch_us + both, np.float64)
+        return np.asarray(self.product_launch_us + self.window_us * np.asarray(work.is_window) + both, np.float64)
 
     def depthwise_us(self, work: DenseWork) -> NDArray[np.float64]:
         """The same of a dense depthwise convolution."""
         return np.asarray(self.product_launch_us + np.asarray(work.mbytes) / self.depthwise_tb, np.float64)
 
-    def pass_us(self, moutputs: Figure, us_a_million: float) -> NDArray[np.float64]:
+    def pass_us(self, moutputs: Figure, us_a_million: Figure) -> NDArray[np.float64]:
         """Microseconds of a pass over so many millions of outputs; arrays give arrays."""
         return np.asarray(self.pass_launch_us + us_a_million * np.asarray(moutputs), np.float64)
 
     def dense_us(
-        self, work: DenseWork, *, is_depthwise: Flag, has_bias: Flag, has_activation: Flag
+        self, work: DenseWork, *, is_depthwise: Flag, has_bias: Flag, has_activation: Flag, is_clip: Flag = False
     ) -> NDArray[np.float64]:
         """Microseconds of a dense layer, with the passes over its output; arrays give arrays."""
         found = np.where(is_depthwise, self.depthwise_us(work), self.product_us(work))
-        for is_made, us_a_million in ((has_bias, self.bias_us), (has_activation, self.activation_us)):
+        activation_us = np.where(is_clip, self.clip_us, self.activation_us)
+        for is_made, us_a_million in ((has_bias, self.bias_us), (has_activation, activation_us)):
             found = found + np.where(is_made, self.pass_us(work.moutputs, us_a_million), 0.0)
         return np.asarray(found, np.float64)
 
@@ -104,16 +109,17 @@ class NetworkModel:
         # Whatever is added up, it is not done before it was launched.
         return np.maximum(self.code_launch_us + computed_us + moved_us, self.code_launch_us + 1.0)
 
-    def dense_layer_us(self, layer: SparseLayer, batch: int, *, has_bias: bool, has_activation: bool) -> float:
+    def dense_layer_us(
+        self, layer: SparseLayer, batch: int, *, has_bias: bool, has_activation: bool, is_clip: bool = False
+    ) -> float:
         """Microseconds of a dense layer, with the passes over its output.
 
         Raises:
             ValueError: the layer's input size is not known.
         """
         work = dense_work(layer, batch)
-        return float(
-            self.dense_us(work, is_depthwise=layer.is_depthwise, has_bias=has_bias, has_activation=has_activation)
-        )
+        passes = {"has_bias": has_bias, "has_activation": has_activation, "is_clip": is_clip}
+        return float(self.dense_us(work, is_depthwise=layer.is_depthwise, **passes))
 
     def code_layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: float) -> float:
         """Microseconds of a layer by a plan's generated kernel.

@@ -3,7 +3,7 @@
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
 generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `cluster_work`,
-`csr_work`).
+`depthwise_work`, `csr_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
@@ -249,7 +249,7 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 
 # What a kernel has to do, and what that runs on.
 _Choice = tuple[LibraryWork, str]
-ON_WARPGROUPS, BY_CSR = "warpgroups", "the CSR kernel"
+ON_WARPGROUPS, BY_CSR, BY_DEPTHWISE = "warpgroups", "the CSR kernel", "the depthwise kernel"
 
 
 def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
@@ -354,6 +354,23 @@ def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
     return None if plan is None else LibraryWork(plan.cycles / 1000)
 
 
+# Of the library's kernel for depthwise convolutions: a call, bytes that a multiprocessor reads and writes in a cycle,
+# and cycles of a tap for each of its outputs. Of MobileNetV2's layers in both types, in the network, on an H100.
+_DEPTHWISE_CALL = 2500.0
+_DEPTHWISE_BYTES_A_CYCLE = 10.8
+_DEPTHWISE_TAP = 0.006
+
+
+def depthwise_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's kernel for depthwise convolutions, on every GPU."""
+    if not layer.is_depthwise or layer.in_channels != layer.out_channels:
+        return None
+    work = dense_work(layer, batch)
+    moved = 1e6 * float(work.mbytes) / _DEPTHWISE_BYTES_A_CYCLE
+    computed = 1e6 * float(work.moutputs) * math.prod(layer.kernel_shape) * _DEPTHWISE_TAP
+    return LibraryWork((_DEPTHWISE_CALL + (moved + computed) / multiprocessors) / 1000)
+
+
 # Images up to which a layer that none but the CSR kernel runs is foretold: with more, it was seldom faster than dense.
 MOST_CSR_IMAGES = 3
 
@@ -374,6 +391,8 @@ def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
 def _library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
     """The first kernel that takes the layer."""
     call = (layer, architecture, batch, multiprocessors)
+    if (by_depthwise := depthwise_work(*call)) is not None:
+        return by_depthwise, BY_DEPTHWISE
     if (found := _on_points(*call) or _on_windows(*call)) is not None:
         return found
     by_csr = csr_work(*call)

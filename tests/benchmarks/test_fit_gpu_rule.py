@@ -164,12 +164,17 @@ def files(program, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def network(program):
-    return program.read_network_rows(program.NETWORK_RESULTS, program.ARCHITECTURE, program.CLOCK_MHZ)
+    return program.read_network_rows(program.NETWORK_RESULTS, "float32", program.ARCHITECTURE, program.CLOCK_MHZ)
+
+
+@pytest.fixture(scope="module")
+def half_network(program):
+    return program.read_network_rows(program.HALF_NETWORK_RESULTS, "float16", program.ARCHITECTURE, program.CLOCK_MHZ)
 
 
 @pytest.fixture
-def measured(program, rows, library, network):
-    return program.Measured(rows, library, network)
+def measured(program, rows, library, network, half_network):
+    return program.Measured(rows, library, network, half_network)
 
 
 def test_constants_and_tables_are_written_and_checked(program, measured, files, monkeypatch, capsys):
@@ -181,9 +186,12 @@ def test_constants_and_tables_are_written_and_checked(program, measured, files, 
     exec(constants.read_text(), namespace)
     assert namespace["MODEL"] == program.rounded(program.fit(rows, library))
     assert namespace["NETWORK"] == program.rounded(program.fit_network(network, program._fit_some))
+    of_halves = program.fit_network(measured.half_network, program._fit_some)
+    assert namespace["HALF_NETWORK"] == program.rounded(of_halves) != namespace["NETWORK"]
     assert f"| all | {len(rows.layers)} |" in document.read_text()
     monkeypatch.setattr(program.gpu_time_constants, "MODEL", namespace["MODEL"])
     monkeypatch.setattr(program.gpu_time_constants, "NETWORK", namespace["NETWORK"])
+    monkeypatch.setattr(program.gpu_time_constants, "HALF_NETWORK", namespace["HALF_NETWORK"])
     monkeypatch.setattr(program.gpu_time_constants, "MIN_GAIN", namespace["MIN_GAIN"])
     assert program.check(measured) == []
     other = dataclasses.replace(namespace["MODEL"], layout_us=1.0)
@@ -203,21 +211,23 @@ def test_a_fit_finds_the_network_model_that_made_the_times(program, network):
         depthwise_tb=2.0,
         bias_us=5.0,
         activation_us=1.0,
+        clip_us=3.0,
         code_slowdown=1.5,
         code_size_us=40.0,
     )
     is_depthwise, moutputs = network.is_depthwise, network.dense.moutputs
+    an_activation_us = np.where(network.is_clip, truth.clip_us, truth.activation_us)
     made = dataclasses.replace(
         network,
         product_us=np.where(is_depthwise, truth.depthwise_us(network.dense), truth.product_us(network.dense)),
         bias_us=np.where(network.bias_us > 0, truth.pass_us(moutputs, truth.bias_us), 0.0),
-        activation_us=np.where(network.activation_us > 0, truth.pass_us(moutputs, truth.activation_us), 0.0),
+        activation_us=np.where(network.activation_us > 0, truth.pass_us(moutputs, an_activation_us), 0.0),
         code_us=truth.code_us(network.code),
     )
     found = program.fit_network(made, program._fit_some)
     for name in ("tflops", "depthwise_tb"):  # pulled to where the search begins
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.05)
-    for name in ("bias_us", "activation_us", "code_slowdown", "code_size_us", "code_in_us", "code_out_us"):
+    for name in ("bias_us", "activation_us", "clip_us", "code_slowdown", "code_size_us", "code_in_us", "code_out_us"):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-3)
 
 
@@ -227,3 +237,20 @@ def test_times_in_networks_are_foretold_within_a_quarter(program, network):
     assert len(code) >= 50
     for ratios in (dense, code):
         assert np.exp(np.sqrt(np.mean(np.log(ratios) ** 2))) < 1.25
+
+
+def test_dense_times_of_halves_in_networks_are_foretold_within_a_quarter(program, half_network):
+    dense, code = program.network_errors(half_network, program.gpu_time_constants.HALF_NETWORK)
+    assert len(dense) >= 170
+    assert np.exp(np.sqrt(np.mean(np.log(dense) ** 2))) < 1.25
+    # Parts of sums, and small depthwise maps, take longer than foretold.
+    assert 50 <= len(code) < len(dense)
+    assert np.exp(np.sqrt(np.mean(np.log(code) ** 2))) < 1.5
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_librarys_kernels_in_networks_are_foretold_within_a_quarter(program, dtype):
+    model = program.gpu_time_constants.MODEL
+    times = program.read_library_times(program.HALF_NETWORK_RESULTS, dtype, program.ARCHITECTURE, model)
+    assert {"cluster", "depthwise", "octets", "pointwise", "wgmma"} < set(times.kernels)
+    assert np.exp(np.sqrt(np.mean(np.log(times.foretold_us / times.took_us) ** 2))) < 1.25

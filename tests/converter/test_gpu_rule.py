@@ -526,9 +526,8 @@ def test_what_has_few_zeros_becomes_sparse_with_others(times):
     found = verdicts(with_depthwise_amid(), GpuRule((90,)))
     assert [verdict.rewrite for verdict in found] == [True, True, True]
     assert found[1].text.startswith("it is depthwise: ")
-    # What it takes inside a network is known of float alone.
     found = verdicts(with_depthwise_amid(), GpuRule((90,), to_half=True))
-    assert [verdict.reason for verdict in found] == [Reason.REWRITE, Reason.DEPTHWISE, Reason.REWRITE]
+    assert [verdict.rewrite for verdict in found] == [True, True, True]
     # The layers around it alone decide whether anything becomes sparse.
     times[0.9] = {64: (100.0, 400.0)}
     times[0.0] = {64: (1000.0, 1.0)}
@@ -583,13 +582,15 @@ def sites_of(proto):
     return make_plan(load(proto), DecisionOptions()).sites
 
 
-def test_float_layers_amid_others_are_foretold_as_inside_a_network(monkeypatch):
+@pytest.mark.parametrize("to_half", [False, True])
+def test_layers_amid_others_are_foretold_as_inside_a_network(monkeypatch, to_half):
     monkeypatch.setattr(gpu_predictions, "_predict_library", lambda _: None)
-    network_model, model = gpu_predictions.NETWORK, gpu_predictions.MODEL
+    model = gpu_predictions.MODEL
+    network_model = gpu_predictions.HALF_NETWORK if to_half else gpu_predictions.NETWORK
     sites = sites_of(amid_others())
     for index, (has_bias, has_activation) in enumerate([(True, True), (False, False), (True, True)]):
-        (found,) = predict(sites[index], GpuRule((90,)))
-        layer = sparse_layer_of(sites[index])
+        (found,) = predict(sites[index], GpuRule((90,), to_half=to_half))
+        layer = sparse_layer_of(sites[index], np.float16 if to_half else np.float32)
         assert found.is_in_network
         assert found.layout_us == 0
         assert found.dense_us == network_model.dense_layer_us(
@@ -625,7 +626,7 @@ def sparse_layer_of(site, dtype=np.float32):
     )
 
 
-@pytest.mark.parametrize(("batch", "to_half", "by_itself"), [(1, False, False), (64, True, False), (64, False, True)])
+@pytest.mark.parametrize(("batch", "to_half", "by_itself"), [(1, False, False), (1, True, False), (64, False, True)])
 def test_all_others_are_foretold_by_themselves(monkeypatch, batch, to_half, by_itself):
     monkeypatch.setattr(gpu_predictions, "_predict_library", lambda _: None)
     site = sites_of(amid_others(batch=batch))[0]

@@ -79,7 +79,7 @@ def test_residuals_lead_to_both_makers():
 def test_normalisation_that_is_folded_is_a_bias():
     norm = node("BatchNormalization", "a scale shift mean var", "b")
     first, second = places(conv("X W", "a"), norm, node("Clip", "b", "c"), conv("c W", "d"), node("Flatten", "d", "y"))
-    assert first == Place(True, True)
+    assert first == Place(True, True, is_clip=True)
     assert second == Place(False, False)
 
 
