@@ -338,10 +338,53 @@ def network_kernels_table() -> str:
     for network in load("gpu-network-kernels")["networks"]:
         layers = network["layers"]
         *dense, sparse = (sum(parts) for parts in zip(*map(parts_of, layers), strict=True))
-        times = [f"{us / 1000:.2f} ms" for us in (*dense, sum(dense), sparse)]
+        times = [_ms(us) for us in (*dense, sum(dense), sparse)]
         name = network["original"].removesuffix(".onnx")
         rows.append([name, str(len(layers)), *times, f"{sum(dense) / sparse:.2f}x"])
     return table(head, rows)
+
+
+def networks_by_kernels_table() -> str:
+    """The same of both types and several batches, by code of the layers' own and by the library's kernels."""
+    head = ["network", "batch", "products", "biases", "activations", "dense, together", "generated", "by the library"]
+    rows: dict[tuple[str, int], list[str]] = {}
+    for network in load("gpu-network-kernels-h100")["networks"]:
+        *dense, sparse = (sum(parts) for parts in zip(*map(parts_of, network["layers"]), strict=True))
+        name = network["original"].removesuffix(".onnx") + (", float16" if network["precision"] == "fp16" else "")
+        row = rows.setdefault((name, network["batch"]), [_ms(us) for us in (*dense, sum(dense))] + ["-", "-"])
+        row[-2 if network["kernels"] == "generated" else -1] = f"{_ms(sparse)}, {sum(dense) / sparse:.2f}x"
+    return table(head, [[name, str(batch), *row] for (name, batch), row in sorted(rows.items())])
+
+
+def depthwise_table() -> str:
+    """MobileNetV2's depthwise layers in the network, dense and by both kernels that do them."""
+    head = ["layer", "type", "convolution", "bias", "Clip", "generated", "depthwise", "speed-up"]
+    rows: dict[tuple[str, str], list[str]] = {}
+    for network in load("gpu-network-kernels-h100")["networks"]:
+        for layer in network["layers"]:
+            of = layer["dense"]
+            if network["batch"] != DEPTHWISE_BATCH or of["group"] == 1:
+                continue
+            *dense, sparse = parts_of(layer)
+            stride = "/2" if of["stride"] == 2 else ""
+            key = of["dtype"], f"{of['in_channels']}@{of['height']}{stride}"
+            row = rows.setdefault(key, [*map(_us, dense), "-", "-", "-"])
+            if network["kernels"] == "generated":
+                row[-3] = _us(sparse)
+            else:
+                row[-2:] = [_us(sparse), f"{sum(dense) / sparse:.2f}x"]
+    return table(head, [[name, dtype, *row] for (dtype, name), row in rows.items()])
+
+
+DEPTHWISE_BATCH = 64
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1000:.2f} ms"
+
+
+def _us(us: float) -> str:
+    return f"{us:.0f} us"
 
 
 def rewrites_table(*results: str) -> str:
@@ -446,6 +489,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-resnets": lambda: gpu_models_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64))),
     "gpu-networks-batches": lambda: gpu_batches_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32))),
     "gpu-network-kernels": network_kernels_table,
+    "gpu-network-kernels-h100": networks_by_kernels_table,
+    "gpu-depthwise": depthwise_table,
     "rewrites-cpu": lambda: rewrites_table("rewrites-cpu"),
     "rewrites-cuda": lambda: rewrites_table("rewrites-cuda", "rewrites-cuda-real"),
     "gpu-tuning": lambda: gpu_tuning_table("gpu-tuning-fp16", "gpu-tuning-fp16-generated", "gpu-tuning-fp32"),

@@ -225,7 +225,9 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     model = with_images(static_model(case, x_shape), target)
     kernel = check(gpu, case, x_shape, model=model)
     assert kernel.startswith(
-        "cuda.generated" if image_bytes(model) else ("cuda.csr", "cuda.tensor", "cuda.wgmma", "cuda.cluster")
+        "cuda.generated"
+        if image_bytes(model)
+        else ("cuda.csr", "cuda.depthwise", "cuda.tensor", "cuda.wgmma", "cuda.cluster")
     )
 
 
