@@ -192,6 +192,7 @@ def test_who_asks_for_the_csr_kernel_gets_it(driver, make_session):
         SparseConvCase(random_weight((8, 1, 3, 3), 0.5), geometry_2d(group=4)),
         SparseConvCase(random_weight((4, 2, 3, 3), 0.5), geometry_2d(group=2)),
         SparseConvCase(random_weight((4, 1, 3, 3, 3), 0.5), ConvGeometry((3,) * 3, (1,) * 3, (1,) * 6, (1,) * 3, 4)),
+        SparseConvCase(random_weight((2, 1, 33, 33), 0.01), geometry_2d(33, pad=16, group=2)),
     ],
 )
 def test_others_are_refused(driver, make_session, case):

@@ -398,8 +398,7 @@ void CudaKernel::LoadDepthwiseProduct(const SparseConvAttributes& attributes) {
     if (must_run) {
       Fail(
           "'sparseconv.cuda_kernel' asks for the depthwise kernel, which runs 1-D and 2-D, with as many groups as "
-          "input "
-          "and as output channels");
+          "input and as output channels, and kernels of up to 1024 taps");
     }
     return;
   }

@@ -13,6 +13,8 @@ namespace {
 
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxGridY = 65535;
+// The weight is kept with its zeros, which must not be more than memory has room for, whatever a node says.
+constexpr int64_t kMaxTaps = 1024;
 constexpr int64_t kWarp = 32;
 constexpr int64_t kVectorBytes = 16;
 // Items of a band: enough that rows which two bands read hardly count, and few enough that several blocks run beside
@@ -43,7 +45,7 @@ int WindowOf(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
 
 bool HasDepthwiseForm(const ConvGeometry& geometry) {
   return geometry.spatial_rank <= 2 && geometry.group == geometry.in_channels &&
-         geometry.group == geometry.out_channels;
+         geometry.group == geometry.out_channels && geometry.taps() <= kMaxTaps;
 }
 
 std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

@@ -34,7 +34,8 @@ struct DepthwiseLaunch {
   LaunchShape shape;
 };
 
-// Whether a convolution is one: 1-D or 2-D, as many groups as input and as output channels.
+// Whether a convolution is one that the kernel takes: 1-D or 2-D, as many groups as input and as output channels, and
+// not too large a window.
 bool HasDepthwiseForm(const ConvGeometry& geometry);
 
 // A pure function. Nothing where even a row of outputs needs more shared memory than a block has, or there are more
