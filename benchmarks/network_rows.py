@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from network_parts import parts_of
+from network_parts import SPARSE_BEFORE, SPARSE_BEHIND, parts_of
 
 from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
 from onnx_sparseconv.kernels.gpu_times import DenseWork, TimeModel, as_arrays, dense_work
@@ -115,7 +115,8 @@ def read_library_times(path: Path, dtype: str, architecture: int, model: TimeMod
     for (_, adds_residual, batch), layers in _alike(path, dtype, "library").items():
         foretold = model.library_us(_make_layer(layers[0]["dense"]), architecture, batch)
         if foretold is not None and not adds_residual:
-            kernel = max(layers[0]["sparse_kernels"], key=lambda one: one["us"])["name"]
+            names = [one["name"] for one in layers[0]["sparse_kernels"]]
+            kernel = next(n for n in names if not SPARSE_BEFORE.match(n) and not SPARSE_BEHIND.match(n))
             took_us = float(np.median([layer["sparse_us"] for layer in layers]))
             found.append((re.match(r"sparseconv_([a-z]+)", kernel)[1], foretold[0], took_us))  # type: ignore[index]
     kernels, foretold_us, times = zip(*found, strict=True)

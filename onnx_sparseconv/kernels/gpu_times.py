@@ -359,13 +359,19 @@ def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
 _DEPTHWISE_CALL = 2500.0
 _DEPTHWISE_BYTES_A_CYCLE = 10.8
 _DEPTHWISE_TAP = 0.006
+# A block has no room for longer rows, of what a row of outputs reads and of these.
+_DEPTHWISE_ROW_BYTES = 220 << 10
 
 
 def depthwise_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's kernel for depthwise convolutions, on every GPU."""
-    if not layer.is_depthwise or layer.in_channels != layer.out_channels:
+    if not layer.group == layer.in_channels == layer.out_channels:
         return None
     work = dense_work(layer, batch)
+    (_, in_w), (_, out_w) = layer.in_size or (0, 0), out_size(layer)
+    rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] + 1
+    if (rows * in_w + out_w) * layer.element_type.itemsize > _DEPTHWISE_ROW_BYTES:
+        return None
     moved = 1e6 * float(work.mbytes) / _DEPTHWISE_BYTES_A_CYCLE
     computed = 1e6 * float(work.moutputs) * math.prod(layer.kernel_shape) * _DEPTHWISE_TAP
     return LibraryWork((_DEPTHWISE_CALL + (moved + computed) / multiprocessors) / 1000)

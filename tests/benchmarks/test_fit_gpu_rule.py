@@ -252,5 +252,6 @@ def test_dense_times_of_halves_in_networks_are_foretold_within_a_quarter(program
 def test_the_librarys_kernels_in_networks_are_foretold_within_a_quarter(program, dtype):
     model = program.gpu_time_constants.MODEL
     times = program.read_library_times(program.HALF_NETWORK_RESULTS, dtype, program.ARCHITECTURE, model)
-    assert {"cluster", "depthwise", "octets", "pointwise", "wgmma"} < set(times.kernels)
+    others = {"tensor"} if dtype == "float16" else {"csr"}
+    assert set(times.kernels) == {"cluster", "depthwise", "octets", "pointwise", "wgmma"} | others
     assert np.exp(np.sqrt(np.mean(np.log(times.foretold_us / times.took_us) ** 2))) < 1.25

@@ -612,6 +612,19 @@ def test_short_dense_layers_inside_a_network_take_what_they_take_by_themselves(b
     assert found.dense_us == (alone.dense_us - alone.layout_us if is_short else in_network)
 
 
+@pytest.mark.parametrize("activation", ["Relu", "Clip"])
+def test_dense_layers_of_halves_inside_a_network_take_what_halves_do(activation):
+    proto = amid_others(batch=8)
+    for node in proto.graph.node:
+        if node.op_type == "Relu":
+            node.op_type = activation
+    site = sites_of(proto)[0]
+    (found,) = predict(site, GpuRule((90,), to_half=True))
+    passes = {"has_bias": True, "has_activation": True, "is_clip": activation == "Clip"}
+    layer = sparse_layer_of(site, np.float16)
+    assert found.dense_us == gpu_predictions.HALF_NETWORK.dense_layer_us(layer, 8, **passes)
+
+
 def sparse_layer_of(site, dtype=np.float32):
     kernel = site.weight.values.shape[2]
     return make_layer(

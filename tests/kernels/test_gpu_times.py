@@ -16,6 +16,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     as_arrays,
     cluster_work,
     dense_work,
+    depthwise_work,
     library_work,
     pointwise_work,
     sparse_work,
@@ -274,3 +275,32 @@ def test_dense_is_never_foretold_to_be_slower_than_it_was_seen():
     assert float(MODEL.dense_us(dataclasses.replace(few, moutputs=MODEL.least_moutputs / 9))) == float(
         MODEL.dense_us(few)
     )
+
+
+def depthwise_layer(channels=64, size=(28, 30), kernel=3, **changes):
+    return make((channels, 1, kernel, kernel), size=size, density=1, group=channels, **changes)
+
+
+def test_a_depthwise_layer_moves_bytes_and_multiplies_taps():
+    def cycles(layer, batch=64):
+        return 1000 * float(depthwise_work(layer, 90, batch, 132.0).kcycles)
+
+    call = cycles(depthwise_layer(size=(1, 1), channels=1), 1)
+    floats, halves = (cycles(depthwise_layer(dtype=dtype)) - call for dtype in (np.float32, np.float16))
+    assert halves < floats < 2 * halves  # bytes, and as many taps
+    assert cycles(depthwise_layer(kernel=5)) > cycles(depthwise_layer())
+    assert cycles(depthwise_layer(), 128) - call == pytest.approx(2 * floats, rel=0.01)
+    # On every GPU, with as many images as there are, whatever its zeros.
+    for architecture, batch in ((75, 64), (90, 1)):
+        found = MODEL.library_us(depthwise_layer(), architecture, batch)
+        assert found is not None
+        assert found[1] == "the depthwise kernel"
+
+
+def test_what_is_not_depthwise_or_too_wide_is_not_foretold_so():
+    assert depthwise_work(make((64, 32, 3, 3)), 90, 64, 132.0) is None
+    twice = make((128, 1, 3, 3), group=64, density=1)
+    assert depthwise_work(twice, 90, 64, 132.0) is None
+    assert depthwise_work(depthwise_layer(channels=1), 90, 64, 132.0) is not None
+    assert depthwise_work(depthwise_layer(size=(9, 10_000)), 90, 64, 132.0) is not None
+    assert depthwise_work(depthwise_layer(size=(9, 20_000)), 90, 64, 132.0) is None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -113,22 +111,28 @@ def test_blocks_have_planes_or_bands(emulation, num_multiprocessors, window, x_s
 
 
 @pytest.mark.parametrize("dtype", [np.float32, HALF])
-@pytest.mark.parametrize("kernel", [3, 4])
+@pytest.mark.parametrize("window", [(3, 1, 1), (3, 2, 1), (5, 1, 2), (5, 2, 1), (7, 1, 3), (4, 1, 1)])
 @pytest.mark.parametrize("size", [(7, 7), (40, 61)])
-def test_what_lies_beyond_a_window_is_not_read_into_it(driver, make_session, dtype, kernel, size):
+def test_what_lies_beyond_a_window_is_not_read_into_it(emulation, dtype, window, size):
     """Neighbouring rows and planes follow each other in memory."""
+    driver, make_session = emulation
     driver.set_device(num_multiprocessors=1)
+    kernel, stride, pad = window
     weight = np.ones((4, 1, kernel, kernel), np.float32)
-    case = SparseConvCase(weight, geometry_2d(kernel, 1, 1, 1, 4), dtype=np.dtype(dtype))
+    case = SparseConvCase(weight, geometry_2d(kernel, stride, pad, 1, 4), dtype=np.dtype(dtype))
     session = make_session(make_model(case))
     inputs = random_inputs(case, (3, 4, *size))
     for place in ((0, 0), (0, -1), (-1, 0), (-1, -1), (3, -1), (5, 0)):
         x = inputs["X"].copy()
         x[1, 2][place] = np.nan
         (actual,) = session.run(None, inputs | {"X": x})
-        row, column = (i % n for i, n in zip(place, size, strict=True))
+        # Outputs whose window has the place.
+        reads = [
+            (np.arange(n) * stride - pad <= i % m) & (i % m < np.arange(n) * stride - pad + kernel)
+            for i, n, m in zip(place, actual.shape[2:], size, strict=True)
+        ]
         wanted = np.zeros(actual.shape, bool)
-        wanted[1, 2, max(row - kernel + 2, 0) : row + 2, max(column - kernel + 2, 0) : column + 2] = True
+        wanted[1, 2] = np.outer(*reads)
         np.testing.assert_array_equal(np.isnan(actual), wanted)
 
 
@@ -180,6 +184,19 @@ def test_rows_that_a_block_has_no_room_for_run_the_csr_kernel(driver, make_sessi
         make_session(make_model(case), cuda_kernel="depthwise").run(None, random_inputs(case, (2, 2, 9, 900)))
 
 
+@pytest.mark.parametrize("window", [(3, 2, 1), (8, 8, 0)])
+def test_bands_are_such_as_shared_memory_has_room_for(driver, make_session, window):
+    driver.set_device(max_shared_bytes=48 << 10, num_multiprocessors=1)
+    kernel, stride, pad = window
+    case = depthwise(3, kernel, stride, pad=pad)
+    run_and_check(make_session(make_model(case), cuda_kernel="depthwise"), case, (2, 3, 112, 113))
+    ((_, grid, _, shared_bytes),) = driver.take_launches()
+    assert grid[0] == 6
+    assert grid[1] > 1
+    # Of one row, more would be needed than lets four blocks run beside each other.
+    assert shared_bytes < 24 << 10
+
+
 def test_who_asks_for_the_csr_kernel_gets_it(driver, make_session):
     case = depthwise(4)
     run_and_check(make_session(make_model(case), cuda_kernel="csr"), case, (1, 4, 8, 8))
@@ -213,9 +230,3 @@ def test_nothing_is_computed_of_an_empty_batch(driver, make_session):
     (y,) = make_session(make_model(case)).run(None, random_inputs(case, (0, 4, 8, 8)))
     assert y.shape == output_shape(case, (0, 4, 8, 8))
     assert driver.take_launches() == []
-
-
-def test_clips_of_halves(make_session):
-    """Bounds that halves cannot hold are rounded as what they bound."""
-    case = dataclasses.replace(depthwise(3, dtype=HALF), activation=Activation.CLIP, alpha=-0.1, beta=0.3)
-    run_and_check(make_session(make_model(case)), case, (2, 3, 9, 11))

@@ -20,8 +20,9 @@ constexpr int64_t kVectorBytes = 16;
 // Items of a band: enough that rows which two bands read hardly count, and few enough that several blocks run beside
 // each other; and columns of kDepthwiseRows outputs of a block's planes. Measured on an H100.
 constexpr int64_t kWantedItems = 448, kWantedColumns = 448;
-// Blocks for each multiprocessor that are worth more than that.
-constexpr int64_t kWantedBands = 2, kWantedBlocks = 8;
+// Blocks for each multiprocessor that are worth more than that, of bands and of planes; and those of which shared
+// memory should have room, else one would wait for what another could bring.
+constexpr int64_t kWantedBands = 2, kWantedBlocks = 8, kWantedResident = 4;
 
 int64_t RoundedUp(int64_t value, int64_t to) { return CeilDivide(value, to) * to; }
 
@@ -40,6 +41,11 @@ int WindowOf(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
   }
   return kAnyWindow;
 }
+
+// What a block computes; several bands are of one plane.
+struct Blocks {
+  int64_t planes, band_rows, strips;
+};
 
 }  // namespace
 
@@ -62,29 +68,35 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
   const int64_t item_columns = is_half ? kDepthwiseWindows[launch.window].half_columns : 1;
 
   const int64_t plane_strips = CeilDivide(out_h, item_rows), strip_items = CeilDivide(out_w, item_columns);
-  const int64_t enough_strips = planes * plane_strips / (kWantedBands * device.num_multiprocessors);
-  const int64_t strips = std::clamp<int64_t>(std::min(kWantedItems / strip_items, enough_strips), 1, plane_strips);
-  const bool is_whole = strips == plane_strips;
-  const int64_t band_rows = is_whole ? out_h : strips * item_rows;
-  const int64_t enough = std::max<int64_t>(planes / (kWantedBlocks * device.num_multiprocessors), 1);
-  int64_t block_planes = is_whole ? std::clamp<int64_t>(kWantedColumns / (strips * out_w), 1, enough) : 1;
-
-  // Of a block with so many planes: where its outputs begin, and all.
-  const int64_t most_bytes = device.max_shared_bytes - kReservedSharedBytes;
-  const int64_t reach = (band_rows - 1) * geometry.strides[1] + (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
   const int64_t in_offset = is_any ? 0 : RoundedUp(in_w * element_bytes + 2 * kDepthwiseSlackBytes, kVectorBytes);
-  const auto out_offset = [&](int64_t count) {
-    const int64_t rows = count > 1 ? in_h : std::min(reach + 1, in_h);
-    return in_offset +
-           RoundedUp(count * rows * in_w * element_bytes + kVectorBytes + kDepthwiseSlackBytes, kVectorBytes);
+  // Where a block's outputs begin. Of X it keeps a row at least, which is read to be masked.
+  const auto out_offset = [&](const Blocks& blocks) {
+    const int64_t reach = (blocks.band_rows - 1) * geometry.strides[1];
+    const int64_t window = (geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1;
+    const int64_t rows = blocks.planes > 1 ? in_h : std::min(reach + window, in_h);
+    const int64_t bytes = blocks.planes * rows * in_w * element_bytes;
+    return in_offset + RoundedUp(bytes + kVectorBytes + kDepthwiseSlackBytes, kVectorBytes);
   };
-  const auto shared_bytes = [&](int64_t count) {
-    return out_offset(count) + count * band_rows * out_w * element_bytes + kVectorBytes;
+  const auto shared_bytes = [&](const Blocks& blocks) {
+    return out_offset(blocks) + blocks.planes * blocks.band_rows * out_w * element_bytes + kVectorBytes;
   };
-  while (block_planes > 1 && shared_bytes(block_planes) > most_bytes) block_planes /= 2;
-  if (shared_bytes(block_planes) > most_bytes) return std::nullopt;
-  const int64_t bands = CeilDivide(out_h, band_rows);
+  const auto bands_of = [&](int64_t strips) {
+    return Blocks{1, strips == plane_strips ? out_h : strips * item_rows, strips};
+  };
+
+  const int64_t enough_strips = planes * plane_strips / (kWantedBands * device.num_multiprocessors);
+  int64_t strips = std::clamp<int64_t>(std::min(kWantedItems / strip_items, enough_strips), 1, plane_strips);
+  const int64_t most_bytes = device.max_shared_bytes - kReservedSharedBytes;
+  while (strips > 1 && shared_bytes(bands_of(strips)) > most_bytes / kWantedResident) strips /= 2;
+  Blocks blocks = bands_of(strips);
+  if (shared_bytes(blocks) > most_bytes) return std::nullopt;
+  const int64_t bands = CeilDivide(out_h, blocks.band_rows);
   if (bands > kMaxGridY) return std::nullopt;
+  if (bands == 1) {
+    const int64_t enough = std::max<int64_t>(planes / (kWantedBlocks * device.num_multiprocessors), 1);
+    blocks.planes = std::clamp<int64_t>(kWantedColumns / (strips * out_w), 1, enough);
+    while (blocks.planes > 1 && shared_bytes(blocks) > most_bytes / kWantedResident) blocks.planes /= 2;
+  }
 
   DepthwiseParams& params = launch.params;
   params.num_planes = static_cast<int>(planes);
@@ -97,21 +109,22 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
   params.dilation_h = static_cast<int>(geometry.dilations[1]);
   params.dilation_w = static_cast<int>(geometry.dilations[2]);
   params.pad_top = static_cast<int>(sizes.pads_begin[1]), params.pad_left = static_cast<int>(sizes.pads_begin[2]);
-  params.block_planes = static_cast<int>(block_planes);
-  params.band_rows = static_cast<int>(band_rows);
-  params.strips = static_cast<int>(strips);
+  params.block_planes = static_cast<int>(blocks.planes);
+  params.band_rows = static_cast<int>(blocks.band_rows);
+  params.strips = static_cast<int>(blocks.strips);
   params.strip_items = static_cast<int>(strip_items);
   params.in_offset = static_cast<int>(in_offset);
-  params.out_offset = static_cast<int>(out_offset(block_planes));
+  params.out_offset = static_cast<int>(out_offset(blocks));
   params.by_strip_items = MakeDivisor(strip_items);
-  params.by_strips = MakeDivisor(strips);
+  params.by_strips = MakeDivisor(blocks.strips);
   params.by_channels = MakeDivisor(geometry.in_channels);
 
-  const int64_t items = block_planes * strips * strip_items, rounds = CeilDivide(items, int64_t{kMaxDepthwiseThreads});
+  const int64_t items = blocks.planes * blocks.strips * strip_items,
+                rounds = CeilDivide(items, int64_t{kMaxDepthwiseThreads});
   launch.shape.threads = static_cast<unsigned>(RoundedUp(CeilDivide(items, rounds), kWarp));
-  launch.shape.grid[0] = static_cast<unsigned>(CeilDivide(planes, block_planes));
+  launch.shape.grid[0] = static_cast<unsigned>(CeilDivide(planes, blocks.planes));
   launch.shape.grid[1] = static_cast<unsigned>(bands);
-  launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes(block_planes));
+  launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes(blocks));
   return launch;
 }
 

@@ -10,7 +10,7 @@
 
 namespace sparseconv::cuda {
 
-// kAuto: the node's own image where it can run, else the depthwise kernel, the warpgroup kernel or the tensor-core
+// kAuto: the node's own image where it can run, or the depthwise kernel; else the warpgroup kernel or the tensor-core
 // kernel where they pay, else the CSR kernel. All but kAuto and kCsr: an error where they cannot run.
 enum class KernelChoice { kAuto, kCsr, kDepthwise, kTensor, kWgmma, kCluster, kGenerated };
 
