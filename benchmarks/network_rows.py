@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from network_parts import SPARSE_BEFORE, SPARSE_BEHIND, parts_of
+from network_parts import DENSE_ACTIVATION, SPARSE_BEFORE, SPARSE_BEHIND, parts_of
 
 from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
 from onnx_sparseconv.kernels.gpu_times import DenseWork, TimeModel, as_arrays, dense_work
@@ -75,8 +75,8 @@ def read_network_rows(path: Path, dtype: str, architecture: int, clock_mhz: floa
     """
     found = []
     by_code, by_library = (_alike(path, dtype, kernels) for kernels in ("generated", "library"))
-    for name, adds_residual, batch in dict.fromkeys((*by_code, *by_library)):
-        key = name, adds_residual, batch
+    for key in dict.fromkeys((*by_code, *by_library)):
+        name, adds_residual, batch, activation = key
         layers, coded = by_code.get(key, []) + by_library.get(key, []), by_code.get(key, [])
         made = _make_layer(layers[0]["dense"])
         plan = choose_plan(made, architecture)
@@ -86,8 +86,7 @@ def read_network_rows(path: Path, dtype: str, architecture: int, clock_mhz: floa
         took_us = [layer["sparse_us"] for layer in coded if _is_code(layer)]
         times.append(float(np.median(took_us)) if took_us else math.nan)
         works = dense_work(made, batch), code_work(made, plan, batch, clock_mhz)
-        is_clip = any("_Clip" in kernel["name"] for kernel in layers[0]["dense"]["kernels"])
-        found.append((name, *works, made.is_depthwise, adds_residual, is_clip, *times))
+        found.append((name, *works, made.is_depthwise, adds_residual, activation == "clip", *times))
     if not found:
         raise ValueError(f"{path.name}: no layer that generated code would run")
     names, dense, code, *others = zip(*found, strict=True)
@@ -112,7 +111,7 @@ class LibraryTimes:
 def read_library_times(path: Path, dtype: str, architecture: int, model: TimeModel) -> LibraryTimes:
     """Of one type, those of which something is foretold, and that add no residual."""
     found = []
-    for (_, adds_residual, batch), layers in _alike(path, dtype, "library").items():
+    for (_, adds_residual, batch, _), layers in _alike(path, dtype, "library").items():
         foretold = model.library_us(_make_layer(layers[0]["dense"]), architecture, batch)
         if foretold is not None and not adds_residual:
             names = [one["name"] for one in layers[0]["sparse_kernels"]]
@@ -123,16 +122,26 @@ def read_library_times(path: Path, dtype: str, architecture: int, model: TimeMod
     return LibraryTimes(kernels, np.array(foretold_us), np.array(times))
 
 
-def _alike(path: Path, dtype: str, kernels: str) -> dict[tuple[str, bool, int], list[dict[str, Any]]]:
-    """The layers of a type that such kernels ran, by form, whether they add a residual, and batch."""
-    alike: dict[tuple[str, bool, int], list[dict[str, Any]]] = {}
+# Of layers that are alike: form, whether they add a residual, batch, and the activation of the dense one.
+_Kind = tuple[str, bool, int, str]
+
+
+def _alike(path: Path, dtype: str, kernels: str) -> dict[_Kind, list[dict[str, Any]]]:
+    """The layers of a type that such kernels ran."""
+    alike: dict[_Kind, list[dict[str, Any]]] = {}
     for network in json.loads(path.read_text())["networks"]:
         if network.get("kernels", "generated") == kernels:
             for layer in network["layers"]:
                 if layer["dense"]["dtype"] == dtype:
-                    key = _name(layer["dense"]), layer["adds_residual"], network["batch"]
+                    key = _name(layer["dense"]), layer["adds_residual"], network["batch"], _activation(layer)
                     alike.setdefault(key, []).append(layer)
     return alike
+
+
+def _activation(layer: dict[str, Any]) -> str:
+    """What the dense layer applies; empty for nothing."""
+    names = [kernel["name"] for kernel in layer["dense"]["kernels"] if DENSE_ACTIVATION.search(kernel["name"])]
+    return "" if not names else "clip" if "_Clip" in names[0] else "other"
 
 
 def _is_code(layer: dict[str, Any]) -> bool:
