@@ -16,7 +16,7 @@ import pytest
 from onnx_sparseconv.custom_ops.schema import Activation
 from onnx_sparseconv.kernels.plan import HALF_TERMS
 from tests.gpu import sanitized_sample
-from tests.gpu.layers import GENERATED, POOLS, TYPES, case_of
+from tests.gpu.layers import DEPTHWISE, GENERATED, POOLS, TYPES, case_of
 from tests.gpu.test_accuracy import LAYERS, dense_model
 from tests.support.gpu_checks import (
     Place,
@@ -52,7 +52,7 @@ def test_the_sanitized_sample_runs(capsys):
     sanitized_sample.run_tensor(CPU)
     sanitized_sample.run_others(CPU, "")
     count = sum(len(types) + (np.float16 in types) for types in sanitized_sample.SAMPLE.values())
-    count += (len(sanitized_sample.WARPGROUP_SAMPLE) + len(POOLS)) * len(TYPES)
+    count += (len(sanitized_sample.WARPGROUP_SAMPLE) + len(DEPTHWISE) + len(POOLS)) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 
 
