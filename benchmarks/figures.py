@@ -336,12 +336,17 @@ def network_kernels_table() -> str:
     head = ["network", "layers", "products", "biases", "activations", "dense, together", "sparse", "speed-up"]
     rows = []
     for network in load("gpu-network-kernels")["networks"]:
-        layers = network["layers"]
-        *dense, sparse = (sum(parts) for parts in zip(*map(parts_of, layers), strict=True))
+        dense, sparse = _parts_of_network(network)
         times = [_ms(us) for us in (*dense, sum(dense), sparse)]
         name = network["original"].removesuffix(".onnx")
-        rows.append([name, str(len(layers)), *times, f"{sum(dense) / sparse:.2f}x"])
+        rows.append([name, str(len(network["layers"])), *times, f"{sum(dense) / sparse:.2f}x"])
     return table(head, rows)
+
+
+def _parts_of_network(network: Record) -> tuple[list[float], float]:
+    """Microseconds of all products, biases and activations, dense, and of all sparse layers."""
+    *dense, sparse = (sum(parts) for parts in zip(*map(parts_of, network["layers"]), strict=True))
+    return dense, sparse
 
 
 def networks_by_kernels_table() -> str:
@@ -349,7 +354,7 @@ def networks_by_kernels_table() -> str:
     head = ["network", "batch", "products", "biases", "activations", "dense, together", "generated", "by the library"]
     rows: dict[tuple[str, int], list[str]] = {}
     for network in load("gpu-network-kernels-h100")["networks"]:
-        *dense, sparse = (sum(parts) for parts in zip(*map(parts_of, network["layers"]), strict=True))
+        dense, sparse = _parts_of_network(network)
         name = network["original"].removesuffix(".onnx") + (", float16" if network["precision"] == "fp16" else "")
         row = rows.setdefault((name, network["batch"]), [_ms(us) for us in (*dense, sum(dense))] + ["-", "-"])
         row[-2 if network["kernels"] == "generated" else -1] = f"{_ms(sparse)}, {sum(dense) / sparse:.2f}x"

@@ -280,3 +280,12 @@ def assert_within(actual, exact, bound):
         worst = np.unravel_index(np.argmax(np.where(error <= bound, 0, error - bound)), error.shape)
         count = int((~(error <= bound)).sum())
         raise AssertionError(f"{count} of {error.size} off; at {worst}: {actual[worst]} for {exact[worst]}")
+
+
+def run_and_check(session, case, x_shape, seed=0):
+    """Run a case on random inputs and compare it with the oracle; returns what came out."""
+    inputs = random_inputs(case, x_shape, seed)
+    (actual,) = session.run(None, inputs)
+    assert actual.dtype == case.dtype
+    assert_within(actual, *oracle(case, inputs))
+    return actual

@@ -18,14 +18,16 @@
 namespace sparseconv::cuda {
 
 // Elements of shared memory by their address.
-__device__ __forceinline__ float LoadSharedAs(Shared address, const float*) { return BitsToFloat(LoadShared(address)); }
-__device__ __forceinline__ Half LoadSharedAs(Shared address, const Half*) { return LoadSharedHalf(address); }
-__device__ __forceinline__ void StoreSharedRounded(Shared address, float value, const float*) {
-  StoreShared(address, FloatToBits(value));
+template <class T>
+__device__ __forceinline__ T LoadSharedAs(Shared address) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    return BitsToFloat(LoadShared(address));
+  } else {
+    return LoadSharedHalf(address);
+  }
 }
-__device__ __forceinline__ void StoreSharedRounded(Shared address, float value, const Half*) {
-  StoreSharedHalf(address, ToHalf(value));
-}
+__device__ __forceinline__ void StoreSharedAs(Shared address, float value) { StoreShared(address, FloatToBits(value)); }
+__device__ __forceinline__ void StoreSharedAs(Shared address, Half value) { StoreSharedHalf(address, value); }
 
 // A run of elements between global and shared memory, where both lie alike within 16 bytes. By all threads of the
 // block.
@@ -41,7 +43,10 @@ class ElementRun {
 
   __device__ __forceinline__ void Load(int count) const {
     const int vectors = VectorsOf(count);
-    ForEnds(count, vectors, [&](int i) { StoreElement(i, LoadOnce(Global() + i)); });
+    ForEnds(count, vectors, [&](int i) {
+      const T element = LoadOnce(Global() + i);
+      StoreSharedAs(Address(i), element);
+    });
     for (int first = static_cast<int>(threadIdx.x); first < vectors; first += kAtOnce * static_cast<int>(blockDim.x)) {
       uint4 words[kAtOnce];
 #pragma unroll
@@ -60,7 +65,7 @@ class ElementRun {
 
   __device__ __forceinline__ void Store(int count) const {
     const int vectors = VectorsOf(count);
-    ForEnds(count, vectors, [&](int i) { StoreOnce(Global() + i, LoadElement(i)); });
+    ForEnds(count, vectors, [&](int i) { StoreOnce(Global() + i, LoadSharedAs<T>(Address(i))); });
     for (int vector = static_cast<int>(threadIdx.x); vector < vectors; vector += static_cast<int>(blockDim.x)) {
       StoreOnce(reinterpret_cast<uint4*>(Global() + At(vector)), LoadSharedVector(Address(At(vector))));
     }
@@ -86,16 +91,6 @@ class ElementRun {
     const int tail = vectors * kElements + head;
     for (int i = thread; i < head; i += static_cast<int>(blockDim.x)) function(i);
     for (int i = tail + thread; i < count; i += static_cast<int>(blockDim.x)) function(i);
-  }
-
-  __device__ __forceinline__ void StoreElement(int element, float value) const {
-    StoreShared(Address(element), FloatToBits(value));
-  }
-  __device__ __forceinline__ void StoreElement(int element, Half value) const {
-    StoreSharedHalf(Address(element), value);
-  }
-  __device__ __forceinline__ T LoadElement(int element) const {
-    return LoadSharedAs(Address(element), static_cast<const T*>(nullptr));
   }
 
   const unsigned long long global_;  // address of the first element
@@ -201,7 +196,7 @@ class DepthwiseConv {
       float values[kInColumns];
 #pragma unroll
       for (int j = 0; j < kInColumns; ++j) {
-        T value = LoadSharedAs(from + static_cast<unsigned>(j * kElementBytes), static_cast<const T*>(nullptr));
+        T value = LoadSharedAs<T>(from + static_cast<unsigned>(j * kElementBytes));
         // Others are always there, for an output that is.
         if (j < kSize / 2 && first_column + j < 0) value = 0;
         if (j > (kSize - 1) / 2 && first_column + j >= p_.in_w) value = 0;
@@ -238,7 +233,7 @@ class DepthwiseConv {
         const int column = first_column + j * p_.dilation_w;
         if (!IsIn(column, p_.in_w)) continue;
         const Shared at = plane + static_cast<unsigned>((row * p_.in_w + column) * kElementBytes);
-        sum += LoadWritten(weight + i * p_.kernel_w + j) * ToFloat(LoadSharedAs(at, static_cast<const T*>(nullptr)));
+        sum += LoadWritten(weight + i * p_.kernel_w + j) * ToFloat(LoadSharedAs<T>(at));
       }
     }
     return sum;
@@ -272,8 +267,12 @@ class DepthwiseConv {
     const int first = (place.plane * out_rows_ + place.row) * p_.out_w + place.column;
     const Shared to = out_.shared() + static_cast<unsigned>(first * kElementBytes);
     ForOutputs(place, [&](int i, int r, int c) {
-      StoreSharedRounded(to + static_cast<unsigned>((r * p_.out_w + c) * kElementBytes), sums.at[i],
-                         static_cast<const T*>(nullptr));
+      const Shared at = to + static_cast<unsigned>((r * p_.out_w + c) * kElementBytes);
+      if constexpr (sizeof(T) == sizeof(float)) {
+        StoreSharedAs(at, sums.at[i]);
+      } else {
+        StoreSharedAs(at, ToHalf(sums.at[i]));
+      }
     });
   }
 

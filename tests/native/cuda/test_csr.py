@@ -27,20 +27,13 @@ from tests.support.sparse_models import (
     output_shape,
     random_inputs,
     random_weight,
+    run_and_check,
 )
 
 PROPERTY = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(), Activation.RELU)
-
-
-def run_and_check(session, case, x_shape, seed=0):
-    inputs = random_inputs(case, x_shape, seed)
-    (actual,) = session.run(None, inputs)
-    assert actual.dtype == case.dtype
-    assert_within(actual, *oracle(case, inputs))
-    return actual
 
 
 @PROPERTY

@@ -12,13 +12,12 @@ from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeom
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_models import (
     SparseConvCase,
-    assert_within,
     geometry_2d,
     make_model,
-    oracle,
     output_shape,
     random_inputs,
     random_weight,
+    run_and_check,
 )
 
 PROPERTY = settings(
@@ -45,13 +44,6 @@ WINDOWS = [
 def depthwise(channels, kernel=3, stride=1, dilation=1, pad=1, **changes):
     geometry = geometry_2d(kernel, stride, pad, dilation, channels)
     return SparseConvCase(random_weight((channels, 1, kernel, kernel), 0.8), geometry, **changes)
-
-
-def run_and_check(session, case, x_shape):
-    inputs = random_inputs(case, x_shape)
-    (actual,) = session.run(None, inputs)
-    assert actual.dtype == case.dtype
-    assert_within(actual, *oracle(case, inputs))
 
 
 @pytest.fixture

@@ -16,17 +16,12 @@ from tests.support.sparse_models import (
     oracle,
     random_inputs,
     random_weight,
+    run_and_check,
 )
 
 PAIRS = PoolGeometry((2, 2), (2, 2), (0,) * 4)
 CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(), pool=PAIRS)
 HALF = np.dtype(np.float16)
-
-
-def run_and_check(session, case, x_shape):
-    inputs = random_inputs(case, x_shape)
-    (actual,) = session.run(None, inputs)
-    assert_within(actual, *oracle(case, inputs))
 
 
 def pools(driver):

@@ -24,8 +24,6 @@ constexpr int64_t kWantedItems = 448, kWantedColumns = 448;
 // memory should have room, else one would wait for what another could bring.
 constexpr int64_t kWantedBands = 2, kWantedBlocks = 8, kWantedResident = 4;
 
-int64_t RoundedUp(int64_t value, int64_t to) { return CeilDivide(value, to) * to; }
-
 // Of the kernel for a geometry.
 int WindowOf(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
   const int64_t size = geometry.kernel_shape[2], stride = geometry.strides[2];
@@ -68,14 +66,14 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
   const int64_t item_columns = is_half ? kDepthwiseWindows[launch.window].half_columns : 1;
 
   const int64_t plane_strips = CeilDivide(out_h, item_rows), strip_items = CeilDivide(out_w, item_columns);
-  const int64_t in_offset = is_any ? 0 : RoundedUp(in_w * element_bytes + 2 * kDepthwiseSlackBytes, kVectorBytes);
+  const int64_t in_offset = is_any ? 0 : RoundUp(in_w * element_bytes + 2 * kDepthwiseSlackBytes, kVectorBytes);
   // Where a block's outputs begin. Of X it keeps a row at least, which is read to be masked.
   const auto out_offset = [&](const Blocks& blocks) {
     const int64_t reach = (blocks.band_rows - 1) * geometry.strides[1];
     const int64_t window = (geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1;
     const int64_t rows = blocks.planes > 1 ? in_h : std::min(reach + window, in_h);
     const int64_t bytes = blocks.planes * rows * in_w * element_bytes;
-    return in_offset + RoundedUp(bytes + kVectorBytes + kDepthwiseSlackBytes, kVectorBytes);
+    return in_offset + RoundUp(bytes + kVectorBytes + kDepthwiseSlackBytes, kVectorBytes);
   };
   const auto shared_bytes = [&](const Blocks& blocks) {
     return out_offset(blocks) + blocks.planes * blocks.band_rows * out_w * element_bytes + kVectorBytes;
@@ -121,7 +119,7 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
 
   const int64_t items = blocks.planes * blocks.strips * strip_items,
                 rounds = CeilDivide(items, int64_t{kMaxDepthwiseThreads});
-  launch.shape.threads = static_cast<unsigned>(RoundedUp(CeilDivide(items, rounds), kWarp));
+  launch.shape.threads = static_cast<unsigned>(RoundUp(CeilDivide(items, rounds), kWarp));
   launch.shape.grid[0] = static_cast<unsigned>(CeilDivide(planes, blocks.planes));
   launch.shape.grid[1] = static_cast<unsigned>(bands);
   launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes(blocks));
@@ -138,13 +136,6 @@ std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometr
     }
   }
   return values;
-}
-
-std::string ToString(const DepthwiseLaunch& launch) {
-  const LaunchShape& shape = launch.shape;
-  return Concat("depthwise ", kDepthwiseWindows[launch.window].name, " planes=", launch.params.block_planes,
-                " rows=", launch.params.band_rows, " grid=", shape.grid[0], "x", shape.grid[1],
-                " threads=", shape.threads);
 }
 
 }  // namespace sparseconv::cuda

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "../../../kernels/cuda/params.h"
@@ -45,7 +44,5 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
 
 // [C, taps], with the zeros.
 std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometry& geometry);
-
-std::string ToString(const DepthwiseLaunch& launch);
 
 }  // namespace sparseconv::cuda
