@@ -20,6 +20,7 @@ from onnx import ModelProto
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, vgg16
+from tests.support.newer_architectures import efficientnet_b0, mobilenet_v3_large, yolov8n
 
 
 def _light(name: str) -> Callable[[], ModelProto]:
@@ -32,6 +33,9 @@ NETWORKS: dict[str, Callable[[], ModelProto]] = {
     "resnet50": _light("resnet50"),
     "densenet121": _light("densenet121"),
     "mobilenet_v2": full_mobilenet_v2,
+    "mobilenet_v3_large": mobilenet_v3_large,
+    "efficientnet_b0": efficientnet_b0,
+    "yolov8n": yolov8n,
     "vgg19": _light("vgg19"),
     "squeezenet": _light("squeezenet"),
 }

@@ -25,11 +25,10 @@ __device__ __forceinline__ float AtLeast(float low, float x) { return x < low ? 
 __device__ __forceinline__ float AtMost(float high, float x) { return x > high ? high : x; }
 #endif
 
-// exp of what is not positive does not overflow, so that small results keep their relative accuracy. Where the divisor
-// is 1 to 2, the fast division is as good as any.
+// Five instructions, with an error of a few units in the last place down to the least normal float.
 __device__ __forceinline__ float Sigmoid(float x) {
-  const float e = expf(-fabsf(x));
-  return __fdividef(x < 0.0f ? e : 1.0f, 1.0f + e);
+  constexpr float kLog2OfE = 1.44269504f;
+  return Reciprocal(1.0f + Exp2(-kLog2OfE * x));
 }
 
 // kCode is an ActivationCode.
@@ -38,7 +37,7 @@ __device__ __forceinline__ float Activate(float x, float alpha, float beta) {
   if constexpr (kCode == kRelu) return AtLeast(0.0f, x);
   if constexpr (kCode == kClip) return AtMost(beta, AtLeast(alpha, x));
   if constexpr (kCode == kLeakyRelu) return x < 0.0f ? alpha * x : x;
-  if constexpr (kCode == kHardSwish) return x * Activate<kHardSigmoid>(x, 1.0f / 6.0f, 0.5f);
+  if constexpr (kCode == kHardSwish) return x * Saturated(x * (1.0f / 6.0f) + 0.5f);  // NaN by x
   if constexpr (kCode == kHardSigmoid) return AtLeast(0.0f, AtMost(1.0f, alpha * x + beta));
   if constexpr (kCode == kSigmoid) return Sigmoid(x);
   if constexpr (kCode == kSilu) return x * Sigmoid(x);
@@ -61,48 +60,44 @@ __device__ __forceinline__ unsigned Bounded(const Bounds& bounds, const float* s
 }
 #endif
 
-// Activations that `Limited` applies, none among them.
-__device__ constexpr bool IsLimit(int code) {
-  return code == kNoActivation || code == kRelu || code == kClip || code == kLeakyRelu;
-}
-
-// Parameters of `Limited`, such that it changes nothing where a sum is not final.
-struct Limits {
-  float low, high, slope;
-  Half2 lows, highs;  // both, twice, in halves
-
-  template <int kCode>
-  static __device__ __forceinline__ Limits Of(bool is_final, float alpha, float beta) {
-    const float infinity = BitsToFloat(0x7F800000u);
-    Limits limits{-infinity, infinity, 1.0f, 0, 0};
-    if (is_final) {
-      if constexpr (kCode == kRelu) limits.low = 0.0f;
-      if constexpr (kCode == kClip) limits.low = alpha, limits.high = beta;
-      if constexpr (kCode == kLeakyRelu) limits.slope = alpha;
-    }
-    limits.lows = ToHalves(limits.low, limits.low);
-    limits.highs = ToHalves(limits.high, limits.high);
-    return limits;
+// An activation of a generated kernel's sums, which leaves them alone where they are not final. A `Word` is a float or
+// two halves.
+template <int kCode>
+class FinalActivation {
+ public:
+  __device__ __forceinline__ FinalActivation(bool is_final, float alpha, float beta)
+      : is_final_(is_final), alpha_(alpha), beta_(beta) {
+    if (kCode == kClip && !is_final) alpha_ = -Infinity(), beta_ = Infinity();
+    if (kCode == kLeakyRelu && !is_final) alpha_ = 1.0f;
+    lows_ = ToHalves(alpha_, alpha_);
+    highs_ = ToHalves(beta_, beta_);
   }
-};
 
-template <int kCode>
-__device__ __forceinline__ float Limited(float x, const Limits& limits) {
-  if constexpr (kCode == kRelu) return Larger(limits.low, x);
-  if constexpr (kCode == kClip) return AtMost(limits.high, AtLeast(limits.low, x));
-  if constexpr (kCode == kLeakyRelu) return x < 0.0f ? limits.slope * x : x;
-  return x;
-}
+  __device__ __forceinline__ float operator()(float x) const {
+    if constexpr (kCode == kNoActivation) return x;
+    if constexpr (kCode == kRelu) return AtLeast(is_final_ ? 0.0f : -Infinity(), x);
+    if constexpr (kCode == kClip || kCode == kLeakyRelu) return Activate<kCode>(x, alpha_, beta_);
+    return is_final_ ? Activate<kCode>(x, alpha_, beta_) : x;
+  }
 
-template <int kCode>
-__device__ __forceinline__ Half2 Limited(Half2 pair, const Limits& limits) {
-  if constexpr (kCode == kNoActivation || !IsLimit(kCode)) return pair;
-  if constexpr (kCode == kRelu) return limits.low == 0.0f ? AtLeastZero(pair) : pair;
+  __device__ __forceinline__ Half2 operator()(Half2 pair) const {
+    if constexpr (kCode == kNoActivation) return pair;
+    if constexpr (kCode == kRelu) return is_final_ ? AtLeastZero(pair) : pair;
 #if __CUDA_ARCH__ >= 800
-  if constexpr (kCode == kClip) return AtMost(limits.highs, AtLeast(limits.lows, pair));
+    if constexpr (kCode == kClip) return AtMost(highs_, AtLeast(lows_, pair));
 #endif
-  return ToHalves(Limited<kCode>(ToFloat(Lower(pair)), limits), Limited<kCode>(ToFloat(Upper(pair)), limits));
-}
+    const float lower = ToFloat(Lower(pair)), upper = ToFloat(Upper(pair));
+    const Half2 result = ToHalves(Activate<kCode>(lower, alpha_, beta_), Activate<kCode>(upper, alpha_, beta_));
+    return is_final_ ? result : pair;
+  }
+
+ private:
+  static __device__ __forceinline__ float Infinity() { return BitsToFloat(0x7F800000u); }
+
+  const bool is_final_;
+  float alpha_, beta_;
+  Half2 lows_, highs_;  // the same, twice, in halves
+};
 
 // The same where the code is only known at run time, with little code: the kernel has many copies of it. All threads of
 // a launch take the same way.

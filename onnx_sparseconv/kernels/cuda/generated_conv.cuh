@@ -586,18 +586,17 @@ class Generated {
     }
   }
 
-  // Stores the sums of a slot. Activations of a few instructions are applied on the way; others in a loop over what was
-  // stored, for unrolled they would take a good part of the instruction cache.
+  // Stores the sums of a slot.
   __device__ __forceinline__ void Finish(const Place& place, typename Code::Sums& sums) const {
     if (!place.is_active) return;
     const Outputs outputs = OutputsOf(place);
     if (p_.addend != nullptr) AddAddend(outputs, sums);
     Element* to = static_cast<Element*>(p_.out) + Note(kSplit) * p_.split_stride + outputs.origin;
-    const Limits limits = Limits::Of<Code::kActivation>(p_.is_final, p_.alpha, p_.beta);
+    const FinalActivation<Code::kActivation> activate(p_.is_final, p_.alpha, p_.beta);
     if (kColumnsPerSlot == 1 || p_.is_paired) {
 #pragma unroll
       for (int k = 0; k < Code::kTileChannels; ++k) {
-        const Word word = Limited<Code::kActivation>(sums.Finished(k), limits);
+        const Word word = activate(sums.Finished(k));
         if (Exists(outputs.first, k)) {
           StoreOnce(reinterpret_cast<Word*>(to + static_cast<long long>(k) * outputs.plane), word);
         }
@@ -606,20 +605,10 @@ class Generated {
       if constexpr (kColumnsPerSlot == 2) {
 #pragma unroll
         for (int k = 0; k < Code::kTileChannels; ++k) {
-          const Word word = Limited<Code::kActivation>(sums.Finished(k), limits);
+          const Word word = activate(sums.Finished(k));
           Element* at = to + static_cast<long long>(k) * outputs.plane;
           if (Exists(outputs.first, k)) StoreOnce(at, Lower(word));
           if (Exists(outputs.first, k) && outputs.has_right) StoreOnce(at + 1, Upper(word));
-        }
-      }
-    }
-    if constexpr (!IsLimit(Code::kActivation)) {
-      if (p_.is_final) {
-#pragma unroll 4
-        for (int k = 0; k < min(Code::kTileChannels, Code::kOutChannels - outputs.first); ++k) {
-          Element* at = to + static_cast<long long>(k) * outputs.plane;
-          StoreRounded(at, Activate<Code::kActivation>(ToFloat(at[0]), p_.alpha, p_.beta));
-          if (outputs.has_right) StoreRounded(at + 1, Activate<Code::kActivation>(ToFloat(at[1]), p_.alpha, p_.beta));
         }
       }
     }

@@ -115,6 +115,20 @@ __device__ __forceinline__ Half2 AtLeastZero(Half2 pair) {
 __device__ __forceinline__ float BitsToFloat(unsigned bits) { return __uint_as_float(bits); }
 __device__ __forceinline__ unsigned FloatToBits(float value) { return __float_as_uint(value); }
 
+// Fast, and 0 for what is less than the least normal float.
+__device__ __forceinline__ float Exp2(float x) {
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+__device__ __forceinline__ float Reciprocal(float x) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+}
+// Within 0 and 1; 0 for NaN.
+__device__ __forceinline__ float Saturated(float x) { return __saturatef(x); }
+
 // The same value, of which the compiler does not know that it is: nothing that is computed of it leaves a loop.
 __device__ __forceinline__ float Unforeseen(float value) {
   asm volatile("" : "+f"(value));

@@ -61,7 +61,7 @@ LIMITS = {
     EARLY_KERNELS: (80, 32, 4096),
     TENSOR_KERNELS: (168, 96, 0),
     WGMMA_KERNELS: (168, 96, 0),
-    WGMMA_FLOAT_KERNELS: (168, 160, 4096),
+    WGMMA_FLOAT_KERNELS: (168, 176, 4096),
 }
 COMPILERS = nvrtc.installed()
 OLDEST = next((c for c in COMPILERS if c.version == library_ptx.NVRTC_VERSION), None)

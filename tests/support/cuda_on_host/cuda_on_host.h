@@ -229,7 +229,5 @@ T min(T a, T b) {
 }
 
 extern "C" {
-float expf(float) noexcept;
-float fabsf(float) noexcept;
-inline float __fdividef(float a, float b) { return a / b; }
+float exp2f(float) noexcept;
 }

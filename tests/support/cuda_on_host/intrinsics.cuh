@@ -30,6 +30,9 @@ inline Half2 LargerMagnitudes(Half2 a, Half2 b) {
 }
 inline float Larger(float a, float b) { return b < a ? a : b; }
 inline float Smaller(float a, float b) { return b > a ? a : b; }
+inline float Exp2(float x) { return exp2f(x); }
+inline float Reciprocal(float x) { return 1.0f / x; }
+inline float Saturated(float x) { return x > 0.0f ? Smaller(x, 1.0f) : 0.0f; }
 inline Half2 AtLeast(Half2 least, Half2 pair) {
   const auto larger = [](Half value, Half bound) { return ToFloat(value) < ToFloat(bound) ? bound : value; };
   return Joined(larger(Lower(pair), Lower(least)), larger(Upper(pair), Upper(least)));
