@@ -5,10 +5,10 @@ r"""Times what layers take inside whole networks on a GPU, dense and sparse, and
 
 A layer alone, run again and again, finds its code and often its input in caches, and a dense one has its layout
 changed for it; inside a network that is not so. The profiler of PyTorch says what each kernel of a run took, in their
-order, and ONNX Runtime runs layers in the order of the model's nodes. To a dense layer belong its convolution, the
-addition of its bias and its activation, with the channels last; to a sparse one all that it launches. Pools and the
-additions of residuals stay out, except those that sparse layers do in passing, which are marked. Every layer is made
-sparse, and run by code of its own, where code can be made for it, and by the library's kernels.
+order, and ONNX Runtime's own that of the layers. To a dense layer belong its convolution, the addition of its bias and
+its activation, with the channels last; to a sparse one all that it launches. Pools and the additions of residuals stay
+out, except those that sparse layers do in passing, which are marked. Every layer is made sparse, and run by code of its
+own, where code can be made for it, and by the library's kernels.
 
 Some kernels begin before the ones in front of them are done (programmatic dependent launch: the library's, on sm_90),
 and wait. So a kernel takes the time from where the one in front of it ended, or from its own begin, if that is later.
@@ -19,23 +19,24 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from network_parts import Kernel, dense_groups, sparse_groups
+from network_parts import Kernel, by_layer, dense_groups, executed_convolutions, name_of, sizes_of, sparse_groups
 from onnx import ModelProto
 from results_head import results_head
 from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
+from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites, output_sizes
 from onnx_sparseconv.converter.conversion import ConvertOptions, Precision, convert
 from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
 from onnx_sparseconv.converter.gpu_images import node_keys
@@ -71,19 +72,26 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> list[Kernel]:
-    """The kernels of one run in their order, each with its mean time.
+def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> tuple[list[Mapping[str, Any]], list[Kernel]]:
+    """The convolutions of one run in their order, and its kernels, each with its mean time.
 
     Raises:
         ValueError: runs differ in their kernels.
     """
     provider_options = CudaMode(prefer_nhwc=prefer_nhwc).provider_options()
-    session = make_session(
-        path, provider="cuda", session_options=measuring_options(), provider_options=provider_options
-    )
-    wanted = model_inputs(session)
-    inputs = make_random_inputs(wanted, resolve_shapes(wanted, {}, batch))
-    run = BoundRuns(session, path.name, inputs, specs_of(run_session(session, inputs, path.name)), "cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        session = make_session(
+            path,
+            provider="cuda",
+            session_options=measuring_options(),
+            provider_options=provider_options,
+            profile=Path(folder) / "profile",
+        )
+        wanted = model_inputs(session)
+        inputs = make_random_inputs(wanted, resolve_shapes(wanted, {}, batch))
+        outputs = run_session(session, inputs, path.name)
+        layers = executed_convolutions(json.loads(Path(session.end_profiling()).read_text(encoding="utf-8")))
+    run = BoundRuns(session, path.name, inputs, specs_of(outputs), "cuda")
     for _ in range(WARM_UP):
         run()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -98,13 +106,24 @@ def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> list[Kernel]:
     if len(events) % RUNS or np.any(names.reshape(RUNS, -1) != names[: len(events) // RUNS]):
         raise ValueError(f"{path.name}: runs differ in their kernels")
     times = np.maximum(ends - busy_from, 0.0).reshape(RUNS, -1).mean(axis=0)
-    return list(zip(names.tolist(), times.tolist(), strict=False))
+    return layers, list(zip(names.tolist(), times.tolist(), strict=False))
 
 
 def sites_of(path: Path) -> list[ConvSite]:
     """The convolutions of a model, in the order in which they run."""
     proto: ModelProto = load(path).proto
     return find_conv_sites(ModelView(proto), ShapeMap(proto))
+
+
+def sizes_of_site(site: ConvSite, batch: int) -> tuple[tuple[int, ...], ...]:
+    """As `network_parts.sizes_of`."""
+    assert site.weight is not None
+    assert site.geometry is not None
+    assert site.input_shape is not None
+    _, channels, *size = site.input_shape
+    out_size = output_sizes(site.geometry, size)
+    shapes = (batch, channels, *size), (batch, site.weight.values.shape[0], *out_size)
+    return tuple(tuple(sorted(dim or 0 for dim in shape)) for shape in shapes)
 
 
 def describe(site: ConvSite, kernels: Sequence[Kernel]) -> dict[str, Any]:
@@ -156,18 +175,19 @@ def measure(original: Path, converted: Path, batch: int) -> list[dict[str, Any]]
     """Both sides of all layers.
 
     Raises:
-        ValueError: a layer stays dense, or others ran than the model has.
+        ValueError: a layer stays dense, or others ran than the model has, in which all have names.
     """
-    sites = sites_of(original)
-    dense = dense_groups(profile_model(original, batch, prefer_nhwc=True))
-    sparse = sparse_groups(profile_model(converted, batch, prefer_nhwc=False))
-    is_sparse = [site.is_sparse for site in sites_of(converted)]
-    if not all(is_sparse) or not len(dense) == len(sparse) == len(sites):
-        raise ValueError(f"{converted.name}: {len(sites)} layers, {len(dense)} dense ones ran, {len(sparse)} sparse")
-    adds = [site.node.op == "SparseConvAdd" for site in sites_of(converted)]
+    sites, converted_sites = sites_of(original), sites_of(converted)
+    if not all(site.is_sparse for site in converted_sites):
+        raise ValueError(f"{converted.name}: a layer stays dense")
+    ran, kernels = profile_model(original, batch, prefer_nhwc=True)
+    dense = by_layer([sizes_of_site(site, batch) for site in sites], [*map(sizes_of, ran)], dense_groups(kernels))
+    ran, kernels = profile_model(converted, batch, prefer_nhwc=False)
+    sparse = by_layer([site.name for site in converted_sites], [*map(name_of, ran)], sparse_groups(kernels))
     return [
         {"dense": describe(site, dense[i]), "sparse_us": math.fsum(t for _, t in sparse[i])}
-        | {"sparse_kernels": [{"name": n, "us": t} for n, t in sparse[i]], "adds_residual": adds[i]}
+        | {"sparse_kernels": [{"name": n, "us": t} for n, t in sparse[i]]}
+        | {"adds_residual": converted_sites[i].node.op == "SparseConvAdd"}
         for i, site in enumerate(sites)
     ]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 # Kernels that multiply, and those that belong to the layer before or behind.
 DENSE_PRODUCT = re.compile(r"implicit_gemm|fprop|nvjet|cutlass|conv2d|first_layer|gemm|splitK")
 DENSE_BIAS = re.compile(r"op_generic_tensor")
-DENSE_ACTIVATION = re.compile(r"_UnaryElementWise|_Clip")
+DENSE_ACTIVATION = re.compile(r"_UnaryElementWise(?!.*OP_Cast)|_Clip")
 SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|gather|space_to_depth)")
 SPARSE_BEHIND = re.compile(r"sparseconv_reduce")
 SPARSE_POOL = re.compile(r"sparseconv_max_pool")
@@ -48,6 +49,47 @@ def sparse_groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
             groups.append([*before, kernel])
             before = []
     return groups
+
+
+def executed_convolutions(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The convolutions of one run in ONNX Runtime's profile, in their order."""
+    nodes = (event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"))
+    return sorted((node for node in nodes if "Conv" in node["args"]["op_name"]), key=lambda node: node["ts"])
+
+
+def name_of(event: Mapping[str, Any]) -> str:
+    """Of a sparse layer, which ONNX Runtime leaves it."""
+    return str(event["name"]).removesuffix("_kernel_time")
+
+
+def sizes_of(event: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
+    """Of what a dense layer reads and makes, in any layout: ONNX Runtime changes that, and then the name is lost."""
+    x, y = event["args"]["input_type_shape"][0], event["args"]["output_type_shape"][0]
+    return tuple(tuple(sorted(next(iter(shape.values())))) for shape in (x, y))
+
+
+def by_layer(
+    layers: Sequence[Hashable], executed: Sequence[Hashable], groups: Sequence[list[Kernel]]
+) -> list[list[Kernel]]:
+    """The kernels of each layer. Where a network branches, layers need not run in the order of the model's nodes.
+
+    Args:
+        layers: keys of all layers. Those with one key ran in this order.
+        executed: keys of what ran, in its order.
+        groups: the kernels of that.
+
+    Raises:
+        ValueError: other layers ran than there are.
+    """
+    waiting: defaultdict[Hashable, list[list[Kernel]]] = defaultdict(list)
+    for key, group in zip(executed, groups, strict=True):
+        waiting[key].append(group)
+    for key in layers:
+        if not waiting[key]:
+            raise ValueError(f"layer {key} did not run; these did: {sorted(map(str, executed))}")
+    if len(layers) != len(executed):
+        raise ValueError(f"{len(executed)} layers ran, not {len(layers)}")
+    return [waiting[key].pop(0) for key in layers]
 
 
 def parts_of(layer: dict[str, Any]) -> tuple[float, float, float, float]:

@@ -40,11 +40,20 @@ class Network:
         self.constants[name] = np.asarray(values)
         return name
 
-    def conv(self, out_channels: int, kernel: int = 3, *, stride: int = 1, group: int = 1, bias: bool = False) -> str:
+    def conv(
+        self,
+        out_channels: int,
+        kernel: int = 3,
+        *,
+        stride: int = 1,
+        group: int = 1,
+        bias: bool = False,
+        gain: float = 1.0,
+    ) -> str:
         shape = (out_channels, self.channels // group, kernel, kernel)
         depthwise = group == self.channels
         weight = pruned(shape, 0 if depthwise else self._sparsity, seed=len(self.nodes))
-        weight *= np.float32(np.sqrt(2 / max(1, np.count_nonzero(weight[0]))))
+        weight *= np.float32(gain * np.sqrt(2 / max(1, np.count_nonzero(weight[0]))))
         inputs = [self.last, self.constant(weight)]
         if bias:
             inputs.append(self.constant(self._rng.standard_normal(out_channels).astype(np.float32) * np.float32(0.1)))

@@ -65,7 +65,8 @@ def _inverted_residual(network: Network, block: Inverted) -> None:
         _gate(network, block.squeezed, "SiLU")
     elif block.squeezed:
         _gate(network, block.squeezed, "Relu", alpha=1 / 6, beta=0.5)
-    network.conv(block.out_channels, 1)
+    # Gates and SiLU let a part through: without more here, nothing would be left of the images at the end.
+    network.conv(block.out_channels, 1, gain=1.5 if block.activation == "SiLU" else 1.0)
     main = network.norm()
     if block.stride == 1 and before == block.out_channels:
         network.add("Add", main, entry)
