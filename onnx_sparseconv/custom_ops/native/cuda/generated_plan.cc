@@ -20,6 +20,9 @@ constexpr double kTurnCost = 1.0;
 constexpr double kInstructionBytes = 16;
 // Of a bulk copy; measured on an H200.
 constexpr double kCopyCycles = 100;
+// Of the launch that adds up the sums of splits, and what it and they move of memory in a cycle of a multiprocessor; as
+// in kernels/plan.py.
+constexpr double kReduceCycles = 3000, kMemoryBytesACycle = 12.7;
 // By how much pairs of blocks are faster, at least.
 constexpr double kPairGain = 1.04;
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
@@ -41,14 +44,33 @@ struct Grouping {
   int64_t image_pitch = 0;
 };
 
+int64_t ResidentBlocks(const DeviceFacts& device, const GeneratedFacts& facts) {
+  return static_cast<int64_t>(device.num_multiprocessors) * facts.blocks_a_multiprocessor;
+}
+
+// Splits that share the chunks of a call with fewer units of work than the GPU runs at a time.
+int64_t ChooseSplits(const GeneratedPlan& plan, int64_t num_groups, const DeviceFacts& device,
+                     const GeneratedFacts& facts, const Settings& settings) {
+  const int64_t most = plan.num_chunks, least = plan.min_passes;
+  if (settings.splits > 1) return std::clamp<int64_t>(settings.splits, std::min(least, most), most);
+  if (settings.splits == 1) return 1;
+  if (settings.passes > 1) return 1;
+  const int64_t units = plan.num_tiles * num_groups;
+  const int64_t splits = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, most);
+  return splits == 1 ? 1 : std::max(splits, least);
+}
+
 // Finds groups for one way of staging.
 class GroupSearch {
  public:
-  GroupSearch(const GeneratedPlan& plan, const PlaneSizes& sizes, Staging staging, int64_t max_lanes)
+  GroupSearch(const GeneratedPlan& plan, const PlaneSizes& sizes, Staging staging, const DeviceFacts& device,
+              const GeneratedFacts& facts, const Settings& settings)
       : plan_(plan),
         sizes_(sizes),
         staging_(staging),
-        max_lanes_(max_lanes),
+        device_(device),
+        facts_(facts),
+        settings_(settings),
         element_bytes_(ElementBytes(plan)),
         vector_(kVectorBytes / element_bytes_),
         row_slots_(CeilDivide(sizes.out_w, plan.columns_per_slot)),
@@ -61,13 +83,11 @@ class GroupSearch {
   // than a warp where that does not fit.
   std::optional<Grouping> Find() const {
     if (!CanStage()) return std::nullopt;
-    std::optional<Grouping> best;
+    std::vector<Grouping> found;
     const auto consider = [&](int64_t slots) {
       const int64_t group_slots = std::min(slots, num_slots_);
       if (MostBytes(group_slots) > Room()) return;
-      const Grouping grouping{staging_, group_slots, CeilDivide(num_slots_, group_slots), row_pitch_,
-                              WholeImageBytes()};
-      if (!best || Cost(grouping) < Cost(*best)) best = grouping;
+      found.push_back({staging_, group_slots, CeilDivide(num_slots_, group_slots), row_pitch_, WholeImageBytes()});
     };
     for (int64_t images = plan_.stage_images; images >= 1; --images) {
       if (images * plane_slots_ <= plan_.threads) consider(images * plane_slots_);
@@ -80,8 +100,8 @@ class GroupSearch {
     } else {
       consider(CeilDivide(plane_slots_, CeilDivide(plane_slots_, plan_.threads)));
     }
-    for (int64_t slots = plan_.threads / 4; slots >= 1 && !best; slots /= 2) consider(slots);
-    return best;
+    for (int64_t slots = plan_.threads / 4; slots >= 1 && found.empty(); slots /= 2) consider(slots);
+    return found.empty() ? std::nullopt : std::optional(Cheapest(found));
   }
 
  private:
@@ -107,10 +127,29 @@ class GroupSearch {
     return groups * (plan_.in_channels / plan_.group);
   }
 
+  // The groups that take the fewest cycles; where chunks would be split among too few of them, rather more groups and
+  // fewer splits, if these take less with what splits cost.
+  Grouping Cheapest(const std::vector<Grouping>& found) const {
+    const auto cheapest = [&](auto cost) {
+      return *std::min_element(found.begin(), found.end(),
+                               [&](const Grouping& a, const Grouping& b) { return cost(a) < cost(b); });
+    };
+    const Grouping unsplit = cheapest([&](const Grouping& grouping) { return Cost(grouping); });
+    const int64_t splits = SplitsOf(unsplit);
+    return cheapest([&](const Grouping& grouping) {
+      return SplitsOf(grouping) > splits ? std::numeric_limits<double>::infinity() : SplitCost(grouping);
+    });
+  }
+
+  int64_t SplitsOf(const Grouping& grouping) const {
+    return ChooseSplits(plan_, grouping.num_groups, device_, facts_, settings_);
+  }
+
   // What a launch takes, in cycles, but for what does not depend on the groups: turns that each block takes, times what
   // takes longer in each: the code, on the busiest quarter of a multiprocessor, or the copies.
   double Cost(const Grouping& grouping) const {
-    const int64_t lanes = std::clamp<int64_t>(max_lanes_, 1, grouping.num_groups);
+    const int64_t max_lanes = ResidentBlocks(device_, facts_) / plan_.num_tiles;
+    const int64_t lanes = std::clamp<int64_t>(max_lanes, 1, grouping.num_groups);
     const int64_t warps = CeilDivide(CeilDivide(grouping.group_slots, kWarp), kQuarters);
     const double instructions = static_cast<double>(plan_.code_bytes) / kInstructionBytes;
     const double compute = (static_cast<double>(warps) + kTurnCost) * instructions;
@@ -119,7 +158,19 @@ class GroupSearch {
     const double images = static_cast<double>(grouping.group_slots) / static_cast<double>(plane_slots_);
     const double copies = (std::max(1.0, images) + static_cast<double>(across) * std::min(1.0, images)) *
                           static_cast<double>(IsPacked() ? plan_.num_chunks : plan_.tile_in_channels);
-    return static_cast<double>(CeilDivide(grouping.num_groups, lanes)) * std::max(compute, copies * kCopyCycles);
+    const auto turns = static_cast<double>(CeilDivide(grouping.num_groups, lanes));
+    return turns * std::max(compute, copies * kCopyCycles);
+  }
+
+  // The same with splits, whose sums are stored, read again, and stored.
+  double SplitCost(const Grouping& grouping) const {
+    const int64_t splits = SplitsOf(grouping);
+    if (splits == 1) return Cost(grouping);
+    const int64_t values = sizes_.batch * plan_.out_channels * sizes_.out_h * sizes_.out_w;
+    const auto bytes = static_cast<double>(values * element_bytes_ * (splits + 1));
+    const double reduced =
+        kReduceCycles + bytes / static_cast<double>(device_.num_multiprocessors) / kMemoryBytesACycle;
+    return Cost(grouping) / static_cast<double>(splits) + reduced;
   }
 
   int64_t ReachH() const { return (plan_.kernel_shape[0] - 1) * static_cast<int64_t>(plan_.dilations[0]) + 1; }
@@ -201,7 +252,9 @@ class GroupSearch {
   const GeneratedPlan& plan_;
   const PlaneSizes& sizes_;
   const Staging staging_;
-  const int64_t max_lanes_;
+  const DeviceFacts& device_;
+  const GeneratedFacts& facts_;
+  const Settings& settings_;
   const int64_t element_bytes_;
   const int64_t vector_;  // elements of 16 bytes
   const int64_t row_slots_;
@@ -210,32 +263,15 @@ class GroupSearch {
   const int64_t row_pitch_;
 };
 
-int64_t ResidentBlocks(const DeviceFacts& device, const GeneratedFacts& facts) {
-  return static_cast<int64_t>(device.num_multiprocessors) * facts.blocks_a_multiprocessor;
-}
-
 std::optional<Grouping> FindGrouping(const GeneratedPlan& plan, const PlaneSizes& sizes, const DeviceFacts& device,
                                      const GeneratedFacts& facts, const Settings& settings) {
-  const int64_t max_lanes = ResidentBlocks(device, facts) / plan.num_tiles;
   for (const Staging staging : {kBulkStaging, kVectorStaging, kElementStaging}) {
     if (settings.staging.has_value() && settings.staging != staging) continue;
     if (staging == kBulkStaging && (device.architecture < kBulkArchitecture || plan.staging_threads == 0)) continue;
     if (staging != kElementStaging && !facts.is_x_aligned) continue;
-    if (auto found = GroupSearch(plan, sizes, staging, max_lanes).Find()) return found;
+    if (auto found = GroupSearch(plan, sizes, staging, device, facts, settings).Find()) return found;
   }
   return std::nullopt;
-}
-
-// Splits that share the chunks of a call with fewer units of work than the GPU runs at a time.
-int64_t ChooseSplits(const GeneratedPlan& plan, int64_t num_groups, const DeviceFacts& device,
-                     const GeneratedFacts& facts, const Settings& settings) {
-  const int64_t most = plan.num_chunks, least = plan.min_passes;
-  if (settings.splits > 1) return std::clamp<int64_t>(settings.splits, std::min(least, most), most);
-  if (settings.splits == 1) return 1;
-  if (settings.passes > 1) return 1;
-  const int64_t units = plan.num_tiles * num_groups;
-  const int64_t splits = std::clamp<int64_t>(ResidentBlocks(device, facts) / units, 1, most);
-  return splits == 1 ? 1 : std::max(splits, least);
 }
 
 // Passes cost memory traffic: no more than accuracy needs, if nobody asks for more.
