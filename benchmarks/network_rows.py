@@ -30,7 +30,7 @@ START = NetworkModel(
     pass_launch_us=1.0,
     bias_us=3.0,
     activation_us=2.0,
-    clip_us=2.0,
+    slow_activation_us=2.0,
     code_launch_us=2.0,
     code_slowdown=1.0,
     code_size_us=0.0,
@@ -50,7 +50,7 @@ class NetworkRows:
     Attributes:
         names: of the layers' forms.
         dense, code: what they have to do.
-        is_depthwise, adds_residual, is_clip: of each; the last one of its activation.
+        is_depthwise, adds_residual, is_slow: of each; the last one of its activation.
         product_us, bias_us, activation_us: what dense ones took; 0 for a pass that there is not.
         code_us: what the generated kernel took; NaN where it was not measured.
     """
@@ -60,7 +60,7 @@ class NetworkRows:
     code: CodeWork
     is_depthwise: np.ndarray
     adds_residual: np.ndarray
-    is_clip: np.ndarray
+    is_slow: np.ndarray
     product_us: np.ndarray
     bias_us: np.ndarray
     activation_us: np.ndarray
@@ -161,7 +161,7 @@ def fit_network(rows: NetworkRows, fit: Fit) -> NetworkModel:
 
 def network_errors(rows: NetworkRows, model: NetworkModel) -> tuple[np.ndarray, np.ndarray]:
     """Foretold over measured times of each layer, dense with its passes and by generated code without residuals."""
-    passes = {"has_bias": rows.bias_us > 0, "has_activation": rows.activation_us > 0, "is_clip": rows.is_clip}
+    passes = {"has_bias": rows.bias_us > 0, "has_activation": rows.activation_us > 0, "is_slow": rows.is_slow}
     dense_us = model.dense_us(rows.dense, is_depthwise=rows.is_depthwise, **passes)
     took_us = rows.product_us + rows.bias_us + rows.activation_us
     alone = ~rows.adds_residual & np.isfinite(rows.code_us)
@@ -171,15 +171,15 @@ def network_errors(rows: NetworkRows, model: NetworkModel) -> tuple[np.ndarray, 
 def _fit_passes(rows: NetworkRows, model: NetworkModel) -> NetworkModel:
     """All kinds of passes take as long to launch."""
     columns, times = [], []
-    of_clip = np.where(rows.is_clip, rows.activation_us, 0.0)
+    of_clip = np.where(rows.is_slow, rows.activation_us, 0.0)
     kinds = (rows.bias_us, rows.activation_us - of_clip, of_clip)
     for column, took_us in enumerate(kinds):
         for moutputs, one in zip(np.asarray(rows.dense.moutputs), took_us, strict=True):
             if one > 0:
                 columns.append([1.0, *(moutputs if column == kind else 0.0 for kind in range(len(kinds)))])
                 times.append(one)
-    launch_us, bias_us, activation_us, clip_us = _least_squares(np.array(columns), np.array(times))
-    return replace(model, pass_launch_us=launch_us, bias_us=bias_us, activation_us=activation_us, clip_us=clip_us)
+    launch_us, bias_us, activation_us, slow_activation_us = _least_squares(np.array(columns), np.array(times))
+    return replace(model, pass_launch_us=launch_us, bias_us=bias_us, activation_us=activation_us, slow_activation_us=slow_activation_us)
 
 
 def _fit_code(rows: NetworkRows, model: NetworkModel) -> NetworkModel:

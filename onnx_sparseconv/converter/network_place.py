@@ -14,7 +14,9 @@ import onnx_graphsurgeon as gs
 from onnx_sparseconv.converter.conv_sites import ConvSite
 
 # Operators that are applied to each element of what a convolution makes.
-_ACTIVATIONS = frozenset({"Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "HardSwish", "HardSigmoid", "Sigmoid", "Tanh"})
+_ACTIVATIONS = frozenset(
+    {"Relu", "Clip", "LeakyRelu", "PRelu", "Elu", "HardSwish", "HardSigmoid", "Sigmoid", "Swish", "Tanh"}
+)
 # What is computed in any layout, or in that of the convolutions.
 _BETWEEN = _ACTIVATIONS | {
     "Add",
@@ -25,6 +27,8 @@ _BETWEEN = _ACTIVATIONS | {
     "MaxPool",
     "AveragePool",
     "GlobalAveragePool",
+    "Concat",
+    "Split",
     "Identity",
     "Dropout",
 }
@@ -39,12 +43,12 @@ class Place:
     Attributes:
         has_bias: whether ONNX Runtime adds a bias to it, a BatchNormalization among them, which it folds.
         has_activation: whether an activation follows; behind the addition of a residual it is not counted, nor is that.
-        is_clip: whether that is a Clip.
+        is_slow: whether that is a Clip, or SiLU, `x * Sigmoid(x)`; both are slower than others.
     """
 
     has_bias: bool
     has_activation: bool
-    is_clip: bool = False
+    is_slow: bool = False
 
 
 def find_place(site: ConvSite) -> Place | None:
@@ -60,7 +64,8 @@ def find_place(site: ConvSite) -> Place | None:
     last = _folded(site.node)
     behind_it = {reader.op for reader in _next(last)}
     has_bias = any(bool(tensor.name) for tensor in site.node.inputs[2:])
-    return Place(has_bias or last is not site.node, bool(behind_it & _ACTIVATIONS), "Clip" in behind_it)
+    is_slow = bool(behind_it & {"Clip", "Swish"}) or _is_silu(last)
+    return Place(has_bias or last is not site.node, bool(behind_it & _ACTIVATIONS), is_slow)
 
 
 def _is_convolution(node: gs.Node) -> bool:
@@ -69,6 +74,13 @@ def _is_convolution(node: gs.Node) -> bool:
 
 def _next(node: gs.Node) -> list[gs.Node]:
     return [reader for tensor in node.outputs for reader in tensor.outputs]
+
+
+def _is_silu(node: gs.Node) -> bool:
+    """Whether what a node makes is multiplied by its Sigmoid, which ONNX Runtime does in one pass."""
+    readers = _next(node)
+    products = {id(reader) for reader in readers if reader.op == "Mul"}
+    return any(id(onward) in products for reader in readers if reader.op == "Sigmoid" for onward in _next(reader))
 
 
 def _folded(node: gs.Node) -> gs.Node:

@@ -51,8 +51,8 @@ class NetworkModel:
         product_launch_us: of a dense product that computes nothing.
         window_us: more of one that is not 1x1.
         pass_launch_us: of a pass over the output that finds none.
-        bias_us, activation_us, clip_us: of a pass that adds a bias, applies an activation, or a Clip, for a million
-            outputs.
+        bias_us, activation_us, slow_activation_us: of a pass that adds a bias, applies an activation, or a Clip or SiLU,
+            for a million outputs.
         code_launch_us: of a generated kernel that computes nothing.
         code_slowdown: of the generated kernel, against `estimate_cycles`.
         code_size_us: for code that no cache near has kept, for the root of a million bytes.
@@ -70,7 +70,7 @@ class NetworkModel:
     pass_launch_us: float
     bias_us: float
     activation_us: float
-    clip_us: float
+    slow_activation_us: float
     code_launch_us: float
     code_slowdown: float
     code_size_us: float
@@ -93,11 +93,11 @@ class NetworkModel:
         return np.asarray(self.pass_launch_us + us_a_million * np.asarray(moutputs), np.float64)
 
     def dense_us(
-        self, work: DenseWork, *, is_depthwise: Flag, has_bias: Flag, has_activation: Flag, is_clip: Flag = False
+        self, work: DenseWork, *, is_depthwise: Flag, has_bias: Flag, has_activation: Flag, is_slow: Flag = False
     ) -> NDArray[np.float64]:
         """Microseconds of a dense layer, with the passes over its output; arrays give arrays."""
         found = np.where(is_depthwise, self.depthwise_us(work), self.product_us(work))
-        activation_us = np.where(is_clip, self.clip_us, self.activation_us)
+        activation_us = np.where(is_slow, self.slow_activation_us, self.activation_us)
         for is_made, us_a_million in ((has_bias, self.bias_us), (has_activation, activation_us)):
             found = found + np.where(is_made, self.pass_us(work.moutputs, us_a_million), 0.0)
         return np.asarray(found, np.float64)
@@ -110,7 +110,7 @@ class NetworkModel:
         return np.maximum(self.code_launch_us + computed_us + moved_us, self.code_launch_us + 1.0)
 
     def dense_layer_us(
-        self, layer: SparseLayer, batch: int, *, has_bias: bool, has_activation: bool, is_clip: bool = False
+        self, layer: SparseLayer, batch: int, *, has_bias: bool, has_activation: bool, is_slow: bool = False
     ) -> float:
         """Microseconds of a dense layer, with the passes over its output.
 
@@ -118,7 +118,7 @@ class NetworkModel:
             ValueError: the layer's input size is not known.
         """
         work = dense_work(layer, batch)
-        passes = {"has_bias": has_bias, "has_activation": has_activation, "is_clip": is_clip}
+        passes = {"has_bias": has_bias, "has_activation": has_activation, "is_slow": is_slow}
         return float(self.dense_us(work, is_depthwise=layer.is_depthwise, **passes))
 
     def code_layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int, clock_mhz: float) -> float:

@@ -211,12 +211,12 @@ def test_a_fit_finds_the_network_model_that_made_the_times(program, network):
         depthwise_tb=2.0,
         bias_us=5.0,
         activation_us=1.0,
-        clip_us=3.0,
+        slow_activation_us=3.0,
         code_slowdown=1.5,
         code_size_us=40.0,
     )
     is_depthwise, moutputs = network.is_depthwise, network.dense.moutputs
-    an_activation_us = np.where(network.is_clip, truth.clip_us, truth.activation_us)
+    an_activation_us = np.where(network.is_slow, truth.slow_activation_us, truth.activation_us)
     made = dataclasses.replace(
         network,
         product_us=np.where(is_depthwise, truth.depthwise_us(network.dense), truth.product_us(network.dense)),
@@ -227,7 +227,7 @@ def test_a_fit_finds_the_network_model_that_made_the_times(program, network):
     found = program.fit_network(made, program._fit_some)
     for name in ("tflops", "depthwise_tb"):  # pulled to where the search begins
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.05)
-    for name in ("bias_us", "activation_us", "clip_us", "code_slowdown", "code_size_us", "code_in_us", "code_out_us"):
+    for name in ("bias_us", "activation_us", "slow_activation_us", "code_slowdown", "code_size_us", "code_in_us", "code_out_us"):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-3)
 
 

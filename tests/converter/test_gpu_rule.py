@@ -550,8 +550,8 @@ def test_what_can_be_taken_along_with_one_image_alone_is_advised_so(times):
 def test_what_is_not_amid_convolutions_is_not_taken_along(times):
     times[0.9] = times[0.0] = {64: (100.0, 50.0)}
     proto = with_depthwise_amid()
-    proto.graph.node.insert(1, helper.make_node("Concat", ["y0"], ["joined"], axis=1))
-    proto.graph.node[2].input[0] = "joined"
+    proto.graph.node.insert(1, helper.make_node("Transpose", ["y0"], ["turned"], perm=[0, 1, 2, 3]))
+    proto.graph.node[2].input[0] = "turned"
     found = verdicts(proto, GpuRule((90,)))
     assert found[1].reason is Reason.DEPTHWISE
 
@@ -620,7 +620,7 @@ def test_dense_layers_of_halves_inside_a_network_take_what_halves_do(activation)
             node.op_type = activation
     site = sites_of(proto)[0]
     (found,) = predict(site, GpuRule((90,), to_half=True))
-    passes = {"has_bias": True, "has_activation": True, "is_clip": activation == "Clip"}
+    passes = {"has_bias": True, "has_activation": True, "is_slow": activation == "Clip"}
     layer = sparse_layer_of(site, np.float16)
     assert found.dense_us == gpu_predictions.HALF_NETWORK.dense_layer_us(layer, 8, **passes)
 

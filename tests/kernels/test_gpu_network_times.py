@@ -28,8 +28,8 @@ def test_a_dense_layer_is_a_product_and_passes_over_its_output():
     assert bare == float(NETWORK.product_us(dense_work(layer, 64)))
     assert biased - bare == pytest.approx(NETWORK.pass_launch_us + NETWORK.bias_us * moutputs)
     assert both - biased == pytest.approx(NETWORK.pass_launch_us + NETWORK.activation_us * moutputs)
-    clipped = NETWORK.dense_layer_us(layer, 64, has_bias=True, has_activation=True, is_clip=True)
-    assert clipped - biased == pytest.approx(NETWORK.pass_launch_us + NETWORK.clip_us * moutputs)
+    clipped = NETWORK.dense_layer_us(layer, 64, has_bias=True, has_activation=True, is_slow=True)
+    assert clipped - biased == pytest.approx(NETWORK.pass_launch_us + NETWORK.slow_activation_us * moutputs)
 
 
 def test_a_window_takes_longer_than_a_product_of_its_size():
