@@ -7,8 +7,7 @@
 // what it loads of X serves several of them.
 //
 // Where a window leaves the map, a row of zeros is read instead of one that there is not, and what was loaded of a
-// column that there is not becomes zero. No branch: so all loads are on their way together. Where a thread computes
-// several columns, halves are loaded two at a time, wherever in a word they begin.
+// column that there is not becomes zero. No branch: so all loads are on their way together.
 #pragma once
 
 #include "divide.cuh"
@@ -98,64 +97,11 @@ class ElementRun {
   const Shared shared_;
 };
 
-__device__ __forceinline__ bool IsIn(int place, int size) {
-  return static_cast<unsigned>(place) < static_cast<unsigned>(size);
-}
-
-// The columns that a thread reads of each row, for windows of kSize: 0 for those that there are not.
-template <class T, bool kByPairs, int kCount, int kSize>
-class RowColumns {
- public:
-  __device__ __forceinline__ RowColumns(int first, int width) : first_(first), width_(width) {}
-
-  __device__ __forceinline__ void Load(Shared from, float (&values)[kCount]) const {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      values[i] = ToFloat(LoadSharedAs<T>(from + static_cast<unsigned>(i * static_cast<int>(sizeof(T)))));
-      // Others are always there, for an output that is.
-      if (i < kSize / 2 && first_ + i < 0) values[i] = 0;
-      if (i > (kSize - 1) / 2 && first_ + i >= width_) values[i] = 0;
-    }
-  }
-
- private:
-  const int first_, width_;
-};
-
-template <int kCount, int kSize>
-class RowColumns<Half, true, kCount, kSize> {
- public:
-  __device__ __forceinline__ RowColumns(int first, int width) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      masks_[i] = (IsIn(first + 2 * i, width) ? 0xFFFFu : 0u) | (IsIn(first + 2 * i + 1, width) ? 0xFFFF0000u : 0u);
-    }
-  }
-
-  __device__ __forceinline__ void Load(Shared from, float (&values)[kCount]) const {
-    const unsigned selector = from % 4 == 0 ? kWhole : kMiddle;
-    unsigned words[kPairs + 1];
-#pragma unroll
-    for (int i = 0; i <= kPairs; ++i) words[i] = LoadShared(from / 4 * 4 + static_cast<unsigned>(4 * i));
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const Half2 pair = SelectBytes(words[i], words[i + 1], selector) & masks_[i];
-      values[2 * i] = ToFloat(Lower(pair));
-      if (2 * i + 1 < kCount) values[2 * i + 1] = ToFloat(Upper(pair));
-    }
-  }
-
- private:
-  static constexpr int kPairs = (kCount + 1) / 2;
-  static constexpr unsigned kWhole = 0x3210, kMiddle = 0x5432;  // of two words: the first, the halves between
-  unsigned masks_[kPairs];
-};
-
-// Of a multiprocessor: what a thread holds of weights, of X and of sums leaves registers for so many.
-template <bool kIsHalf, int kSize, int kStride>
-constexpr int kDepthwiseBlocks = kSize >= 7 || (kIsHalf && kSize + kStride > 4) ? 3
-                                 : kIsHalf || kSize + kStride > 4               ? 4
-                                                                                : 5;
+// Of a multiprocessor: what a thread holds of weights and of X leaves registers for so many.
+template <int kSize, int kStride>
+constexpr int kDepthwiseBlocks = kSize < 5 && kStride == 1 ? 5
+                                 : kSize < 7               ? 4
+                                                           : 3;
 
 // kSize: of a square window without dilation, of which at most half lies beyond the map on either side; 0: any window.
 template <class T, int kSize, int kStride>
@@ -191,9 +137,6 @@ class DepthwiseConv {
   static constexpr int kRows = kSize == 0 ? 1 : kDepthwiseRows,
                        kColumns = kDepthwiseColumns<sizeof(T) == sizeof(Half), kSize, kStride>;
   static constexpr int kElementBytes = static_cast<int>(sizeof(T));
-  static constexpr bool kIsHalf = sizeof(T) == sizeof(Half);
-  // That a thread reads for its outputs.
-  static constexpr int kInRows = (kRows - 1) * kStride + kSize, kInColumns = (kColumns - 1) * kStride + kSize;
 
   // That the block reads of a plane: all of them where there are several, which lie one behind the other.
   __device__ __forceinline__ int RowsOf(const DepthwiseParams& p) const {
@@ -224,25 +167,20 @@ class DepthwiseConv {
     const int plane = first_plane_ + place.plane;
     const int channel = plane - Divide(plane, p_.by_channels) * p_.channels;
     const float* weight = p_.weight + channel * (p_.kernel_h * p_.kernel_w);
-    const Epilogue& e = p_.epilogue;
-    const float bias = e.bias != nullptr ? LoadElement(static_cast<const T*>(e.bias) + channel) : 0.0f;
-    Sums sums;
-#pragma unroll
-    for (float& sum : sums.at) sum = bias;
+    Sums sums = {};
     if constexpr (kSize == 0) {
-      sums.at[0] += SumAny(place, weight);
+      sums.at[0] = SumAny(place, weight);
     } else {
       Sum(place, weight, sums);
     }
-    Finish(place, plane, sums);
+    Finish(place, plane, channel, sums);
   }
-
-  using Columns = RowColumns<T, (kColumns > 1), kInColumns, kSize>;
 
   // Rows, one after the other.
   using Sums = Floats<kRows * kColumns>;
 
   __device__ __forceinline__ void Sum(const Place& place, const float* weight, Sums& sums) const {
+    constexpr int kInRows = (kRows - 1) * kStride + kSize, kInColumns = (kColumns - 1) * kStride + kSize;
     float weights[kSize * kSize];
 #pragma unroll
     for (int i = 0; i < kSize * kSize; ++i) weights[i] = LoadWritten(weight + i);
@@ -251,13 +189,19 @@ class DepthwiseConv {
     const auto columns = static_cast<unsigned>(first_column * kElementBytes);
     const Shared zeros = zeros_ + kDepthwiseSlackBytes + columns;
     const Shared plane = in_.shared() + static_cast<unsigned>(place.plane * rows_ * p_.in_w * kElementBytes) + columns;
-    const Columns there(first_column, p_.in_w);
 #pragma unroll
     for (int i = 0; i < kInRows; ++i) {
       const int row = first_row + i;
       const Shared from = IsIn(row, rows_) ? plane + static_cast<unsigned>(row * p_.in_w * kElementBytes) : zeros;
       float values[kInColumns];
-      there.Load(from, values);
+#pragma unroll
+      for (int j = 0; j < kInColumns; ++j) {
+        T value = LoadSharedAs<T>(from + static_cast<unsigned>(j * kElementBytes));
+        // Others are always there, for an output that is.
+        if (j < kSize / 2 && first_column + j < 0) value = 0;
+        if (j > (kSize - 1) / 2 && first_column + j >= p_.in_w) value = 0;
+        values[j] = ToFloat(value);
+      }
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         const int tap_row = i - r * kStride;
@@ -271,6 +215,10 @@ class DepthwiseConv {
         }
       }
     }
+  }
+
+  static __device__ __forceinline__ bool IsIn(int place, int size) {
+    return static_cast<unsigned>(place) < static_cast<unsigned>(size);
   }
 
   __device__ __forceinline__ float SumAny(const Place& place, const float* weight) const {
@@ -291,73 +239,44 @@ class DepthwiseConv {
     return sum;
   }
 
-  // Of so many rows at a time: few, where a thread has many outputs.
-  static constexpr int kFinishRows = kColumns == 1 ? kRows : 1;
-  using Finished = Floats<kFinishRows * kColumns>;
-
-  // Calls function(index, row, column) for those of kFinishRows rows of a thread's outputs that there are; both from
-  // its first.
+  // Calls function(index of a sum, row, column) for those of a thread's outputs that there are; the latter from its
+  // first.
   template <class Function>
-  __device__ __forceinline__ void ForOutputs(const Place& place, int begin, const Function& function) const {
+  __device__ __forceinline__ void ForOutputs(const Place& place, const Function& function) const {
     const int rows = min(out_rows_ - place.row, kRows), columns = p_.out_w - place.column;
 #pragma unroll
-    for (int i = 0; i < kFinishRows * kColumns; ++i) {
-      const int r = begin + i / kColumns, c = i % kColumns;
-      if (r < rows && (c == 0 || c < columns)) function(i, r, c);
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        if (r < rows && (c == 0 || c < columns)) function(r * kColumns + c, r, c);
+      }
     }
   }
 
-  __device__ __forceinline__ void Finish(const Place& place, int plane, const Sums& sums) const {
+  __device__ __forceinline__ void Finish(const Place& place, int plane, int channel, Sums& sums) const {
     const Epilogue& e = p_.epilogue;
-    const long long row = static_cast<long long>(plane) * p_.out_h + first_out_row_ + place.row;
-    const T* residual = static_cast<const T*>(e.residual) + row * p_.out_w + place.column;
+    const float bias = e.bias != nullptr ? LoadElement(static_cast<const T*>(e.bias) + channel) : 0.0f;
+#pragma unroll
+    for (float& sum : sums.at) sum += bias;
+    if (e.residual != nullptr) {
+      const long long row = static_cast<long long>(plane) * p_.out_h + first_out_row_ + place.row;
+      const T* residual = static_cast<const T*>(e.residual) + row * p_.out_w + place.column;
+      ForOutputs(place, [&](int i, int r, int c) { sums.at[i] += LoadElementOnce(residual + r * p_.out_w + c); });
+    }
+    sums = Activated(e, sums);
     const int first = (place.plane * out_rows_ + place.row) * p_.out_w + place.column;
     const Shared to = out_.shared() + static_cast<unsigned>(first * kElementBytes);
-#pragma unroll
-    for (int begin = 0; begin < kRows; begin += kFinishRows) {
-      Finished finished;
-#pragma unroll
-      for (int i = 0; i < kFinishRows * kColumns; ++i) finished.at[i] = sums.at[begin * kColumns + i];
-      if (e.residual != nullptr) {
-        ForOutputs(place, begin,
-                   [&](int i, int r, int c) { finished.at[i] += LoadElementOnce(residual + r * p_.out_w + c); });
-      }
-      finished = Activated(e, finished);
-      const Shared row_to = to + static_cast<unsigned>(begin * p_.out_w * kElementBytes);
-      if constexpr (kColumns > 1) {
-        if (begin < out_rows_ - place.row) StoreRow(row_to, p_.out_w - place.column, finished);
+    ForOutputs(place, [&](int i, int r, int c) {
+      const Shared at = to + static_cast<unsigned>((r * p_.out_w + c) * kElementBytes);
+      if constexpr (sizeof(T) == sizeof(float)) {
+        StoreSharedAs(at, sums.at[i]);
       } else {
-        ForOutputs(place, begin, [&](int i, int r, int c) {
-          StoreFinished(row_to + static_cast<unsigned>(((r - begin) * p_.out_w + c) * kElementBytes), finished.at[i]);
-        });
+        StoreSharedAs(at, ToHalf(sums.at[i]));
       }
-    }
+    });
   }
 
-  static __device__ __forceinline__ void StoreFinished(Shared to, float sum) {
-    if constexpr (kIsHalf) {
-      StoreSharedAs(to, ToHalf(sum));
-    } else {
-      StoreSharedAs(to, sum);
-    }
-  }
-
-  // Halves, by words where they begin there.
-  static __device__ __forceinline__ void StoreRow(Shared to, int columns, const Finished& finished) {
-#pragma unroll
-    for (int c = 0; c < kColumns; c += 2) {
-      const Half2 pair = ToHalves(finished.at[c], finished.at[c + 1]);
-      const Shared at = to + static_cast<unsigned>(c * kElementBytes);
-      if (at % 4 == 0 && c + 1 < columns) {
-        StoreShared(at, pair);
-      } else {
-        if (c < columns) StoreSharedAs(at, Lower(pair));
-        if (c + 1 < columns) StoreSharedAs(at + kElementBytes, Upper(pair));
-      }
-    }
-  }
-
-  static __device__ __forceinline__ Finished Activated(const Epilogue& e, const Finished& sums) {
+  static __device__ __forceinline__ Sums Activated(const Epilogue& e, const Sums& sums) {
     if (e.activation == kNoActivation) return sums;
     if (e.activation == kRelu) return ActivateAll<kRelu>(sums, e.alpha, e.beta);
     if (e.activation == kClip) return ActivateAll<kClip>(sums, e.alpha, e.beta);

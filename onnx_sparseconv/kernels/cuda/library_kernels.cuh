@@ -43,9 +43,8 @@ extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads
 }
 
 #define SPARSECONV_DEPTHWISE_KERNEL(window, name, type, size, stride)                               \
-  extern "C" __global__ void __launch_bounds__(                                                     \
-      sparseconv::cuda::kMaxDepthwiseThreads,                                                       \
-      sparseconv::cuda::kDepthwiseBlocks<sizeof(type) == sizeof(Half), size, stride>)               \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxDepthwiseThreads,              \
+                                               sparseconv::cuda::kDepthwiseBlocks<size, stride>)    \
       sparseconv_depthwise_##window##_##name(const DepthwiseParams params) {                        \
     sparseconv::cuda::DepthwiseConv<type, size, stride>(params, sparseconv_depthwise_shared).Run(); \
   }

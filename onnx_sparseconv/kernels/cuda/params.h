@@ -109,14 +109,12 @@ struct ReduceRoundedParams {
 //
 // Grid: x = blocks of planes, of N * C of them, y = bands of output rows. Shared memory: a row of zeros, with slack on
 // either side; what the block reads, and slack; its outputs. Each of both begins within 16 bytes as in global memory. A
-// thread computes an item: kDepthwiseRows outputs of a column or of neighbouring ones; for any window, one output.
+// thread computes an item: kDepthwiseRows outputs of a column or of two neighbouring ones; for any window, one output.
 constexpr int kDepthwiseRows = 7;
-// Two halves fill a bank of shared memory; of floats, neighbours would share banks. Large windows leave no registers
-// for more.
+// Two halves fill a bank of shared memory. Where there is a stride, and of floats, neighbours would share banks; large
+// windows leave no registers for more.
 template <bool kIsHalf, int kSize, int kStride>
-constexpr int kDepthwiseColumns = !kIsHalf || kSize == 0 || kSize > 5 ? 1
-                                  : kSize == 5 && kStride == 2        ? 2
-                                                                      : 4;
+constexpr int kDepthwiseColumns = kIsHalf && kSize >= 3 && kSize <= 5 && kStride == 1 ? 2 : 1;
 constexpr int kMaxDepthwiseThreads = 256;
 constexpr unsigned kDepthwiseSlackBytes = 64;
 struct DepthwiseParams {

@@ -17,8 +17,8 @@ constexpr int64_t kMaxGridY = 65535;
 constexpr int64_t kMaxTaps = 1024;
 constexpr int64_t kWarp = 32;
 constexpr int64_t kVectorBytes = 16;
-// Items of a band, of one or two columns: enough that rows which two bands read hardly count, and few enough that
-// several blocks run beside each other; and columns of kDepthwiseRows outputs of a block's planes. Measured on an H100.
+// Items of a band: enough that rows which two bands read hardly count, and few enough that several blocks run beside
+// each other; and columns of kDepthwiseRows outputs of a block's planes. Measured on an H100.
 constexpr int64_t kWantedItems = 448, kWantedColumns = 448;
 // Blocks for each multiprocessor that are worth more than that, of bands and of planes; and those of which shared
 // memory should have room, else one would wait for what another could bring.
@@ -83,8 +83,7 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
   };
 
   const int64_t enough_strips = planes * plane_strips / (kWantedBands * device.num_multiprocessors);
-  const int64_t wanted_items = 2 * kWantedItems / std::max<int64_t>(item_columns, 2);
-  int64_t strips = std::clamp<int64_t>(std::min(wanted_items / strip_items, enough_strips), 1, plane_strips);
+  int64_t strips = std::clamp<int64_t>(std::min(kWantedItems / strip_items, enough_strips), 1, plane_strips);
   const int64_t most_bytes = device.max_shared_bytes - kReservedSharedBytes;
   while (strips > 1 && shared_bytes(bands_of(strips)) > most_bytes / kWantedResident) strips /= 2;
   Blocks blocks = bands_of(strips);
