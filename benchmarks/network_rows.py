@@ -179,7 +179,13 @@ def _fit_passes(rows: NetworkRows, model: NetworkModel) -> NetworkModel:
                 columns.append([1.0, *(moutputs if column == kind else 0.0 for kind in range(len(kinds)))])
                 times.append(one)
     launch_us, bias_us, activation_us, slow_activation_us = _least_squares(np.array(columns), np.array(times))
-    return replace(model, pass_launch_us=launch_us, bias_us=bias_us, activation_us=activation_us, slow_activation_us=slow_activation_us)
+    return replace(
+        model,
+        pass_launch_us=launch_us,
+        bias_us=bias_us,
+        activation_us=activation_us,
+        slow_activation_us=slow_activation_us,
+    )
 
 
 def _fit_code(rows: NetworkRows, model: NetworkModel) -> NetworkModel:

@@ -51,8 +51,8 @@ class NetworkModel:
         product_launch_us: of a dense product that computes nothing.
         window_us: more of one that is not 1x1.
         pass_launch_us: of a pass over the output that finds none.
-        bias_us, activation_us, slow_activation_us: of a pass that adds a bias, applies an activation, or a Clip or SiLU,
-            for a million outputs.
+        bias_us, activation_us, slow_activation_us: for a million outputs, of a pass that adds a bias, applies an
+            activation, or applies a Clip or SiLU.
         code_launch_us: of a generated kernel that computes nothing.
         code_slowdown: of the generated kernel, against `estimate_cycles`.
         code_size_us: for code that no cache near has kept, for the root of a million bytes.

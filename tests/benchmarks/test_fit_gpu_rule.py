@@ -227,7 +227,15 @@ def test_a_fit_finds_the_network_model_that_made_the_times(program, network):
     found = program.fit_network(made, program._fit_some)
     for name in ("tflops", "depthwise_tb"):  # pulled to where the search begins
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.05)
-    for name in ("bias_us", "activation_us", "slow_activation_us", "code_slowdown", "code_size_us", "code_in_us", "code_out_us"):
+    for name in (
+        "bias_us",
+        "activation_us",
+        "slow_activation_us",
+        "code_slowdown",
+        "code_size_us",
+        "code_in_us",
+        "code_out_us",
+    ):
         assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=1e-3)
 
 

@@ -113,7 +113,8 @@ __device__ __forceinline__ float Activate(int code, float x, float alpha, float 
 }
 
 // The same of several values, in a function that is called: for kernels that would have hundreds of copies of it. The
-// code is asked for once: few warps run beside each other, and each branch would have all values wait.
+// code is asked for once: few warps run beside each other, and each branch would have all values wait. Those that most
+// networks have are asked for first.
 template <int kCount>
 struct Floats {
   float at[kCount];
@@ -128,13 +129,13 @@ __device__ __forceinline__ Floats<kCount> ActivateAll(Floats<kCount> x, float al
 
 template <int kCount>
 __device__ __noinline__ Floats<kCount> ActivateElsewhere(int code, Floats<kCount> x, float alpha, float beta) {
+  if (code == kSilu) return ActivateAll<kSilu>(x, alpha, beta);
+  if (code == kHardSwish) return ActivateAll<kHardSwish>(x, alpha, beta);
+  if (code == kSigmoid) return ActivateAll<kSigmoid>(x, alpha, beta);
+  if (code == kLeakyRelu) return ActivateAll<kLeakyRelu>(x, alpha, beta);
+  if (code == kHardSigmoid) return ActivateAll<kHardSigmoid>(x, alpha, beta);
   if (code == kRelu) return ActivateAll<kRelu>(x, alpha, beta);
   if (code == kClip) return ActivateAll<kClip>(x, alpha, beta);
-  if (code == kLeakyRelu) return ActivateAll<kLeakyRelu>(x, alpha, beta);
-  if (code == kHardSwish) return ActivateAll<kHardSwish>(x, alpha, beta);
-  if (code == kHardSigmoid) return ActivateAll<kHardSigmoid>(x, alpha, beta);
-  if (code == kSigmoid) return ActivateAll<kSigmoid>(x, alpha, beta);
-  if (code == kSilu) return ActivateAll<kSilu>(x, alpha, beta);
   return x;
 }
 
