@@ -477,7 +477,7 @@ class ClusterConv : private Warpgroups {
         sums.at[i] += ToFloat(i == 0 ? Lower(output.residual.words[0]) : Upper(output.residual.words[0]));
       }
     }
-    if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+    if (HasActivation()) sums = ActivateElsewhere<Half>(e.activation, sums, e.alpha, e.beta);
     Columns<kColumns* static_cast<int>(sizeof(T))> outputs;
     if constexpr (sizeof(T) == sizeof(float)) {
 #pragma unroll

@@ -278,9 +278,9 @@ class DepthwiseConv {
 
   static __device__ __forceinline__ Sums Activated(const Epilogue& e, const Sums& sums) {
     if (e.activation == kNoActivation) return sums;
-    if (e.activation == kRelu) return ActivateAll<kRelu>(sums, e.alpha, e.beta);
-    if (e.activation == kClip) return ActivateAll<kClip>(sums, e.alpha, e.beta);
-    return ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+    if (e.activation == kRelu) return ActivateAll<kRelu, T>(sums, e.alpha, e.beta);
+    if (e.activation == kClip) return ActivateAll<kClip, T>(sums, e.alpha, e.beta);
+    return ActivateElsewhere<T>(e.activation, sums, e.alpha, e.beta);
   }
 
   const DepthwiseParams& p_;

@@ -25,22 +25,25 @@ __device__ __forceinline__ float AtLeast(float low, float x) { return x < low ? 
 __device__ __forceinline__ float AtMost(float high, float x) { return x > high ? high : x; }
 #endif
 
-// Five instructions, with an error of a few units in the last place down to the least normal float.
+// T is how accurate the result has to be. As float, it has an error of a few units in the last place down to the least
+// normal one. For halves, five instructions do, and for floats whose inputs tensor cores have rounded: the error of
+// small results grows to 4e-6 of them.
+template <class T>
 __device__ __forceinline__ float Sigmoid(float x) {
   constexpr float kLog2OfE = 1.44269504f;
-  return Reciprocal(1.0f + Exp2(-kLog2OfE * x));
+  return Reciprocal(1.0f + (sizeof(T) == sizeof(float) ? expf(-x) : Exp2(-kLog2OfE * x)));
 }
 
 // kCode is an ActivationCode.
-template <int kCode>
+template <int kCode, class T>
 __device__ __forceinline__ float Activate(float x, float alpha, float beta) {
   if constexpr (kCode == kRelu) return AtLeast(0.0f, x);
   if constexpr (kCode == kClip) return AtMost(beta, AtLeast(alpha, x));
   if constexpr (kCode == kLeakyRelu) return x < 0.0f ? alpha * x : x;
   if constexpr (kCode == kHardSwish) return x * Saturated(x * (1.0f / 6.0f) + 0.5f);  // NaN by x
   if constexpr (kCode == kHardSigmoid) return AtLeast(0.0f, AtMost(1.0f, alpha * x + beta));
-  if constexpr (kCode == kSigmoid) return Sigmoid(x);
-  if constexpr (kCode == kSilu) return x * Sigmoid(x);
+  if constexpr (kCode == kSigmoid) return Sigmoid<T>(x);
+  if constexpr (kCode == kSilu) return x * Sigmoid<T>(x);
   return x;
 }
 
@@ -76,8 +79,8 @@ class FinalActivation {
   __device__ __forceinline__ float operator()(float x) const {
     if constexpr (kCode == kNoActivation) return x;
     if constexpr (kCode == kRelu) return AtLeast(is_final_ ? 0.0f : -Infinity(), x);
-    if constexpr (kCode == kClip || kCode == kLeakyRelu) return Activate<kCode>(x, alpha_, beta_);
-    return is_final_ ? Activate<kCode>(x, alpha_, beta_) : x;
+    if constexpr (kCode == kClip || kCode == kLeakyRelu) return Activate<kCode, float>(x, alpha_, beta_);
+    return is_final_ ? Activate<kCode, float>(x, alpha_, beta_) : x;
   }
 
   __device__ __forceinline__ Half2 operator()(Half2 pair) const {
@@ -87,7 +90,8 @@ class FinalActivation {
     if constexpr (kCode == kClip) return AtMost(highs_, AtLeast(lows_, pair));
 #endif
     const float lower = ToFloat(Lower(pair)), upper = ToFloat(Upper(pair));
-    const Half2 result = ToHalves(Activate<kCode>(lower, alpha_, beta_), Activate<kCode>(upper, alpha_, beta_));
+    const Half2 result =
+        ToHalves(Activate<kCode, Half>(lower, alpha_, beta_), Activate<kCode, Half>(upper, alpha_, beta_));
     return is_final_ ? result : pair;
   }
 
@@ -101,14 +105,15 @@ class FinalActivation {
 
 // The same where the code is only known at run time, with little code: the kernel has many copies of it. All threads of
 // a launch take the same way.
+template <class T>
 __device__ __forceinline__ float Activate(int code, float x, float alpha, float beta) {
   if (code == kNoActivation) return x;
-  if (code == kLeakyRelu) return Activate<kLeakyRelu>(x, alpha, beta);
-  if (code == kRelu) return Activate<kRelu>(x, alpha, beta);
-  if (code == kClip) return Activate<kClip>(x, alpha, beta);
-  const float gate = code == kSigmoid || code == kSilu ? Sigmoid(x)
-                     : code == kHardSwish              ? Activate<kHardSigmoid>(x, 1.0f / 6.0f, 0.5f)
-                                                       : Activate<kHardSigmoid>(x, alpha, beta);
+  if (code == kLeakyRelu) return Activate<kLeakyRelu, T>(x, alpha, beta);
+  if (code == kRelu) return Activate<kRelu, T>(x, alpha, beta);
+  if (code == kClip) return Activate<kClip, T>(x, alpha, beta);
+  const float gate = code == kSigmoid || code == kSilu ? Sigmoid<T>(x)
+                     : code == kHardSwish              ? Activate<kHardSigmoid, T>(x, 1.0f / 6.0f, 0.5f)
+                                                       : Activate<kHardSigmoid, T>(x, alpha, beta);
   return code == kSilu || code == kHardSwish ? x * gate : gate;
 }
 
@@ -120,22 +125,22 @@ struct Floats {
   float at[kCount];
 };
 
-template <int kCode, int kCount>
+template <int kCode, class T, int kCount>
 __device__ __forceinline__ Floats<kCount> ActivateAll(Floats<kCount> x, float alpha, float beta) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) x.at[i] = Activate<kCode>(x.at[i], alpha, beta);
+  for (int i = 0; i < kCount; ++i) x.at[i] = Activate<kCode, T>(x.at[i], alpha, beta);
   return x;
 }
 
-template <int kCount>
+template <class T, int kCount>
 __device__ __noinline__ Floats<kCount> ActivateElsewhere(int code, Floats<kCount> x, float alpha, float beta) {
-  if (code == kSilu) return ActivateAll<kSilu>(x, alpha, beta);
-  if (code == kHardSwish) return ActivateAll<kHardSwish>(x, alpha, beta);
-  if (code == kSigmoid) return ActivateAll<kSigmoid>(x, alpha, beta);
-  if (code == kLeakyRelu) return ActivateAll<kLeakyRelu>(x, alpha, beta);
-  if (code == kHardSigmoid) return ActivateAll<kHardSigmoid>(x, alpha, beta);
-  if (code == kRelu) return ActivateAll<kRelu>(x, alpha, beta);
-  if (code == kClip) return ActivateAll<kClip>(x, alpha, beta);
+  if (code == kSilu) return ActivateAll<kSilu, T>(x, alpha, beta);
+  if (code == kHardSwish) return ActivateAll<kHardSwish, T>(x, alpha, beta);
+  if (code == kSigmoid) return ActivateAll<kSigmoid, T>(x, alpha, beta);
+  if (code == kLeakyRelu) return ActivateAll<kLeakyRelu, T>(x, alpha, beta);
+  if (code == kHardSigmoid) return ActivateAll<kHardSigmoid, T>(x, alpha, beta);
+  if (code == kRelu) return ActivateAll<kRelu, T>(x, alpha, beta);
+  if (code == kClip) return ActivateAll<kClip, T>(x, alpha, beta);
   return x;
 }
 
@@ -144,7 +149,7 @@ template <class T>
 __device__ __forceinline__ void StoreOutput(const Epilogue& epilogue, void* y, long long index, int k, float sum) {
   if (epilogue.bias != nullptr) sum += LoadElement(static_cast<const T*>(epilogue.bias) + k);
   if (epilogue.residual != nullptr) sum += LoadElement(static_cast<const T*>(epilogue.residual) + index);
-  StoreRounded(static_cast<T*>(y) + index, Activate(epilogue.activation, sum, epilogue.alpha, epilogue.beta));
+  StoreRounded(static_cast<T*>(y) + index, Activate<T>(epilogue.activation, sum, epilogue.alpha, epilogue.beta));
 }
 
 }  // namespace sparseconv::cuda

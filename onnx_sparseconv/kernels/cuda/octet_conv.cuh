@@ -713,7 +713,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
         Floats<4> outputs;
 #pragma unroll
         for (int i = 0; i < 4; ++i) outputs.at[i] = sums_[4 * block + i];
-        outputs = ActivateElsewhere(e.activation, outputs, e.alpha, e.beta);
+        outputs = ActivateElsewhere<Half>(e.activation, outputs, e.alpha, e.beta);
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums_[4 * block + i] = outputs.at[i];
       }

@@ -576,7 +576,7 @@ class PointwiseConv : private Warpgroups {
           const int segment = part * kPartSegments + first + i / 2;
           sums.at[i] = (upper == 0 ? finishes.lower : finishes.upper)(sums_[4 * segment + 2 * upper + i % 2]);
         }
-        if (is_final && HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+        if (is_final && HasActivation()) sums = ActivateElsewhere<Half>(e.activation, sums, e.alpha, e.beta);
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const Shared to = PartAddress(first + i, static_cast<int>(Lane()) / 4 + 8 * upper) +
@@ -660,7 +660,7 @@ class PointwiseConv : private Warpgroups {
         for (int j = 0; j < kColumns; ++j) {
           sums.at[j] = BitsToFloat(columns.words[j]) + BitsToFloat(residuals[i].words[j]);
         }
-        if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+        if (HasActivation()) sums = ActivateElsewhere<Half>(e.activation, sums, e.alpha, e.beta);
 #pragma unroll
         for (int j = 0; j < kColumns; ++j) columns.words[j] = Bounded<T>(e.bounds, sums.at + j);
         columns.Store(static_cast<T*>(t_.y) + first + i * step);

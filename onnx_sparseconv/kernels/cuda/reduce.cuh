@@ -73,7 +73,7 @@ class ReducedVector {
     } else if (residual != nullptr) {
       AddSome(residual + first_);
     }
-    sums_ = ActivateElsewhere(p_.epilogue.activation, sums_, p_.epilogue.alpha, p_.epilogue.beta);
+    sums_ = ActivateElsewhere<T>(p_.epilogue.activation, sums_, p_.epilogue.alpha, p_.epilogue.beta);
     if (is_whole) return StoreOnce(reinterpret_cast<uint4*>(y + first_), Rounded());
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

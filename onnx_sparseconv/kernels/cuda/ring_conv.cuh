@@ -451,7 +451,7 @@ class RingConv : private RowRing<RingConv<kPositions>> {
           sums.at[k] += ToFloat(k % 2 == 0 ? Lower(run[i][k / 2]) : Upper(run[i][k / 2]));
         }
       }
-      if (!IsBound(e.activation)) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+      if (!IsBound(e.activation)) sums = ActivateElsewhere<Half>(e.activation, sums, e.alpha, e.beta);
 #pragma unroll
       for (int k = 0; k < 4; ++k) run[i][k] = Bounded<Half>(e.bounds, sums.at + 2 * k);
     }

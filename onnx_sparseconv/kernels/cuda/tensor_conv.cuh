@@ -293,7 +293,7 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
   __device__ __forceinline__ float Finished(float sum, Half residual) const {
     const Epilogue& e = t_.epilogue;
     if (e.residual != nullptr) sum += ToFloat(residual);
-    return Activate(e.activation, sum, e.alpha, e.beta);
+    return Activate<Half>(e.activation, sum, e.alpha, e.beta);
   }
 
   float sums_[kSubtiles][kPositions][4];

@@ -322,7 +322,7 @@ class WgmmaConv : private Warpgroups {
         sums.at[i] = position < kPositions ? finish(sums_[4 * position + 2 * part.upper + part.odd]) : 0.0f;
       }
       if (e.residual != nullptr) Add<T>(LoadSharedVector(address), sums);
-      if (HasActivation()) sums = ActivateElsewhere(e.activation, sums, e.alpha, e.beta);
+      if (HasActivation()) sums = ActivateElsewhere<Half>(e.activation, sums, e.alpha, e.beta);
       unsigned words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = Bounded<T>(e.bounds, sums.at + i * kCount / 4);

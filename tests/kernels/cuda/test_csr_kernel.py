@@ -131,8 +131,8 @@ def test_activations_known_at_compile_time_are_those_known_at_run_time():
             '#include "epilogue.cuh"',
             "using namespace sparseconv::cuda;",
             'extern "C" __global__ void both(const float* x, float* y, float alpha, float beta) {',
-            *(f"  *y++ = Activate<{int(a)}>(x[threadIdx.x], alpha, beta);" for a in Activation),
-            *(f"  *y++ = Activate({int(a)}, x[threadIdx.x], alpha, beta);" for a in Activation),
+            *(f"  *y++ = Activate<{int(a)}, float>(x[threadIdx.x], alpha, beta);" for a in Activation),
+            *(f"  *y++ = Activate<float>({int(a)}, x[threadIdx.x], alpha, beta);" for a in Activation),
             "}",
         ]
     )

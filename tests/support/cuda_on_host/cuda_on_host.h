@@ -230,4 +230,5 @@ T min(T a, T b) {
 
 extern "C" {
 float exp2f(float) noexcept;
+float expf(float) noexcept;
 }
