@@ -34,6 +34,8 @@ PAPERS_TEXT = ROOT / "benchmarks" / "pages" / "papers.md"
 PAPERS_PAGE = ROOT / "docs" / "papers.md"
 # The batch size of the summary of GPU layers.
 LARGE_BATCH = 64
+# Results files, oldest first: float32 was measured once more.
+NEWER_NETWORKS = tuple(f"gpu-models-newer-{kind}{batch}" for kind in ("", "float-") for batch in (8, 32))
 Record = dict[str, Any]
 
 
@@ -492,7 +494,10 @@ TABLES: dict[str, Callable[[], str]] = {
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),
     "gpu-models-resnets": lambda: gpu_models_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64))),
-    "gpu-networks-batches": lambda: gpu_batches_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32))),
+    "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
+    "gpu-networks-batches": lambda: gpu_batches_table(
+        *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)), *NEWER_NETWORKS
+    ),
     "gpu-network-kernels": network_kernels_table,
     "gpu-network-kernels-h100": networks_by_kernels_table,
     "gpu-depthwise": depthwise_table,
