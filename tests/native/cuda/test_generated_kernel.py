@@ -19,6 +19,7 @@ from onnx_sparseconv.kernels.source import KERNEL_NAME, make_linked_source, make
 from tests.native.cuda.reference import model_with
 from tests.support.cuda_emulation import Divisor, GeneratedParams
 from tests.support.cuda_host_build import address, build_host_image, check_surroundings, device_array, launch
+from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -172,6 +173,18 @@ def test_tiles_that_are_programs_of_their_own(driver, make_session, dtype, archi
     container = pack([unpacked_image_of(case, (8, 8), architecture=architecture, **changes)])
     for settings in ({}, {"cuda_splits": 3}, {"cuda_passes": 3, "cuda_splits": 1}, {"cuda_staging": "element"}):
         run_and_check(make_session, driver, case, container, (5, 12, 8, 8), **settings)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_are_applied_to_final_sums_alone(driver, make_session, activation, dtype):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    weight = random_weight((8, 8, 1, 1), 0.6)
+    case = SparseConvCase(weight, conv_2d((1, 1)), activation, alpha, beta, dtype=dtype, has_residual=True)
+    for size in ((6, 6), (5, 7)):  # columns in pairs, and one without
+        container = pack([unpacked_image_of(case, size, chunk_channels=4, threads=64)])
+        for settings in ({"cuda_splits": 2}, {"cuda_passes": 2, "cuda_splits": 1}):
+            run_and_check(make_session, driver, case, container, (2, 8, *size), **settings)
 
 
 @pytest.mark.parametrize("dtype", [FLOAT, HALF], ids=str)

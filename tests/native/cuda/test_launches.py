@@ -395,3 +395,14 @@ def test_tiles_of_whole_groups_are_copied_in_one_piece_where_they_are_aligned(pr
     assert generated(probe, of_two, (4, 7, 7, 7, 7)).staging == "bulk"
     of_one = dataclasses.replace(plan, tile_channels=16, num_tiles=4, tile_in_channels=6)
     assert generated(probe, of_one, (4, 7, 7, 7, 7)).staging == "element"
+
+
+@pytest.mark.parametrize(
+    ("channels", "size", "batch", "splits"), [((72, 24), 56, 32, 1), ((72, 40), 28, 64, 1), ((512, 64), 14, 1, 8)]
+)
+def test_more_groups_are_better_than_splits_where_sums_are_many(probe, channels, size, batch, splits):
+    in_channels, out_channels = channels
+    shape = out_channels, in_channels, 1, 1
+    plan = choose_plan(sparse_layer(shape, size=(size, size), density=0.1, dtype=np.float16), 90)
+    launch = generated(probe, plan, (batch, 1, size * size, 1, size * size))
+    assert launch.splits == splits
