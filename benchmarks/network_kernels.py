@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 import tempfile
@@ -29,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from network_parts import Kernel, by_layer, dense_groups, executed_convolutions, name_of, sizes_of, sparse_groups
+from network_parts import Kernel, by_layer, dense_groups, executed_convolutions, sizes_of, sparse_groups
 from onnx import ModelProto
 from results_head import results_head
 from torch.profiler import ProfilerActivity, profile
@@ -49,6 +48,7 @@ from onnx_sparseconv.runtime.binding import BoundRuns, specs_of
 from onnx_sparseconv.runtime.cuda_mode import CudaMode
 from onnx_sparseconv.runtime.environment import read_environment
 from onnx_sparseconv.runtime.inputs import make_random_inputs, model_inputs, resolve_shapes
+from onnx_sparseconv.runtime.layer_times import read_events
 from onnx_sparseconv.runtime.plain import to_json_text, to_plain
 from onnx_sparseconv.runtime.run import run_session
 from onnx_sparseconv.runtime.session import make_session, measuring_options
@@ -72,7 +72,9 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> tuple[list[Mapping[str, Any]], list[Kernel]]:
+def profile_model(
+    path: Path, batch: int, *, prefer_nhwc: bool
+) -> tuple[list[tuple[str, Mapping[str, Any]]], list[Kernel]]:
     """The convolutions of one run in their order, and its kernels, each with its mean time.
 
     Raises:
@@ -90,7 +92,7 @@ def profile_model(path: Path, batch: int, *, prefer_nhwc: bool) -> tuple[list[Ma
         wanted = model_inputs(session)
         inputs = make_random_inputs(wanted, resolve_shapes(wanted, {}, batch))
         outputs = run_session(session, inputs, path.name)
-        layers = executed_convolutions(json.loads(Path(session.end_profiling()).read_text(encoding="utf-8")))
+        layers = executed_convolutions(read_events(session.end_profiling()))
     run = BoundRuns(session, path.name, inputs, specs_of(outputs), "cuda")
     for _ in range(WARM_UP):
         run()
@@ -181,9 +183,11 @@ def measure(original: Path, converted: Path, batch: int) -> list[dict[str, Any]]
     if not all(site.is_sparse for site in converted_sites):
         raise ValueError(f"{converted.name}: a layer stays dense")
     ran, kernels = profile_model(original, batch, prefer_nhwc=True)
-    dense = by_layer([sizes_of_site(site, batch) for site in sites], [*map(sizes_of, ran)], dense_groups(kernels))
+    dense = by_layer(
+        [sizes_of_site(site, batch) for site in sites], [sizes_of(event) for _, event in ran], dense_groups(kernels)
+    )
     ran, kernels = profile_model(converted, batch, prefer_nhwc=False)
-    sparse = by_layer([site.name for site in converted_sites], [*map(name_of, ran)], sparse_groups(kernels))
+    sparse = by_layer([site.name for site in converted_sites], [name for name, _ in ran], sparse_groups(kernels))
     return [
         {"dense": describe(site, dense[i]), "sparse_us": math.fsum(t for _, t in sparse[i])}
         | {"sparse_kernels": [{"name": n, "us": t} for n, t in sparse[i]]}

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from onnx_sparseconv.runtime.layer_times import node_events
 
 # Kernels that multiply, and those that belong to the layer before or behind.
 DENSE_PRODUCT = re.compile(r"implicit_gemm|fprop|nvjet|cutlass|conv2d|first_layer|gemm|splitK")
@@ -51,15 +57,10 @@ def sparse_groups(kernels: Sequence[Kernel]) -> list[list[Kernel]]:
     return groups
 
 
-def executed_convolutions(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The convolutions of one run in ONNX Runtime's profile, in their order."""
-    nodes = (event for event in events if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"))
-    return sorted((node for node in nodes if "Conv" in node["args"]["op_name"]), key=lambda node: node["ts"])
-
-
-def name_of(event: Mapping[str, Any]) -> str:
-    """Of a sparse layer, which ONNX Runtime leaves it."""
-    return str(event["name"]).removesuffix("_kernel_time")
+def executed_convolutions(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The convolutions of one run in ONNX Runtime's profile, in their order; sparse layers have the model's names."""
+    convolutions = (node for node in node_events(events) if "Conv" in node[1]["args"]["op_name"])
+    return sorted(convolutions, key=lambda node: node[1]["ts"])
 
 
 def sizes_of(event: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,26 +90,32 @@ def read_profile(path: str | Path, runs: int) -> tuple[NodeTime, ...]:
     Raises:
         ModelError: it is no JSON: ONNX Runtime does not escape what names may have in them.
     """
+    return summarise_events(read_events(path), runs)
+
+
+def read_events(path: str | Path) -> list[dict[str, Any]]:
+    """The events of a profile; raises as `read_profile`."""
     try:
-        events = json.loads(Path(path).read_text(encoding="utf-8"))
+        return list(json.loads(Path(path).read_text(encoding="utf-8")))
     except ValueError as error:
         raise ModelError(f"ONNX Runtime's profile cannot be read (quotes in names of nodes?): {error}") from error
-    return summarise_events(events, runs)
+
+
+def node_events(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Those of nodes that were computed, each with the node's name."""
+    for event in events:
+        name = str(event.get("name", ""))
+        if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
+            yield name.removesuffix(_KERNEL_TIME), event
 
 
 def summarise_events(events: Iterable[Mapping[str, Any]], runs: int) -> tuple[NodeTime, ...]:
     """`read_profile` on the events themselves."""
     durations: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
-            arguments = event.get("args", {})
-            key = (
-                name.removesuffix(_KERNEL_TIME),
-                str(arguments.get("op_name", "")),
-                str(arguments.get("provider", "")),
-            )
-            durations[key].append(float(event["dur"]))
+    for name, event in node_events(events):
+        arguments = event.get("args", {})
+        key = name, str(arguments.get("op_name", "")), str(arguments.get("provider", ""))
+        durations[key].append(float(event["dur"]))
     return tuple(NodeTime(*key, _time_per_run(times, runs)) for key, times in durations.items())
 
 

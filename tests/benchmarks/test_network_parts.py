@@ -77,8 +77,8 @@ def test_a_profile_says_in_which_order_layers_ran(parts):
     last, first = event("b", 20, [1, 9, 9, 3], [1, 9, 9, 8]), event("a", 10, [1, 3, 9, 9], [1, 8, 5, 5])
     others = [event("add", 5, [1], [1], op="Add"), {"cat": "Session", "name": "b_kernel_time"}]
     found = parts.executed_convolutions([last, *others, first])
-    assert [parts.name_of(node) for node in found] == ["a", "b"]
-    assert [parts.sizes_of(node) for node in found] == [((1, 3, 9, 9), (1, 5, 5, 8)), ((1, 3, 9, 9), (1, 8, 9, 9))]
+    assert [name for name, _ in found] == ["a", "b"]
+    assert [parts.sizes_of(event) for _, event in found] == [((1, 3, 9, 9), (1, 5, 5, 8)), ((1, 3, 9, 9), (1, 8, 9, 9))]
 
 
 def test_layers_of_a_branch_may_run_before_others(parts):

@@ -22,6 +22,11 @@ def _activate(network: Network, activation: str) -> str:
     return network.add("Mul", entry, network.add("Sigmoid", entry))
 
 
+def _norm_and_activate(network: Network, activation: str) -> None:
+    network.norm()
+    _activate(network, activation)
+
+
 def _gate(network: Network, squeezed: int, activation: str, **gate: float) -> None:
     """Squeeze and excitation: scales each channel by what the means of all channels say.
 
@@ -56,11 +61,9 @@ def _inverted_residual(network: Network, block: Inverted) -> None:
     entry, before = network.last, network.channels
     if block.inner != before:
         network.conv(block.inner, 1)
-        network.norm()
-        _activate(network, block.activation)
+        _norm_and_activate(network, block.activation)
     network.conv(block.inner, block.kernel, stride=block.stride, group=block.inner)
-    network.norm()
-    _activate(network, block.activation)
+    _norm_and_activate(network, block.activation)
     if block.squeezed and block.activation == "SiLU":
         _gate(network, block.squeezed, "SiLU")
     elif block.squeezed:
@@ -70,11 +73,6 @@ def _inverted_residual(network: Network, block: Inverted) -> None:
     main = network.norm()
     if block.stride == 1 and before == block.out_channels:
         network.add("Add", main, entry)
-
-
-def _norm_and_activate(network: Network, activation: str) -> None:
-    network.norm()
-    _activate(network, activation)
 
 
 def efficientnet_b0() -> ModelProto:
