@@ -18,7 +18,14 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import FunctionProto, NodeProto, helper
 
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, Activation
+from onnx_sparseconv.custom_ops.schema import (
+    CONCAT_OPS,
+    DOMAIN,
+    OP_TYPES,
+    SPARSE_CONV_ADD,
+    SPARSE_CONV_MAX_POOL,
+    Activation,
+)
 
 MIN_OPSET = 9
 MIN_IR_VERSION = 8
@@ -57,11 +64,15 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
         opset: the default-domain opset of the model that will carry it, at least `MIN_OPSET`.
     """
     with_residual, with_pool = op_type == SPARSE_CONV_ADD, op_type == SPARSE_CONV_MAX_POOL
+    more_inputs = [f"X{n}" for n in range(2, CONCAT_OPS.get(op_type, 1) + 1)]
     nodes = [
         *(_constant_from_attribute(name) for name in _TENSOR_ATTRIBUTES),
         *_dense_weight_nodes(opset),
-        _with_references(helper.make_node("Conv", ["X", "weight", "B"], ["convolved"]), _CONV_ATTRIBUTES),
     ]
+    if more_inputs:
+        nodes.append(helper.make_node("Concat", ["X", *more_inputs], ["joined"], axis=1))
+    source = "joined" if more_inputs else "X"
+    nodes.append(_with_references(helper.make_node("Conv", [source, "weight", "B"], ["convolved"]), _CONV_ATTRIBUTES))
     if with_residual:
         nodes.append(helper.make_node("Add", ["convolved", "Z"], ["preactivation"]))
     else:
@@ -77,7 +88,7 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
     return helper.make_function(
         DOMAIN,
         op_type,
-        inputs=["X", "B", "Z"] if with_residual else ["X", "B"],
+        inputs=["X", "B", *(["Z"] if with_residual else more_inputs)],
         outputs=["Y"],
         nodes=nodes,
         opset_imports=[helper.make_opsetid("", opset)],
@@ -86,6 +97,7 @@ def make_function(op_type: str, opset: int) -> FunctionProto:
             *_TENSOR_ATTRIBUTES,
             *_OTHER_ATTRIBUTES,
             *(_POOL_ATTRIBUTES.values() if with_pool else ()),
+            *(["input_channels"] if more_inputs else ()),
         ],
         doc_string="Sparse convolution (onnx-sparseconv): rebuilds the dense weight from unified CSR, calls Conv.",
     )

@@ -1,8 +1,9 @@
 """The operators: names, attributes, and their Python form.
 
 The op's specification for users is ``docs/op-spec.md``. The schema is frozen: since version 1 of the domain every
-attribute below is written on every node (with two exceptions: ``pads``, which ONNX forbids beside a SAME ``auto_pad``,
-and those of the pool, which only ``SparseConvMaxPool`` has).
+attribute below is written on every node (with three exceptions: ``pads``, which ONNX forbids beside a SAME
+``auto_pad``, those of the pool, which only ``SparseConvMaxPool`` has, and ``input_channels``, which only the
+``SparseConvConcat`` ops have).
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ OPSET_VERSION = 1
 SPARSE_CONV = "SparseConv"
 SPARSE_CONV_ADD = "SparseConvAdd"
 SPARSE_CONV_MAX_POOL = "SparseConvMaxPool"
-OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL)
+MAX_CONCAT_INPUTS = 8
+# Ops that read the inputs of a Concat where they are, and how many each reads: ONNX functions have a fixed number.
+CONCAT_OPS = {f"SparseConvConcat{n}": n for n in range(2, MAX_CONCAT_INPUTS + 1)}
+OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, *CONCAT_OPS)
 MAX_SPATIAL_RANK = 3
 # The native library counts strides, dilations and pads in 32 bits.
 MAX_GEOMETRY_VALUE = 2**31 - 1
@@ -86,6 +90,7 @@ class SparseConvAttributes:
         alpha, beta: parameters of the activation.
         cuda_images: container of GPU kernel images, uint8 ``[n]``; empty when there are none.
         pool: of SparseConvMaxPool, applied after the activation; else None.
+        input_channels: of the SparseConvConcat ops, the channels of X, X2, ...; else empty.
     """
 
     geometry: ConvGeometry
@@ -96,6 +101,7 @@ class SparseConvAttributes:
     beta: float = 0.0
     cuda_images: Array = field(default_factory=lambda: np.empty(0, np.uint8))
     pool: PoolGeometry | None = None
+    input_channels: tuple[int, ...] = ()
 
     def to_node_attributes(self) -> dict[str, Any]:
         """ONNX attributes in the order they are written; numpy arrays become TENSOR attributes."""
@@ -123,6 +129,8 @@ class SparseConvAttributes:
         }
         if geometry.auto_pad != "NOTSET":
             del attributes["pads"]
+        if self.input_channels:
+            attributes["input_channels"] = list(self.input_channels)
         return attributes | (pool_attributes(self.pool) if self.pool is not None else {})
 
     @staticmethod
@@ -152,6 +160,7 @@ class SparseConvAttributes:
                 beta=_number(attributes, "beta"),
                 cuda_images=_array(attributes, "cuda_images", np.uint8),
                 pool=_pool(attributes) if op_type == SPARSE_CONV_MAX_POOL else None,
+                input_channels=_integers(attributes, "input_channels") if op_type in CONCAT_OPS else (),
             )
         except KeyError as error:
             raise FormatError(f"a SparseConv node lacks the attribute {error}") from error
@@ -160,9 +169,21 @@ class SparseConvAttributes:
         _check_geometry(result.geometry, weight.weight_shape)
         if result.pool is not None:
             check_pool(result.pool, len(result.geometry.kernel_shape))
+        if op_type in CONCAT_OPS:
+            _check_input_channels(op_type, result)
         if attributes.get("out_channels") != weight.weight_shape[0]:
             raise FormatError(f"out_channels is {attributes.get('out_channels')}, weight_shape {weight.weight_shape}")
         return result
+
+
+def concat_op(num_inputs: int) -> str:
+    """The op that reads so many inputs of a Concat, 2 to `MAX_CONCAT_INPUTS`."""
+    return next(op_type for op_type, count in CONCAT_OPS.items() if count == num_inputs)
+
+
+def x_positions(op_type: str) -> tuple[int, ...]:
+    """Which inputs of a node of one of `OP_TYPES` are X, or the parts of it: 0, or 0, 2, 3, ... (1 is the bias)."""
+    return (0, *range(2, CONCAT_OPS.get(op_type, 1) + 1))
 
 
 def pool_attributes(pool: PoolGeometry) -> dict[str, Any]:
@@ -186,6 +207,21 @@ def check_pool(pool: PoolGeometry, num_axes: int) -> None:
             raise FormatError(f"pool_{name} must be {count} numbers from {least} to {MAX_GEOMETRY_VALUE}, got {values}")
     if any(pad >= size for pad, size in zip(pool.pads, 2 * pool.kernel_shape, strict=True)):
         raise FormatError(f"pool_pads must be less than the windows {pool.kernel_shape}, got {pool.pads}")
+
+
+def _check_input_channels(op_type: str, attributes: SparseConvAttributes) -> None:
+    """Check that the channels of X, X2, ... are those of the weight.
+
+    Raises:
+        FormatError: they are not.
+    """
+    channels, wanted = attributes.input_channels, attributes.weight.weight_shape[1]
+    if len(channels) != CONCAT_OPS[op_type] or min(channels) < 1:
+        raise FormatError(f"input_channels must be {CONCAT_OPS[op_type]} numbers of at least 1, got {channels}")
+    if attributes.geometry.group != 1:
+        raise FormatError(f"group must be 1 in {op_type}, got {attributes.geometry.group}")
+    if sum(channels) != wanted:
+        raise FormatError(f"input_channels {channels} are {sum(channels)} together, the weight has {wanted}")
 
 
 def _pool(attributes: Mapping[str, Any]) -> PoolGeometry:

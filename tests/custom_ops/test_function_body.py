@@ -9,25 +9,35 @@ from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_function, make_functions
-from onnx_sparseconv.custom_ops.schema import OP_TYPES, SPARSE_CONV, SPARSE_CONV_ADD, Activation
+from onnx_sparseconv.custom_ops.schema import (
+    CONCAT_OPS,
+    OP_TYPES,
+    SPARSE_CONV,
+    SPARSE_CONV_ADD,
+    SPARSE_CONV_MAX_POOL,
+    Activation,
+    concat_op,
+)
 from tests.support.odd_models import pruned
 from tests.support.plain_ort import newest_opset, optimised_ops, run
-from tests.support.sparse_nodes import activate, attributes_for, convolve, pooled, sparse_model, sparse_node
+from tests.support.sparse_nodes import activate, attributes_for, convolve, pooled, sparse_model, sparse_node, split_x
 
 OPSETS = range(MIN_OPSET, newest_opset() + 1)
+# The others differ from these by their number of inputs only.
+OPS = (SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, concat_op(2), concat_op(8))
 DTYPES = (np.float32, np.float16)
 # What may be left of a SparseConv: the Conv, fused or not, the residual, layout and type changes, the activation, and
 # what ONNX Runtime itself makes of activations that it has no float16 kernel for.
 PLAIN = {"Conv", "FusedConv", "Add", "Mul", "Sum", "Cast", "ReorderInput", "ReorderOutput"}
 PLAIN |= {"Relu", "Clip", "LeakyRelu", "HardSigmoid", "Sigmoid", "HardSwish", "QuickGelu"}
-PLAIN |= {"MaxPool", "Max", "Min", "Less", "Where", "Div", "Sub", "Neg", "Exp"}
+PLAIN |= {"Concat", "MaxPool", "Max", "Min", "Less", "Where", "Div", "Sub", "Neg", "Exp"}
 # onnx's reference implementation of unary operators takes no attribute that refers to a function's.
 NOT_IN_REFERENCE = {Activation.LEAKY_RELU, Activation.HARD_SIGMOID}
 # onnx 1.17 computes HardSigmoid of float16 in float32 and refuses its own result.
 NOT_IN_REFERENCE |= {Activation.HARD_SWISH} if onnx.__version__.startswith("1.17") else set()
 
 
-def case(op_type, activation, dtype, *, shape=(12, 4, 3, 3), bias=True, spatial=(5, 7), **geometry):
+def case(op_type, activation, dtype, *, shape=(12, 8, 3, 3), bias=True, spatial=(5, 7), **geometry):
     """A model's attributes, bias and inputs, and the float64 result with the bound on its error."""
     rng = np.random.default_rng(5)
     weight = pruned(shape, 0.8, dtype)
@@ -41,7 +51,7 @@ def case(op_type, activation, dtype, *, shape=(12, 4, 3, 3), bias=True, spatial=
     magnitude = convolve(np.abs(x), np.abs(weight), **form)
     if bias:
         expected += b.astype(np.float64).reshape(-1, *[1] * len(spatial))
-    inputs = {"X": x}
+    inputs = split_x(op_type, x)
     if op_type == SPARSE_CONV_ADD:
         inputs["Z"] = rng.standard_normal(expected.shape).astype(dtype)
         expected = expected + inputs["Z"]
@@ -61,7 +71,7 @@ def assert_within(actual, expected, bound):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16"])
 @pytest.mark.parametrize("opset", OPSETS)
-@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("op_type", OPS)
 def test_every_activation_folds_to_plain_operators(op_type, opset, dtype, tmp_path):
     for activation in Activation:
         attributes, bias, inputs, expected, bound = case(op_type, activation, dtype)
@@ -77,7 +87,7 @@ def test_every_activation_folds_to_plain_operators(op_type, opset, dtype, tmp_pa
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16"])
 @pytest.mark.parametrize("opset", [9, 10, 11, 13, newest_opset()])
-@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("op_type", OPS)
 def test_it_gives_the_same_where_nothing_is_optimised(op_type, opset, dtype):
     for activation in Activation:
         attributes, bias, inputs, expected, bound = case(op_type, activation, dtype)
@@ -87,16 +97,26 @@ def test_it_gives_the_same_where_nothing_is_optimised(op_type, opset, dtype):
 
 @pytest.mark.parametrize("opset", [13, 17, onnx.defs.onnx_opset_version()])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16"])
-@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("op_type", OPS)
 def test_the_reference_evaluator_gives_the_same(op_type, dtype, opset):
     for activation in [a for a in Activation if a not in NOT_IN_REFERENCE]:
-        attributes, bias, inputs, expected, bound = case(op_type, activation, dtype, shape=(4, 2, 3, 3))
+        attributes, bias, inputs, expected, bound = case(op_type, activation, dtype, shape=(4, 8, 3, 3))
         model = sparse_model(attributes, op_type, opset=opset, bias=bias)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             (actual,) = ReferenceEvaluator(model).run(None, inputs)
         # It adds in the type itself, so in float16 every product may be off.
         assert_within(actual, expected, bound if dtype == np.float32 else bound + 0.05)
+
+
+@pytest.mark.parametrize("opset", [9, 13])
+@pytest.mark.parametrize("op_type", CONCAT_OPS)
+def test_every_number_of_concatenated_inputs(op_type, opset, tmp_path):
+    attributes, bias, inputs, expected, bound = case(op_type, Activation.RELU, np.float32)
+    model = sparse_model(attributes, op_type, opset=opset, bias=bias)
+    onnx.checker.check_model(model, full_check=True)
+    assert_within(run(model, inputs)[0], expected, bound)
+    assert sorted(optimised_ops(model, tmp_path)).count("Concat") == 1
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -216,7 +236,7 @@ def wrapped(model, *, in_if=False, in_function=False, nested=False):
     return model
 
 
-@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("op_type", OPS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16"])
 @pytest.mark.parametrize("opset", [11, 17, newest_opset()])
 def test_in_the_branches_of_an_if(op_type, dtype, opset, tmp_path):
@@ -228,7 +248,7 @@ def test_in_the_branches_of_an_if(op_type, dtype, opset, tmp_path):
     assert set(optimised_ops(model, tmp_path)) <= PLAIN | {"If", "Neg"}
 
 
-@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("op_type", OPS)
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "float16"])
 def test_in_functions(op_type, nested, dtype, tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 
 import numpy as np
 import onnx
@@ -11,11 +12,15 @@ from hypothesis import strategies as st
 from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
-from onnx_sparseconv.custom_ops.schema import SPARSE_CONV, Activation
+from onnx_sparseconv.custom_ops.schema import CONCAT_OPS, OP_TYPES, SPARSE_CONV, Activation, concat_op, x_positions
 from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels.unified_csr import decode
 from tests.support.odd_models import pruned
 from tests.support.sparse_nodes import attributes_for, sparse_node
+
+
+def concat_node(**changes):
+    return sparse_node(attributes_for(pruned((8, 4, 3, 3)), **changes), concat_op(2), ["X", "", "X2"])
 
 
 def node(**changes):
@@ -61,6 +66,47 @@ def test_same_padding_has_no_pads(auto_pad):
     proto = sparse_node(attributes, SPARSE_CONV, ["X", ""])
     assert "pads" not in {a.name for a in proto.attribute}
     assert_equal(attributes_from_proto(proto), attributes)
+
+
+@pytest.mark.parametrize(("op_type", "count"), CONCAT_OPS.items())
+def test_the_channels_of_several_inputs(op_type, count):
+    channels = tuple(range(1, count + 1))
+    attributes = attributes_for(pruned((6, sum(channels), 1, 1)), pads=(0,) * 4, activation=Activation.RELU)
+    attributes = dataclasses.replace(attributes, input_channels=channels)
+    proto = sparse_node(attributes, op_type, ["X", "", *(f"X{i}" for i in range(2, count + 1))])
+    assert_equal(attributes_from_proto(onnx.NodeProto.FromString(proto.SerializeToString())), attributes)
+    assert (op_type, x_positions(op_type)) == (concat_op(count), (0, *range(2, count + 1)))
+
+
+def test_only_their_ops_have_them():
+    assert "input_channels" not in {a.name for a in node().attribute}
+    proto = replace(node(), "input_channels", [1, 3])
+    assert attributes_from_proto(proto).input_channels == ()
+    assert [x_positions(op_type) for op_type in OP_TYPES[:3]] == [(0,)] * 3
+
+
+@pytest.mark.parametrize(
+    ("channels", "text"),
+    [
+        ([4], "must be 2 numbers of at least 1, got (4,)"),
+        ([1, 1, 2], "must be 2 numbers of at least 1, got (1, 1, 2)"),
+        ([0, 4], "must be 2 numbers of at least 1, got (0, 4)"),
+        ([-1, 5], "must be 2 numbers of at least 1, got (-1, 5)"),
+        ([1, 2], "(1, 2) are 3 together, the weight has 4"),
+        ([2**63 - 1, 5], f"are {2**63 + 4} together"),
+        ([2.0, 2.0], "input_channels must be a list of integers"),
+        (4, "input_channels must be a list of integers"),
+        (None, "lacks the attribute 'input_channels'"),
+    ],
+)
+def test_channels_that_are_refused(channels, text):
+    with pytest.raises(FormatError, match=re.escape(text)):
+        attributes_from_proto(replace(concat_node(), "input_channels", channels))
+
+
+def test_several_inputs_have_one_group():
+    with pytest.raises(FormatError, match="group must be 1 in SparseConvConcat2, got 2"):
+        attributes_from_proto(replace(concat_node(), "group", 2))
 
 
 def test_unknown_attributes_are_ignored():

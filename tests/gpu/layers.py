@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
 from tests.support.sparse_models import SparseConvCase, geometry_2d, random_weight
+from tests.support.sparse_nodes import split_channels
 
 TYPES = (np.float32, np.float16)
 # What each kernel computes in.
@@ -104,6 +107,12 @@ GENERATED = {
     "1-D, width 2": ((20, 30, 2), conv1d(2), (4, 30, 56)),
     "1-D, stride and dilation": ((12, 8, 5), conv1d(5, 2, (3, 4), 2), (2, 8, 101)),
 }
+
+
+def concatenated_case_of(name, dtype, count):
+    """A layer of `WARPGROUPS` whose X comes in so many parts, and the shape of all of it."""
+    case, x_shape = case_of(name, dtype, has_residual=False, layers=WARPGROUPS)
+    return dataclasses.replace(case, input_channels=split_channels(x_shape[1], count)), x_shape
 
 
 def case_of(name, dtype, density=0.15, *, activation=Activation.RELU, has_residual=True, layers=None):

@@ -12,7 +12,7 @@ import sys
 import numpy as np
 
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import DEPTHWISE, POOLS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import DEPTHWISE, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
 from tests.support.gpu_checks import Place, check, static_model, with_images
 from tests.support.sparse_models import make_model
 
@@ -43,6 +43,15 @@ def run_warpgroups(place):
         for dtype in TYPES:
             case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
+    for name, kernel in CONCATENATED_SAMPLE:
+        for dtype in TYPES:
+            case, x_shape = concatenated_case_of(name, dtype, 3)
+            done = check(place, case, x_shape, cuda_kernel=kernel)
+            sys.stdout.write(f"{name} of three inputs {np.dtype(dtype)}: {done}\n")
+
+
+# Those of X that the kernel reads where they are, and those that it has copied.
+CONCATENATED_SAMPLE = (("1x1", "wgmma"), ("1x1, 7 wide", "wgmma"), ("3x3, 14 wide", "csr"))
 
 
 def run_clusters(place):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import DEPTHWISE, GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import DEPTHWISE, GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
-from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases, concat_cases
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -240,6 +241,27 @@ def test_pools(gpu, target, kernel, dtype, pool):
         case = dataclasses.replace(case, pool=pool)
         model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
         assert check(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
+
+
+@settings(max_examples=100, **PROPERTY)
+@given(drawn=concat_cases())
+def test_any_convolution_of_inputs_that_are_concatenated(gpu, drawn):
+    case, x_shape = drawn
+    assert check(gpu, case, x_shape).startswith("cuda.")
+
+
+@pytest.mark.parametrize("runs", [*KERNELS, *itertools.product(("wgmma", "cluster"), TYPES)], ids=str)
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("name", ["1x1", "1x1, 28 wide", "1x1, 7 wide", "1x1, few rows", "3x3, 14 wide"])
+def test_inputs_that_are_concatenated(gpu, target, runs, count, name):
+    kernel, dtype = runs
+    case, x_shape = concatenated_case_of(name, dtype, count)
+    model = with_images(static_model(case, x_shape), target) if kernel == "generated" else None
+    if kernel == "generated" and not image_bytes(model):
+        pytest.skip("no code is generated for the layer")
+    for batch in (x_shape[0], 1):
+        found = check(gpu, case, (batch, *x_shape[1:]), model=model, cuda_kernel=kernel)
+        assert found.startswith(f"cuda.{kernel}")
 
 
 @pytest.mark.parametrize("dtype", TYPES)

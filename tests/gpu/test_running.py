@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from tests.gpu.layers import KERNELS, POOLS, TYPES, WARPGROUPS, case_of
+from tests.gpu.layers import KERNELS, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
 from tests.support.gpu_checks import (
     Place,
     assert_right,
@@ -48,6 +48,13 @@ def test_a_cuda_graph_of_warpgroups(gpu, name):
 def test_a_cuda_graph_with_a_pool(gpu, pool):
     case, x_shape = case_of("3x3, 14 wide", np.float16, has_residual=False, layers=WARPGROUPS)
     assert check_graph(gpu, dataclasses.replace(case, pool=pool), x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("name", "kernel"), [("1x1", "wgmma"), ("1x1", "csr"), ("1x1, 7 wide", "wgmma")])
+def test_a_cuda_graph_of_inputs_that_are_concatenated(gpu, dtype, name, kernel):
+    case, x_shape = concatenated_case_of(name, dtype, 3)
+    assert check_graph(gpu, case, x_shape, cuda_kernel=kernel) == f"cuda.{kernel}"
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from onnx import helper
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases, concat_cases
 from tests.support.sparse_models import (
     ISAS,
     SparseConvCase,
@@ -48,6 +49,13 @@ def cpu_isa(request):
 @PROPERTY
 @given(drawn=cases())
 def test_any_convolution(cpu_isa, drawn):
+    case, x_shape = drawn
+    check(case, x_shape, cpu_isa, threads=2)
+
+
+@PROPERTY
+@given(drawn=concat_cases())
+def test_any_convolution_of_inputs_that_are_concatenated(cpu_isa, drawn):
     case, x_shape = drawn
     check(case, x_shape, cpu_isa, threads=2)
 
@@ -237,13 +245,13 @@ def test_float16_conversions_agree_with_numpy(cpu_isa):
 
 
 @PROPERTY
-@given(drawn=cases())
+@given(drawn=st.one_of(cases(), concat_cases()))
 def test_portable_form_agrees(drawn):
     """The same node without the library: the function's body, run by ONNX Runtime itself."""
     case, x_shape = drawn
     model = make_model(case, with_function=True)
     inputs = random_inputs(case, x_shape)
-    if not case.has_bias and not case.has_residual:
+    if len(model.graph.node[0].input) == 1:
         model.graph.node[0].input.append("")
     (actual,) = make_session(model, with_library=False).run(None, inputs)
     exact, bound = oracle(case, inputs)

@@ -23,6 +23,7 @@ from tests.support.sparse_models import (
 CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(), Activation.CLIP, -1.0, 1.0, slice_height=2)
 GOOD = CASE.attributes()
 POOLED = dataclasses.replace(CASE, pool=PoolGeometry((2, 3), (2, 1), (0, 1, 1, 2)))
+CONCATENATED = dataclasses.replace(CASE, input_channels=(1, 2, 3))
 COLUMNS = GOOD["weight_columns"]
 HUGE = 1 << 62
 
@@ -150,6 +151,49 @@ def test_a_bad_pool_is_refused_at_creation(name, value, cause):
         attributes[name] = value
     with pytest.raises(Exception, match=f"SparseConvMaxPool node '{NODE_NAME}'") as caught:
         make_session(make_model(POOLED, attributes))
+    assert cause in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cause"),
+    [
+        ("input_channels", None, "input_channels"),
+        ("input_channels", 6, "input_channels"),
+        ("input_channels", [2, 4], "must have 3 entries, found 2"),
+        ("input_channels", [2, 4, 0], "found 0"),
+        ("input_channels", [4, 4, -2], "found -2"),
+        ("input_channels", [1, 2, 4], "must add up to weight_shape[1] = 6, found 7"),
+        ("input_channels", [HUGE, HUGE, HUGE], "input_channels"),
+        ("group", 2, "attribute 'group' must be 1 where inputs are concatenated, found 2"),
+    ],
+)
+def test_bad_inputs_of_a_concatenation_are_refused_at_creation(name, value, cause):
+    attributes = {k: v for k, v in CONCATENATED.attributes().items() if k != name}
+    if value is not None:
+        attributes[name] = value
+    with pytest.raises(Exception, match=f"SparseConvConcat3 node '{NODE_NAME}'") as caught:
+        make_session(make_model(CONCATENATED, attributes))
+    assert cause in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "cause"),
+    [
+        ("X", (2, 4, 5, 5), "input X must have 1 channels and else the shape of X"),
+        ("X", (2, 1, 5), "input X2 must have 2 channels and else the shape of X, [2, 1, 5], found [2, 2, 5, 5]"),
+        ("X2", (2, 3, 5, 5), "input X2 must have 2 channels and else the shape of X, [2, 1, 5, 5], found [2, 3, 5, 5]"),
+        ("X3", (2, 3, 5, 6), "input X3 must have 3 channels and else the shape of X, [2, 1, 5, 5], found [2, 3, 5, 6]"),
+        ("X3", (1, 3, 5, 5), "input X3 must have 3 channels and else the shape of X, [2, 1, 5, 5], found [1, 3, 5, 5]"),
+    ],
+)
+def test_inputs_that_do_not_fit_together_are_refused(name, shape, cause):
+    model = make_model(CONCATENATED)
+    for value in model.graph.input:  # of nothing but a type: else ONNX Runtime itself sees what is wrong
+        value.type.tensor_type.ClearField("shape")
+    inputs = random_inputs(CONCATENATED, (2, 6, 5, 5))
+    inputs[name] = np.zeros(shape, np.float32)
+    with pytest.raises(Exception, match=f"SparseConvConcat3 node '{NODE_NAME}'") as caught:
+        make_session(model).run(None, inputs)
     assert cause in str(caught.value)
 
 

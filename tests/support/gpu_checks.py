@@ -27,6 +27,7 @@ from tests.support.sparse_models import (
     oracle,
     output_shape,
     random_inputs,
+    whole_x,
 )
 
 HALF_ROUNDOFF = 2.0**-11
@@ -57,7 +58,7 @@ class Place:
 def with_images(model, *targets, nvrtc="auto", min_batch=0):
     """A converted model with generated kernels for some architectures, also where others are foretold to be faster; as
     it was where there are none for it. For calls of at least so many images."""
-    with patch.object(gpu_images, "choose_kernels", lambda *_: {}):
+    with patch.object(gpu_images, "choose_kernels", lambda *_, **__: {}):
         converted, _ = convert(model, options=ConvertOptions(targets=targets, nvrtc=nvrtc))
     if converted is None:
         return model
@@ -112,14 +113,15 @@ def assert_right_with_half_sums(actual, case, inputs):
     """
     pool, case = case.pool, dataclasses.replace(case, pool=None)
     exact, bound = oracle(case, inputs)
+    x = whole_x(case, inputs)
     rows = (1, -1) + (1,) * (case.weight.ndim - 2)
     start = np.abs(inputs["B"].astype(np.float64).reshape(rows)) if case.has_bias else np.zeros(1)
     if case.has_residual:
         start = start + np.abs(inputs["Z"].astype(np.float64))
-    magnitude = convolve(case, np.abs(case.weight), np.abs(inputs["X"])) + start
+    magnitude = convolve(case, np.abs(case.weight), np.abs(x)) + start
     terms = int(np.count_nonzero(case.weight.reshape(case.out_channels, -1), axis=1).max())
     added = -(-terms // HALF_TERMS) + MOST_PARTS
-    spread = np.sqrt(convolve(case, case.weight.astype(np.float64) ** 2, inputs["X"].astype(np.float64) ** 2))
+    spread = np.sqrt(convolve(case, case.weight.astype(np.float64) ** 2, x.astype(np.float64) ** 2))
     _, lipschitz = activate(case, exact)
     bound = bound + 1.01 * lipschitz * (HALF_TERMS + added) * HALF_ROUNDOFF * magnitude + 2.0**-14
     if pool is not None:  # of maxima, the errors are no longer independent

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 from hypothesis import strategies as st
 
-from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
+from onnx_sparseconv.custom_ops.schema import MAX_CONCAT_INPUTS, Activation, ConvGeometry, PoolGeometry
 from tests.support.sparse_models import SparseConvCase, random_weight, resolve
 
 ACTIVATION_PARAMETERS = {
@@ -72,6 +73,19 @@ def cases(draw, ranks=(1, 2, 3), longest=None, pooled=True):
     if pooled and not case.has_residual and draw(st.booleans()):
         case = dataclasses.replace(case, pool=draw(pools([out for _, _, out in resolve(geometry, sizes)])))
     return case, (draw(st.integers(1, 3)), case.in_channels, *sizes)
+
+
+@st.composite
+def concat_cases(draw, **limits):
+    """The same of nodes that concatenate their inputs to X; ``limits`` are those of `cases`."""
+    drawn = cases(pooled=False, **limits).filter(lambda one: one[0].geometry.group == 1 and one[0].in_channels > 1)
+    case, x_shape = draw(drawn)
+    most = min(case.in_channels, MAX_CONCAT_INPUTS)
+    count = draw(st.integers(2, most))
+    ends = sorted(draw(st.sets(st.integers(1, case.in_channels - 1), min_size=count - 1, max_size=count - 1)))
+    bounds = [0, *ends, case.in_channels]
+    parts = tuple(end - begin for begin, end in itertools.pairwise(bounds))
+    return dataclasses.replace(case, has_residual=False, input_channels=parts), x_shape
 
 
 @st.composite

@@ -23,6 +23,7 @@ from onnx_sparseconv.custom_ops.schema import (
     ConvGeometry,
     PoolGeometry,
     SparseConvAttributes,
+    concat_op,
 )
 from onnx_sparseconv.errors import NativeLibraryError
 from onnx_sparseconv.kernels.unified_csr import encode
@@ -46,9 +47,12 @@ class SparseConvCase:
     has_residual: bool = False
     slice_height: int | None = None
     pool: PoolGeometry | None = None  # not beside a residual
+    input_channels: tuple[int, ...] = ()  # of X, X2, ... where X comes in parts; beside neither of the two
 
     @property
     def op_type(self):
+        if self.input_channels:
+            return concat_op(len(self.input_channels))
         if self.pool is not None:
             return SPARSE_CONV_MAX_POOL
         return SPARSE_CONV_ADD if self.has_residual else SPARSE_CONV
@@ -61,6 +65,11 @@ class SparseConvCase:
     def in_channels(self):
         return self.weight.shape[1] * self.geometry.group
 
+    @property
+    def x_names(self):
+        """Names of the model's inputs that are X or the parts of it."""
+        return ("X", *(f"X{i}" for i in range(2, len(self.input_channels) + 1)))
+
     def attributes(self):
         return SparseConvAttributes(
             geometry=self.geometry,
@@ -70,6 +79,7 @@ class SparseConvCase:
             alpha=self.alpha,
             beta=self.beta,
             pool=self.pool,
+            input_channels=self.input_channels,
         ).to_node_attributes()
 
 
@@ -86,19 +96,25 @@ def random_weight(shape, density, seed=0, dtype=np.float32):
 def make_model(case, attributes=None, x_shape=None, with_function=False):
     """A model ``Y = SparseConv(X, B?, Z?)``; sizes of X are symbolic unless ``x_shape`` is given.
 
+    ``x_shape`` is that of the whole X, also where it comes in parts X, X2, ...
     ``attributes`` replaces the node's attributes; ``with_function`` adds the portable form.
     """
     attributes = case.attributes() if attributes is None else attributes
     element_type = helper.np_dtype_to_tensor_dtype(case.dtype)
-    names = ["X"] + (["B"] if case.has_bias or case.has_residual else []) + (["Z"] if case.has_residual else [])
+    after_bias = [*(["Z"] if case.has_residual else []), *case.x_names[1:]]
+    names = ["X"] + (["B"] if case.has_bias or after_bias else []) + after_bias
     node = helper.make_node(case.op_type, names, ["Y"], name=NODE_NAME, domain=DOMAIN)
-    if not case.has_bias and case.has_residual:
+    if not case.has_bias and after_bias:
         node.input[1] = ""
     for name, value in attributes.items():
         node.attribute.append(_make_attribute(name, value))
     rank = case.weight.ndim
     x_shape = x_shape or ["N", case.in_channels, *(f"d{i}" for i in range(rank - 2))]
-    inputs = [helper.make_tensor_value_info("X", element_type, x_shape)]
+    part_shapes = [[x_shape[0], channels, *x_shape[2:]] for channels in case.input_channels] or [x_shape]
+    inputs = [
+        helper.make_tensor_value_info(name, element_type, shape)
+        for name, shape in zip(case.x_names, part_shapes, strict=True)
+    ]
     if case.has_bias:
         inputs.append(helper.make_tensor_value_info("B", element_type, [case.out_channels]))
     if case.has_residual:
@@ -145,12 +161,23 @@ def supported_isas():
 
 def random_inputs(case, x_shape, seed=0):
     rng = np.random.default_rng(seed)
-    inputs = {"X": rng.uniform(-2, 2, x_shape).astype(case.dtype)}
+    inputs = parts_of(case, rng.uniform(-2, 2, x_shape).astype(case.dtype))
     if case.has_bias:
         inputs["B"] = rng.uniform(-1, 1, case.out_channels).astype(case.dtype)
     if case.has_residual:
         inputs["Z"] = rng.uniform(-2, 2, output_shape(case, x_shape)).astype(case.dtype)
     return inputs
+
+
+def parts_of(case, x):
+    """The whole X as the model's inputs."""
+    parts = np.split(x, np.cumsum(case.input_channels)[:-1], axis=1) if case.input_channels else [x]
+    return {name: np.ascontiguousarray(part) for name, part in zip(case.x_names, parts, strict=True)}
+
+
+def whole_x(case, inputs):
+    """The inverse of `parts_of`."""
+    return np.concatenate([inputs[name] for name in case.x_names], axis=1)
 
 
 def resolve(geometry, in_sizes):
@@ -253,8 +280,9 @@ def oracle(case, inputs, stored_sums=0, *, has_rounded_factors=False):
     rows = (1, -1) + (1,) * (case.weight.ndim - 2)
     bias = inputs["B"].astype(np.float64).reshape(rows) if case.has_bias else np.float64(0)
     residual = inputs["Z"].astype(np.float64) if case.has_residual else np.float64(0)
-    exact = convolve(case, case.weight, inputs["X"]) + bias + residual
-    magnitude = convolve(case, np.abs(case.weight), np.abs(inputs["X"])) + np.abs(bias) + np.abs(residual)
+    x = whole_x(case, inputs)
+    exact = convolve(case, case.weight, x) + bias + residual
+    magnitude = convolve(case, np.abs(case.weight), np.abs(x)) + np.abs(bias) + np.abs(residual)
     terms = np.count_nonzero(case.weight.reshape(case.out_channels, -1), axis=1).reshape(rows) + 3
     eps = np.finfo(np.float32).eps
     y, lipschitz = activate(case, exact)
@@ -262,7 +290,7 @@ def oracle(case, inputs, stored_sums=0, *, has_rounded_factors=False):
     if case.dtype == np.float16:
         bound = bound + 1.01 * lipschitz * stored_sums * (2.0**-11 * magnitude + 2.0**-25)
     if has_rounded_factors:
-        least = convolve(case, np.abs(case.weight), np.full_like(inputs["X"], 2.0**-24))
+        least = convolve(case, np.abs(case.weight), np.full_like(x, 2.0**-24))
         bound = bound + 2.01 * lipschitz * (2.0**-11 * magnitude + least)
     if case.activation >= Activation.LEAKY_RELU:
         bound = bound + 8 * eps * (np.abs(y) + lipschitz * np.abs(exact) + abs(case.beta) + 1)

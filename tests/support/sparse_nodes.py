@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from onnx_sparseconv.custom_ops.function_body import make_functions
 from onnx_sparseconv.custom_ops.schema import (
+    CONCAT_OPS,
     DOMAIN,
     ELEMENT_TYPES,
     SPARSE_CONV_ADD,
@@ -53,11 +55,30 @@ def attributes_for(
     )
 
 
+def split_channels(channels: int, parts: int) -> tuple[int, ...]:
+    """So many parts of the channels, of at least one each and the last the largest."""
+    bounds = [round(channels * (i / parts) ** 2) for i in range(parts + 1)]
+    bounds = [max(bound, i) for i, bound in enumerate(bounds)]
+    return tuple(end - start for start, end in itertools.pairwise(bounds))
+
+
+def split_x(op_type: str, x: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """X as the inputs of a node that `sparse_node` made: whole, or in the parts of `split_channels`."""
+    if op_type not in CONCAT_OPS:
+        return {"X": x}
+    ends = np.cumsum(split_channels(x.shape[1], CONCAT_OPS[op_type]))
+    parts = np.split(x, ends[:-1], axis=1)
+    return {"X" if i == 0 else f"X{i + 1}": np.ascontiguousarray(part) for i, part in enumerate(parts)}
+
+
 def sparse_node(
     attributes: SparseConvAttributes, op_type: str, inputs: Sequence[str], output: str = "Y", name: str = "sparse"
 ) -> NodeProto:
     if op_type == SPARSE_CONV_MAX_POOL:
         attributes = dataclasses.replace(attributes, pool=POOL)
+    if op_type in CONCAT_OPS and not attributes.input_channels:
+        channels = split_channels(attributes.weight.weight_shape[1], CONCAT_OPS[op_type])
+        attributes = dataclasses.replace(attributes, input_channels=channels)
     node = helper.make_node(op_type, list(inputs), [output], name=name, domain=DOMAIN)
     for key, value in attributes.to_node_attributes().items():
         tensor = numpy_helper.from_array(value, key) if isinstance(value, np.ndarray) else value
@@ -73,13 +94,22 @@ def sparse_model(
     ir_version: int = 8,
     bias: np.ndarray[Any, Any] | None = None,
 ) -> ModelProto:
-    """A model of one node: X, and Z for the residual, in; Y out; batch and sizes dynamic."""
+    """A model of one node: X (in the parts of `split_channels`, where the op reads several), and Z for the residual,
+    in; Y out; batch and sizes dynamic.
+    """
     element_type = ELEMENT_TYPES[attributes.element_type]
     shape = attributes.weight.weight_shape
     spatial = [f"d{i}" for i in range(len(shape) - 2)]
     residual = op_type == SPARSE_CONV_ADD
-    names = ["X", "B" if bias is not None else "", *(["Z"] if residual else [])]
-    inputs = [helper.make_tensor_value_info("X", element_type, ["n", shape[1] * attributes.geometry.group, *spatial])]
+    channels = (shape[1] * attributes.geometry.group,)
+    if op_type in CONCAT_OPS:
+        channels = attributes.input_channels or split_channels(shape[1], CONCAT_OPS[op_type])
+    parts = ["X", *(f"X{i}" for i in range(2, len(channels) + 1))]
+    names = ["X", "B" if bias is not None else "", *(["Z"] if residual else parts[1:])]
+    inputs = [
+        helper.make_tensor_value_info(name, element_type, ["n", count, *spatial])
+        for name, count in zip(parts, channels, strict=True)
+    ]
     if residual:
         inputs.append(helper.make_tensor_value_info("Z", element_type, [None] * len(shape)))
     graph = helper.make_graph(

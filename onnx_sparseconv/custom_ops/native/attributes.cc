@@ -159,6 +159,18 @@ PoolGeometry ReadPool(const ort::NodeInfo& node, size_t rank) {
   return pool;
 }
 
+// Channels at which the inputs of a SparseConvConcat begin in X, and the number of all.
+std::vector<int64_t> ReadSources(const ort::NodeInfo& node, size_t count, const ConvGeometry& geometry) {
+  if (geometry.group != 1) Fail("attribute 'group' must be 1 where inputs are concatenated, found ", geometry.group);
+  std::vector<int64_t> begins{0};
+  for (const int64_t channels : ReadInts(node, "input_channels", count, 1)) begins.push_back(begins.back() + channels);
+  if (begins.back() != geometry.in_channels) {
+    Fail("attribute 'input_channels' must add up to weight_shape[1] = ", geometry.in_channels, ", found ",
+         begins.back());
+  }
+  return begins;
+}
+
 bool UsesAlpha(ActivationCode code) {
   return code == ActivationCode::kClip || code == ActivationCode::kLeakyRelu || code == ActivationCode::kHardSigmoid;
 }
@@ -295,14 +307,15 @@ SparseWeight ReadWeight(const ort::NodeInfo& node, int64_t out_channels, int64_t
 
 }  // namespace
 
-SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type, bool has_pool) {
-  CheckElementType(node, element_type);
+SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, const OpForm& form) {
+  CheckElementType(node, form.element_type);
   const std::vector<int64_t> weight_shape = ReadWeightShape(node);
   SparseConvAttributes attributes;
   attributes.geometry = ReadGeometry(node, weight_shape);
   attributes.activation = ReadActivation(node);
   const ConvGeometry& geometry = attributes.geometry;
-  if (has_pool) attributes.pool = ReadPool(node, geometry.spatial_rank);
+  if (form.has_pool) attributes.pool = ReadPool(node, geometry.spatial_rank);
+  if (form.num_sources > 0) attributes.source_begins = ReadSources(node, form.num_sources, geometry);
   attributes.weight = ReadWeight(node, geometry.out_channels, geometry.group_in_channels() * geometry.taps());
   return attributes;
 }

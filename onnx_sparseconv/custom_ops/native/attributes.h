@@ -66,11 +66,19 @@ struct SparseConvAttributes {
   SparseWeight weight;
   Activation activation;
   std::optional<PoolGeometry> pool;  // of SparseConvMaxPool
+  // Of a SparseConvConcat, the first channel of each of its inputs in X, and the number of all; else empty.
+  std::vector<int64_t> source_begins;
 };
 
-// Reads the attributes of a node and checks them against docs/op-spec.md.
-// `element_type` is the type for which the kernel is registered, `has_pool` whether its op pools. Throws `Error`.
-SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, int element_type, bool has_pool);
+// What the op of a node is, as far as its attributes depend on it.
+struct OpForm {
+  int element_type = 0;  // for which the kernel is registered
+  bool has_pool = false;
+  size_t num_sources = 0;  // inputs that are concatenated to X; 0 where X is one
+};
+
+// Reads the attributes of a node and checks them against docs/op-spec.md. Throws `Error`.
+SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, const OpForm& form);
 
 // Sizes and paddings that follow from the size of the input.
 struct ResolvedGeometry {

@@ -9,7 +9,7 @@
 namespace sparseconv {
 
 std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInfo& node) {
-  SparseConvAttributes attributes = ReadAttributes(node, op.element_type, op.has_pool());
+  SparseConvAttributes attributes = ReadAttributes(node, {op.element_type, op.has_pool(), op.num_sources});
   switch (op.provider) {
     case Provider::kCpu:
       return cpu::CreateCpuKernel(op, std::move(attributes));
@@ -19,9 +19,33 @@ std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInf
   Fail("unknown execution provider");
 }
 
-Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry) {
+// X of its sources: their shape, but for the channels. Throws `Error` where they do not fit together.
+static void ReadSources(const ort::Context& context, const std::vector<int64_t>& begins, Inputs* inputs) {
+  inputs->num_sources = begins.size() - 1;
+  for (size_t i = 0; i < inputs->num_sources; ++i) {
+    ort::TensorView& source = inputs->sources[i];
+    const std::string name = i == 0 ? "X" : "X" + std::to_string(i + 1);
+    if (!context.GetInput(i == 0 ? 0 : i + 1, &source)) Fail("input ", name, " is absent");
+    if (i == 0) inputs->x = source;
+    ort::Shape wanted = inputs->x.shape;
+    wanted.dims[1] = begins[i + 1] - begins[i];
+    if (wanted.rank < 2 || source.shape != wanted) {
+      Fail("input ", name, " must have ", wanted.dims[1], " channels and else the shape of X, ",
+           ToString(inputs->x.shape), ", found ", ToString(source.shape));
+    }
+  }
+  inputs->x.data = nullptr;
+  inputs->x.shape.dims[1] = begins.back();
+}
+
+Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry,
+                  const std::vector<int64_t>& source_begins) {
   Inputs inputs;
-  if (!context.GetInput(0, &inputs.x)) Fail("input X is absent");
+  if (op.num_sources > 0) {
+    ReadSources(context, source_begins, &inputs);
+  } else if (!context.GetInput(0, &inputs.x)) {
+    Fail("input X is absent");
+  }
   const ort::Shape& shape = inputs.x.shape;
   if (shape.rank != geometry.spatial_rank + 2) {
     Fail("input X must have rank ", geometry.spatial_rank + 2, " (N, C and ", geometry.spatial_rank,

@@ -1,8 +1,12 @@
 // A kernel: what an execution provider runs for one node.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "attributes.h"
 #include "cuda/settings.h"
@@ -16,14 +20,18 @@ enum class Provider { kCpu, kCuda };
 // Instruction set that the CPU kernels use.
 enum class CpuIsa { kAuto, kPortable, kAvx2, kAvx512 };
 
-// What an op does besides convolution, bias and activation: nothing, add a residual before the activation, or take the
-// maximum of windows behind it.
-enum class OpKind { kConv, kConvAdd, kConvMaxPool };
+// What an op does besides convolution, bias and activation: nothing, add a residual before the activation, take the
+// maximum of windows behind it, or concatenate its inputs to X before all else.
+enum class OpKind { kConv, kConvAdd, kConvMaxPool, kConvConcat };
+
+// Inputs that an op may concatenate to X.
+constexpr size_t kMinConcatInputs = 2, kMaxConcatInputs = 8;
 
 // What distinguishes the registered ops.
 struct OpDescription {
   OpKind kind;
-  int element_type;  // of X, B, Z and Y
+  size_t num_sources;  // that are concatenated to X, of kConvConcat; else 0
+  int element_type;    // of X, B, Z and Y
   Provider provider;
   CpuIsa cpu_isa;
   cuda::Settings cuda;
@@ -31,8 +39,15 @@ struct OpDescription {
   bool has_residual() const { return kind == OpKind::kConvAdd; }
   bool has_pool() const { return kind == OpKind::kConvMaxPool; }
   const char* name() const {
+    constexpr const char* kConcats[] = {"SparseConvConcat2", "SparseConvConcat3", "SparseConvConcat4",
+                                        "SparseConvConcat5", "SparseConvConcat6", "SparseConvConcat7",
+                                        "SparseConvConcat8"};
+    static_assert(std::size(kConcats) == kMaxConcatInputs - kMinConcatInputs + 1);
+    if (kind == OpKind::kConvConcat) return kConcats[num_sources - kMinConcatInputs];
     return has_residual() ? "SparseConvAdd" : has_pool() ? "SparseConvMaxPool" : "SparseConv";
   }
+  // X, B and Z, or X, B and what else is concatenated to X.
+  size_t num_inputs() const { return has_residual() ? 3 : std::max<size_t>(num_sources, 1) + 1; }
 };
 
 // Immutable but for caches that lock: Compute is called concurrently.
@@ -48,14 +63,19 @@ std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInf
 
 // The inputs of one call, checked against the attributes. Independent of the provider.
 struct Inputs {
+  // Where there are sources, the shape of their concatenation, and no data until a kernel has made it.
   ort::TensorView x;
+  std::array<ort::TensorView, kMaxConcatInputs> sources;  // those that are concatenated to X
+  size_t num_sources = 0;
   ort::TensorView bias;      // data is null where absent
   ort::TensorView residual;  // the same
   int64_t batch = 0;
   Axes in_dims{1, 1, 1};
 };
 
-Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry);
+// `source_begins` are those of SparseConvAttributes.
+Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry,
+                  const std::vector<int64_t>& source_begins);
 
 // The shape of what the convolution makes, which is Y's where it is not pooled. Throws `Error` where it has too many
 // elements or the residual has another shape.

@@ -8,6 +8,8 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "cpu/isa.h"
 #include "cuda/provider.h"
@@ -60,6 +62,14 @@ bool CanInferShapes(const ort::OrtApiBase* base) {
   return major > 1 || minor >= 24;
 }
 
+// All kinds of ops, with the inputs that they concatenate.
+std::vector<std::pair<OpKind, size_t>> AllKinds() {
+  std::vector<std::pair<OpKind, size_t>> kinds{{OpKind::kConv, 0}, {OpKind::kConvAdd, 0}, {OpKind::kConvMaxPool, 0}};
+  for (size_t count = kMinConcatInputs; count <= kMaxConcatInputs; ++count)
+    kinds.emplace_back(OpKind::kConvConcat, count);
+  return kinds;
+}
+
 // The custom-op domain for one ONNX Runtime and one choice of settings. Sessions refer to it until they end, and
 // nothing says when the last one has, so it is made once and never released.
 ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, bool has_cuda, const Settings& settings) {
@@ -74,9 +84,9 @@ ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, boo
   ort::Check(api, ort::CreateCustomOpDomain::Call(api, kDomain, &made));
   for (const Provider provider : {Provider::kCpu, Provider::kCuda}) {
     if (provider == Provider::kCpu ? cuda::kIsEmulated : !has_cuda) continue;
-    for (const OpKind kind : {OpKind::kConv, OpKind::kConvAdd, OpKind::kConvMaxPool}) {
+    for (const auto& [kind, num_sources] : AllKinds()) {
       for (const int element_type : {ort::kFloat, ort::kFloat16}) {
-        const OpDescription description{kind, element_type, provider, settings.cpu_isa, settings.cuda};
+        const OpDescription description{kind, num_sources, element_type, provider, settings.cpu_isa, settings.cuda};
         auto op = std::make_unique<Op>(api, description, infer_shapes);
         ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
         op.release();

@@ -79,7 +79,7 @@ ort::OrtStatus* CreateNode(const ort::OrtCustomOp* op, const ort::OrtApi* api, c
   });
 }
 
-size_t InputCount(const ort::OrtCustomOp* op) { return Describe(op).has_residual() ? 3 : 2; }
+size_t InputCount(const ort::OrtCustomOp* op) { return Describe(op).num_inputs(); }
 
 }  // namespace
 

@@ -143,6 +143,9 @@ __device__ __forceinline__ unsigned Unforeseen(unsigned value) {
 // guards it.
 __device__ __forceinline__ float LoadReadOnly(const float* address) { return __ldg(address); }
 __device__ __forceinline__ Half LoadReadOnly(const Half* address) { return __ldg(address); }
+__device__ __forceinline__ Half2 LoadReadOnly(const Half2* address) { return __ldg(address); }
+__device__ __forceinline__ uint2 LoadReadOnly(const uint2* address) { return __ldg(address); }
+__device__ __forceinline__ uint4 LoadReadOnly(const uint4* address) { return __ldg(address); }
 
 // Loads by way of the caches what launches before may have written: where this one may have begun before these were
 // complete, that is not for LoadReadOnly.
@@ -372,9 +375,6 @@ constexpr unsigned kLowerHalves = 0x5410, kUpperHalves = 0x7632;
 __device__ __forceinline__ unsigned SelectBytes(unsigned a, unsigned b, unsigned selector) {
   return __byte_perm(a, b, selector);
 }
-
-__device__ __forceinline__ Half2 LoadReadOnly(const Half2* address) { return __ldg(address); }
-__device__ __forceinline__ uint2 LoadReadOnly(const uint2* address) { return __ldg(address); }
 
 #if __CUDA_ARCH__ >= 800
 // Four 8x8 matrices of halves, transposed: lane l gives the address of row l % 8 of matrix l / 8, 16 bytes, and gets

@@ -2,12 +2,14 @@
 // they may be launched to begin early (see WaitForLaunchBefore).
 #pragma once
 
+#include "concatenate.cuh"
 #include "csr_conv.cuh"
 #include "depthwise_conv.cuh"
 #include "params.h"
 #include "pool.cuh"
 #include "reduce.cuh"
 
+using sparseconv::cuda::ConcatenateParams;
 using sparseconv::cuda::CsrParams;
 using sparseconv::cuda::DepthwiseParams;
 using sparseconv::cuda::Half;
@@ -60,6 +62,16 @@ extern __shared__ uint4 sparseconv_depthwise_shared[];
 
 SPARSECONV_DEPTHWISE_KERNELS(f32, float)
 SPARSECONV_DEPTHWISE_KERNELS(f16, Half)
+
+#define SPARSECONV_CONCATENATE_KERNEL(bytes, type)                                       \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxConcatenateThreads) \
+      sparseconv_concatenate_v##bytes(const ConcatenateParams params) {                  \
+    sparseconv::cuda::Concatenate<type>(params);                                         \
+  }
+
+SPARSECONV_CONCATENATE_KERNEL(16, uint4)
+SPARSECONV_CONCATENATE_KERNEL(4, unsigned)
+SPARSECONV_CONCATENATE_KERNEL(2, Half)
 
 #define SPARSECONV_POOL_KERNEL(name, type)                                        \
   extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \

@@ -65,10 +65,19 @@ struct CsrParams {
   int pads_begin[3];
 };
 
+// What X is concatenated of, along channels, where a node reads the inputs of a Concat; else `count` is 0.
+constexpr int kMaxSources = 8;
+struct Sources {
+  const void* x[kMaxSources];   // [N, channels of the source, ..]
+  int begins[kMaxSources + 1];  // the first channel of each in X, and the number of all
+  int count;
+};
+
 // How blocks that multiplied halves compute their outputs once more, in float, where halves could not hold what these
 // read of X (recompute.cuh). Kernels for float16 have no use of it.
 struct RecomputeParams {
-  CsrParams csr;         // block_rows is 1
+  CsrParams csr;         // block_rows is 1; `x` is null where there are sources
+  Sources sources;       // of a pointwise convolution
   const unsigned* seen;  // of X, by the blocks or warps of an earlier launch that rounded it; bits, see magnitude.cuh
   int num_seen;          // 0 where there is no such launch
   unsigned* happened;    // in the host's memory: becomes 1 where something was computed once more
@@ -499,6 +508,7 @@ constexpr int kSegmentPositions = 8;
 // for a word for each place of its chunks, and for each of its rows.
 struct PointwiseParams {
   WarpgroupParams common;
+  Sources sources;                // each place of a chunk is of the same one
   int rounds_x;                   // whether X is floats, which the kernel rounds itself
   int chunk_bytes;                // of the weight; all are the same
   unsigned x_plane_bytes;         // from a channel of X, or of the residual, to the next one. Where it is a multiple of
@@ -579,6 +589,17 @@ struct GatherParams {
   int strides[2];
   int pads_begin[2];
   int is_whole;  // whether these are all positions, in their order
+};
+
+// Copies sources together, for kernels that read X from one place: `sparseconv_concatenate_v<bytes>`, in units of so
+// many bytes, 16, 4 or 2. out [N, C, ..]. A unit's source is found once for all images.
+//
+// Grid: x = blocks of threads, which go through the units of an image, y = images; both may be smaller.
+struct ConcatenateParams {
+  Sources sources;  // of units instead of channels
+  void* out;
+  int units;  // of an image
+  int batch;
 };
 
 // Copies X such that a convolution with strides is one without, of more channels: `sparseconv_space_to_depth`, and

@@ -11,11 +11,15 @@
 // are staged like further channels, 32 of them at a time, and added to the sums from there. One of floats is added
 // where outputs are stored.
 //
+// Where X is concatenated of several tensors, a chunk's channels are of one of them (wgmma_weight.cc), which is read
+// where it is: a chunk of another one begins elsewhere, and there is no more to it.
+//
 // Floats are rounded to halves on their way: they come by registers, a chunk ahead of those that are stored. So the
 // warps that stage have more registers than those that multiply.
 #pragma once
 
 #include "magnitude.cuh"
+#include "sources.cuh"
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
@@ -94,6 +98,29 @@ class PointwiseConv : private Warpgroups {
 
   // --- staging ------------------------------------------------------------------------------------------------------
 
+  // Channels that follow each other in memory, of each image.
+  struct Planes {
+    const unsigned char* x;  // the first image's first one
+    int channels;            // from one image to the next
+  };
+
+  // Those of X that a tile's chunk reads; of a source, where there are several. The chunk's entries in the table, which
+  // are multiples of 8 bytes, have the source's number in their lowest bits, for which this begins as much earlier.
+  __device__ __forceinline__ Planes PlanesOfX(const Tile& tile, int source) const {
+    if (p_.sources.count == 0) {
+      const long long first = static_cast<long long>(tile.group) * t_.group_in_channels;
+      return {static_cast<const unsigned char*>(t_.x) + first * p_.x_plane_bytes, t_.in_channels};
+    }
+    return {static_cast<const unsigned char*>(p_.sources.x[source]) - source,
+            p_.sources.begins[source + 1] - p_.sources.begins[source]};
+  }
+
+  // Of a chunk.
+  __device__ __forceinline__ int ChunkSource(int chunk) const {
+    if (p_.sources.count == 0) return 0;
+    return static_cast<int>(LoadShared(Table() + static_cast<unsigned>(4 * kWgmmaChannels * chunk)) % kMaxSources);
+  }
+
   // The lane's segments of a tile, one of each run, in the first channel of what the tile reads.
   struct Source {
     const unsigned char* from[kMaxRuns];
@@ -109,7 +136,7 @@ class PointwiseConv : private Warpgroups {
     SegmentPlace places[kMaxRuns];
 #pragma unroll
     for (int run = 0; run < kMaxRuns; ++run) places[run] = PlaceOfSegment(run, lane);
-    const auto source_of = [&](const void* x, unsigned plane_bytes, int channels, int first_channel, const Tile& tile) {
+    const auto source_of = [&](const Planes& planes, unsigned plane_bytes, const Tile& tile) {
       Source source;
       source.plane_bytes = plane_bytes;
 #pragma unroll
@@ -117,8 +144,7 @@ class PointwiseConv : private Warpgroups {
         const int image = tile.y + places[run].image, first = (tile.x + places[run].segment) * kPixelBytes;
         const bool exists = run < Runs() && image < t_.batch;
         source.bytes[run] = exists ? static_cast<int>(plane_bytes) - first : 0;
-        source.from[run] = static_cast<const unsigned char*>(x) +
-                           (static_cast<long long>(image) * channels + first_channel) * plane_bytes + first;
+        source.from[run] = planes.x + static_cast<long long>(image) * planes.channels * plane_bytes + first;
       }
       return source;
     };
@@ -132,18 +158,25 @@ class PointwiseConv : private Warpgroups {
       }
     };
     ForTiles([&](const Tile& tile) {
-      const Source x = source_of(t_.x, p_.x_plane_bytes, t_.in_channels, tile.group * t_.group_in_channels, tile);
+      Source x;
+      int known = -1;  // which one that is
       for (at.chunk = 0; at.chunk < chunks_.count; Advance(at)) {
         WaitForEmptied(at);
         // The warps take turns.
         if (at.chunk % kStagingWarps == StagingWarp() && Lane() == 0) StageChunk(at.stage, at.chunk);
+        const int number = ChunkSource(at.chunk);
+        if (number != known) x = source_of(PlanesOfX(tile, number), p_.x_plane_bytes, tile);
+        known = number;
         WaitForLaunchBefore();  // the weight, and where planes lie, need no such wait
         stage(x);
       }
       if (kIsFloat || t_.epilogue.residual == nullptr) return;
       WaitForLaunchBefore();
-      const Source residual = source_of(t_.epilogue.residual, p_.residual_plane_bytes, t_.out_channels,
-                                        tile.group * t_.group_out_channels, tile);
+      const long long first = static_cast<long long>(tile.group) * t_.group_out_channels;
+      Planes planes;
+      planes.x = static_cast<const unsigned char*>(t_.epilogue.residual) + first * p_.residual_plane_bytes;
+      planes.channels = t_.out_channels;
+      const Source residual = source_of(planes, p_.residual_plane_bytes, tile);
       for (; at.chunk < chunks_.count + t_.warps_m * kRows / kWgmmaChannels; Advance(at)) {
         WaitForEmptied(at);
         stage(residual);
@@ -157,8 +190,15 @@ class PointwiseConv : private Warpgroups {
     StageWeight(stage, static_cast<size_t>(chunks_.first + chunk) * bytes, bytes);
   }
 
-  // Where the planes of all chunks begin, behind the first one of the block's group, and those of its rows in the
-  // residual: known once, and waited for never again.
+  // Where the plane of a channel of X begins, behind the first one of its group, or of its source, and which that is.
+  __device__ __forceinline__ unsigned PlaneOfX(int channel) const {
+    const int source = FindSourceNumber(p_.sources, channel);
+    return p_.x_plane_bytes * static_cast<unsigned>(channel - p_.sources.begins[source]) |
+           static_cast<unsigned>(source);
+  }
+
+  // Where the planes of all chunks begin, and those of the block's rows in the residual: known once, and waited for
+  // never again.
   __device__ __forceinline__ void ListPlanes() const {
     constexpr int kThreads = 32 * kStagingWarps;
     const int* channels = w_.channels + chunks_.first * kWgmmaChannels;
@@ -167,7 +207,7 @@ class PointwiseConv : private Warpgroups {
     for (int i = static_cast<int>(threadIdx.x) - kWgmmaProductThreads; i < count + rows; i += kThreads) {
       const unsigned plane =
           i < count
-              ? p_.x_plane_bytes * static_cast<unsigned>(channels[i])
+              ? PlaneOfX(channels[i])
               : p_.residual_plane_bytes * static_cast<unsigned>(min(first_row + i - count, t_.group_out_channels - 1));
       StoreShared(Table() + static_cast<unsigned>(4 * i), plane);
     }
@@ -227,17 +267,17 @@ class PointwiseConv : private Warpgroups {
   static __device__ __forceinline__ int PieceOfSegment() { return static_cast<int>(Lane()) % kSegmentPieces; }
 
   // None of a tile behind the last one.
-  __device__ __forceinline__ Pieces PiecesOf(int index) const {
+  __device__ __forceinline__ Pieces PiecesOf(int index, int source) const {
     Pieces pieces;
     const Tile tile = TileAt(min(index, w_.num_tiles - 1));
+    const Planes planes = PlanesOfX(tile, source);
 #pragma unroll
     for (int i = 0; i < kLanePieces; ++i) {
       const SegmentPlace place = PlaceOfPiece(i);
       const int image = tile.y + place.image,
                 first = (tile.x + place.segment) * kSegmentPositions + PieceOfSegment() * kPiecePositions;
       const bool exists = index < w_.num_tiles && i / kSegmentPieces < Runs() && image < t_.batch && first < p_.plane;
-      const long long plane = static_cast<long long>(image) * t_.in_channels + tile.group * t_.group_in_channels;
-      pieces.from[i] = exists ? static_cast<const unsigned char*>(t_.x) + plane * p_.x_plane_bytes +
+      pieces.from[i] = exists ? planes.x + static_cast<long long>(image) * planes.channels * p_.x_plane_bytes +
                                     first * static_cast<int>(sizeof(float))
                               : nullptr;
     }
@@ -255,7 +295,8 @@ class PointwiseConv : private Warpgroups {
     uint4 words[kAhead][kPieces][kPlaces] = {};
     unsigned exist_of[kAhead] = {};                       // a bit for each of the lane's pieces that there is
     int index = static_cast<int>(blockIdx.x), chunk = 0;  // of what is loaded next
-    Pieces pieces = PiecesOf(index);
+    int source = ChunkSource(0);
+    Pieces pieces = PiecesOf(index, source);
     unsigned planes[kPlaces];
     const auto find_planes = [&] { PlanesOf(chunk * kWgmmaChannels + StagingWarp() * kPlaces, planes); };
     const auto load = [&](int i, uint4(&to)[kPlaces]) {
@@ -268,10 +309,16 @@ class PointwiseConv : private Warpgroups {
       exist = 0;
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) exist |= pieces.from[i] != nullptr ? 1u << i : 0u;
-      if (++chunk < chunks_.count) return;
-      chunk = 0;
-      index += static_cast<int>(gridDim.x);
-      pieces = PiecesOf(index);
+      if (++chunk < chunks_.count) {
+        const int next = ChunkSource(chunk);
+        if (next == source) return;
+        source = next;
+      } else {
+        chunk = 0;
+        index += static_cast<int>(gridDim.x);
+        source = ChunkSource(0);
+      }
+      pieces = PiecesOf(index, source);
     };
     const int tiles = (w_.num_tiles - index + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x);
     int left = chunks_.count * tiles;

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from tests.support.native_build import ROOT
-from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases, concat_cases
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -41,6 +41,13 @@ CASE = SparseConvCase(random_weight((8, 6, 3, 3), 0.4), geometry_2d(), Activatio
 def test_any_convolution(make_session, drawn, sub_batch):
     case, x_shape = drawn
     run_and_check(make_session(make_model(case), cuda_sub_batch=sub_batch), case, x_shape)
+
+
+@PROPERTY
+@given(drawn=concat_cases(longest={1: 150, 2: 14, 3: 6}))
+def test_any_convolution_of_inputs_that_are_concatenated(make_session, drawn):
+    case, x_shape = drawn
+    run_and_check(make_session(make_model(case)), case, x_shape)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <optional>
 #include <thread>
 
 #include "../checked.h"
@@ -47,6 +49,8 @@ class CpuKernel final : public Kernel {
 
  private:
   struct Call;
+  const void* Concatenate(const ort::Context& context, const Inputs& inputs, const ort::Allocator& allocator,
+                          std::optional<ort::Scratch>* scratch) const;
   void Convolve(const Call& call) const;
   void Pool(const ort::Context& context, const Inputs& inputs, const Axes& dims, const Axes& pooled_dims,
             const void* from, void* y) const;
@@ -91,7 +95,13 @@ void RunTasks(const ort::Context& context, int64_t count, const Body& body) {
 
 void CpuKernel::Compute(const ort::Context& context) const {
   const ConvGeometry& geometry = attributes_.geometry;
-  const Inputs inputs = ReadInputs(context, op_, geometry);
+  Inputs inputs = ReadInputs(context, op_, geometry, attributes_.source_begins);
+  std::optional<ort::Allocator> allocator_of_x;
+  std::optional<ort::Scratch> concatenated;
+  if (inputs.num_sources > 0 && inputs.batch > 0) {
+    allocator_of_x.emplace(context, inputs.x.memory_info);
+    inputs.x.data = Concatenate(context, inputs, *allocator_of_x, &concatenated);
+  }
   const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data)};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
   const ort::Shape shape = OutputShape(inputs, geometry, plan->out_dims);
@@ -111,6 +121,28 @@ void CpuKernel::Compute(const ort::Context& context) const {
   const ort::Scratch convolved(allocator, (bytes + sizeof(float) - 1) / sizeof(float));
   Convolve({context, inputs, *plan, reinterpret_cast<char*>(convolved.data()), is_streamed});
   Pool(context, inputs, plan->out_dims, pooled_dims, convolved.data(), y);
+}
+
+// X as one tensor. Its sources may be as many as they like: each image of each is a task.
+const void* CpuKernel::Concatenate(const ort::Context& context, const Inputs& inputs, const ort::Allocator& allocator,
+                                   std::optional<ort::Scratch>* scratch) const {
+  const Axes& dims = inputs.in_dims;
+  int64_t plane = static_cast<int64_t>(element_size());
+  for (const int64_t size : dims) plane = CheckedMultiply(plane, size, "a plane of X in bytes");
+  const std::vector<int64_t>& begins = attributes_.source_begins;
+  const int64_t image = CheckedMultiply(plane, begins.back(), "an image of X in bytes");
+  const int64_t bytes = CheckedMultiply(image, inputs.batch, "the size of X in bytes");
+  scratch->emplace(allocator, static_cast<size_t>(CeilDivide(bytes, static_cast<int64_t>(sizeof(float)))));
+  char* const x = reinterpret_cast<char*>((*scratch)->data());
+  const auto count = static_cast<int64_t>(inputs.num_sources);
+  RunTasks(context, inputs.batch * count, [&](size_t task) noexcept {
+    const int64_t batch_index = static_cast<int64_t>(task) / count;
+    const size_t source = task % inputs.num_sources;
+    const int64_t part = (begins[source + 1] - begins[source]) * plane;
+    std::memcpy(x + batch_index * image + begins[source] * plane,
+                static_cast<const char*>(inputs.sources[source].data) + batch_index * part, static_cast<size_t>(part));
+  });
+  return x;
 }
 
 void CpuKernel::Convolve(const Call& call) const {

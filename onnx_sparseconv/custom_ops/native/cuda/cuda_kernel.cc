@@ -13,6 +13,7 @@
 #include "../half.h"
 #include "../plan_cache.h"
 #include "cluster_plan.h"
+#include "concatenate_plan.h"
 #include "csr_plan.h"
 #include "depthwise_plan.h"
 #include "driver.h"
@@ -316,6 +317,7 @@ class CudaKernel final : public Kernel {
   double PlanWindows(const PlanKey& key, Plan* plan) const;
   double PlanPointwise(const PlanKey& key, Plan* plan) const;
   double PlanCluster(const PlanKey& key, Plan* plan) const;
+  double SourceCycles(const PlanKey& key) const;
   void PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const;
   void WarnOnce(const ort::Context& context, const Plan& plan) const;
   void WarnOfRange(const ort::Context& context) const;
@@ -337,6 +339,9 @@ class CudaKernel final : public Kernel {
                    std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
   void FillRecompute(const Call& call, RecomputeParams* recompute) const;
+  bool ReadsSources(const Plan& plan, const Inputs& inputs) const;
+  const void* Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
+                          std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchSplits(const Call& call) const;
   void LaunchPasses(const Call& call) const;
   void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, WarpgroupParams* params,
@@ -356,6 +361,7 @@ class CudaKernel final : public Kernel {
   const ConvGeometry geometry_;
   const Activation activation_;
   const std::optional<PoolGeometry> pool_;
+  const std::vector<int64_t> source_begins_;  // as of SparseConvAttributes
   // In the order of their dependence: the context is the last to go.
   const Context context_;
   DeviceFacts device_;
@@ -379,6 +385,7 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
       geometry_(attributes.geometry),
       activation_(attributes.activation),
       pool_(attributes.pool),
+      source_begins_(attributes.source_begins),
       context_(node.DeviceId()) {
   CheckCsrGeometry(geometry_);
   const ScopedContext scope(context_.handle());
@@ -437,7 +444,7 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     }
     return;
   }
-  const WgmmaWeight weight = PackWgmmaWeight(halves, geometry_, ChooseWgmmaForm(geometry_));
+  const WgmmaWeight weight = PackWgmmaWeight(halves, geometry_, ChooseWgmmaForm(geometry_), source_begins_);
   const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
   if (!must_run && !IsWorthWarpgroups(facts, geometry_)) return;
   wgmma_.emplace(context_, device_, weight, facts, scaled ? scaled->scales : std::vector<float>());
@@ -531,12 +538,13 @@ bool CudaKernel::PlanDepthwise(const PlanKey& key, Plan* plan) const {
 // What runs a call that is not on warpgroups: the kernel for tensor cores where that is faster than the CSR kernel.
 // Returns its cycles.
 double CudaKernel::PlanOthers(const PlanKey& key, Plan* plan) const {
-  const double csr = CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_);
+  const double csr =
+      CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_) + SourceCycles(key);
   if (!tensor_) return csr;
   TensorFacts facts = tensor_->facts;
   facts.x_columns = key.x_columns;
   plan->tensor = ChooseTensorLaunch(geometry_, plan->sizes, key.batch, device_, facts);
-  const double tensor = CyclesOf(plan->tensor);
+  const double tensor = CyclesOf(plan->tensor) + SourceCycles(key);
   if (op_.cuda.kernel == KernelChoice::kTensor) {
     if (!plan->tensor) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
     return tensor;
@@ -575,14 +583,23 @@ double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
 // The same of 1x1.
 double CudaKernel::PlanPointwise(const PlanKey& key, Plan* plan) const {
   plan->pointwise = ChoosePointwiseLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
-  return CyclesOf(plan->pointwise);
+  const bool reads_sources = plan->pointwise && !plan->pointwise->is_gathered;
+  return CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
 }
 
 // The same by clusters.
 double CudaKernel::PlanCluster(const PlanKey& key, Plan* plan) const {
   const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<int64_t>(key.x_columns);
   plan->cluster = ChooseClusterLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts, x_alignment);
-  return CyclesOf(plan->cluster);
+  return CyclesOf(plan->cluster) + SourceCycles(key);
+}
+
+// What it takes to copy the sources of X together; nothing where X is one.
+double CudaKernel::SourceCycles(const PlanKey& key) const {
+  if (source_begins_.empty()) return 0.0;
+  const auto plane = static_cast<double>(key.in_dims[0]) * static_cast<double>(key.in_dims[1]) *
+                     static_cast<double>(key.in_dims[2] * static_cast<int64_t>(element_bytes()));
+  return ConcatenateCycles(static_cast<double>(key.batch * geometry_.in_channels) * plane, device_);
 }
 
 // On warpgroups, where that is faster than what takes `others` cycles.
@@ -676,10 +693,12 @@ StreamHandle StreamOf(const ort::Context& context) {
 }
 
 void CudaKernel::Compute(const ort::Context& context) const {
-  const Inputs inputs = ReadInputs(context, op_, geometry_);
+  Inputs inputs = ReadInputs(context, op_, geometry_, source_begins_);
   CheckPlace(context.api(), "X", inputs.x);
+  for (size_t i = 0; i < inputs.num_sources; ++i) CheckPlace(context.api(), "X", inputs.sources[i]);
   CheckPlace(context.api(), "B", inputs.bias);
   CheckPlace(context.api(), "Z", inputs.residual);
+  // Sources are copied to where X is aligned, or the pointwise kernel sees to it.
   const auto x_address = reinterpret_cast<uintptr_t>(inputs.x.data);
   const PlanKey key{inputs.batch, inputs.in_dims, x_address % kVectorBytes == 0,
                     x_address % (2 * kPairBytes) == 0 ? 4
@@ -701,6 +720,10 @@ void CudaKernel::Compute(const ort::Context& context) const {
     Fail("the stream of this call belongs to another GPU or context than the one in which the session was created");
   }
   const ScopedContext scope(stream_context);
+  std::optional<ort::DeviceScratch> concatenated;
+  if (inputs.num_sources > 0 && !ReadsSources(*plan, inputs)) {
+    inputs.x.data = Concatenate(context, inputs, stream, &concatenated);
+  }
   Call call{context, inputs, *plan, MakeEpilogue(inputs), y, stream};
   if (pool_) {
     const ort::DeviceScratch convolved(context, inputs.x.memory_info, NumOutputs(call) * element_bytes());
@@ -867,6 +890,7 @@ void CudaKernel::FillRecompute(const Call& call, RecomputeParams* recompute) con
   if (is_half()) return;
   recompute->csr = MakeCallCsrParams(call);
   recompute->csr.block_rows = 1;
+  if (call.inputs.x.data == nullptr) recompute->sources = SourcesOf(call.inputs, source_begins_);
   recompute->happened = was_recomputed_->at();
 }
 
@@ -909,6 +933,24 @@ void CudaKernel::LaunchRing(const Call& call) const {
   cuda::Launch(windows_->ring->Product(launch.positions), launch.shape, params, call.stream);
 }
 
+// Whether the sources of X are read where they are: by the pointwise kernel, if they begin where it can read planes.
+bool CudaKernel::ReadsSources(const Plan& plan, const Inputs& inputs) const {
+  if (plan.kernel() != RunningKernel::kWgmma || !plan.pointwise || !plan.pointwise->is_whole) return false;
+  return std::all_of(
+      inputs.sources.begin(), inputs.sources.begin() + static_cast<ptrdiff_t>(inputs.num_sources),
+      [&](const ort::TensorView& source) { return PlaneBytes(source.data, *plan.pointwise, element_bytes()) != 0; });
+}
+
+// X of its sources, in memory that is lent for it.
+const void* CudaKernel::Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
+                                    std::optional<ort::DeviceScratch>* scratch) const {
+  ConcatenateLaunch launch =
+      ChooseConcatenateLaunch(inputs, source_begins_, static_cast<int64_t>(element_bytes()), device_);
+  launch.params.out = scratch->emplace(context, inputs.x.memory_info, launch.bytes).data();
+  LaunchLibrary(library_kernels_->Concatenate(launch.unit_bytes), launch.shape, launch.params, stream);
+  return launch.params.out;
+}
+
 void CudaKernel::LaunchPointwise(const Call& call) const {
   const PointwiseLaunch& launch = *call.plan.pointwise;
   PointwiseParams params = launch.params;
@@ -931,6 +973,7 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
+  if (tile.x == nullptr) params.sources = SourcesOf(call.inputs, source_begins_);
   if (launch.is_whole) params.x_plane_bytes = PlaneBytes(tile.x, launch, element_bytes());
   params.rounds_x = !is_half() && params.x_plane_bytes != 0;
   if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);

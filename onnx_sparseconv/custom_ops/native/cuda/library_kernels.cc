@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cluster_plan.h"
+#include "concatenate_plan.h"
 #include "octet_plan.h"
 #include "pointwise_plan.h"
 #include "ring_plan.h"
@@ -81,6 +82,9 @@ LibraryKernels::LibraryKernels(bool is_half, const DeviceFacts& device)
                                        device.max_shared_bytes - kReservedSharedBytes);
   }
   reduce_ = library_->Function(("sparseconv_reduce_" + type).c_str());
+  for (const int bytes : kConcatenateUnits) {
+    concatenate_[bytes] = library_->Function(("sparseconv_concatenate_v" + std::to_string(bytes)).c_str());
+  }
   pools_[{0, 0}] = library_->Function(("sparseconv_max_pool_" + type).c_str());
   for (const int size : {2, 3}) {
     const std::string window = std::to_string(size) + "x" + std::to_string(size);

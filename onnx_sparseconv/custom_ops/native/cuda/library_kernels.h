@@ -31,6 +31,8 @@ class LibraryKernels {
   // `window` is one of kDepthwiseWindows.
   FunctionHandle Depthwise(int window) const { return depthwise_[window]; }
   FunctionHandle Reduce() const { return reduce_; }
+  // `unit_bytes` is 16, 4 or 2.
+  FunctionHandle Concatenate(int unit_bytes) const { return concatenate_.at(unit_bytes); }
   // `size` and `vector_bytes` are those of a PoolLaunch.
   FunctionHandle Pool(int size, int vector_bytes) const { return pools_.at({size, vector_bytes}); }
 
@@ -40,6 +42,7 @@ class LibraryKernels {
   FunctionHandle csr_[4];
   FunctionHandle depthwise_[std::size(kDepthwiseWindows)];
   FunctionHandle reduce_;
+  std::map<int, FunctionHandle> concatenate_;
   std::map<std::pair<int, int>, FunctionHandle> pools_;
 };
 

@@ -174,6 +174,7 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   auto launch = Planner(geometry, sizes, batch, device, facts, is_gathered).Choose();
   if (!launch) return launch;
   launch->is_whole = is_whole;
+  launch->is_gathered = is_gathered;
   if (is_gathered) {
     // A row of X is read as a whole where only some of its columns are.
     const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];

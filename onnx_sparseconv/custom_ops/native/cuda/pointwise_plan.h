@@ -20,6 +20,7 @@ struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
   int segments = 0;          // of a warpgroup
   bool is_whole = true;      // all positions of X are read, in their order; else X is gathered
+  bool is_gathered = false;  // as it is where planes begin nowhere that the kernel can read
   double cycles = 0.0;       // of a multiprocessor, about
   LaunchShape shape;
 };

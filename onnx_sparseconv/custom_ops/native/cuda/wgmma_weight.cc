@@ -45,8 +45,9 @@ struct Placed {
 // The order of one block: places, four of which are neighbours.
 class ChannelOrder {
  public:
-  // `rows` is [channels][taps]: the rows of the block that have an entry.
-  ChannelOrder(std::vector<Rows> rows, int taps) : left_(std::move(rows)), taps_(taps) {}
+  // `rows` is [channels][taps]: the rows of the block that have an entry. The channels from `begin` to `end` count.
+  ChannelOrder(std::vector<Rows> rows, int taps, int64_t begin, int64_t end)
+      : left_(std::move(rows)), taps_(taps), begin_(static_cast<int>(begin)), end_(static_cast<int>(end)) {}
 
   std::vector<Placed> Choose() {
     std::vector<Placed> places;
@@ -62,7 +63,7 @@ class ChannelOrder {
   // Channels with entries that have no place yet, those with most first.
   std::vector<int> Left() const {
     std::vector<std::pair<int, int>> found;  // minus the number of entries, and the channel
-    for (int channel = 0; channel < static_cast<int>(left_.size()) / taps_; ++channel) {
+    for (int channel = begin_; channel < end_; ++channel) {
       int count = 0;
       for (int tap = 0; tap < taps_; ++tap) count += At(channel, tap).Count();
       if (count > 0) found.emplace_back(-count, channel);
@@ -111,14 +112,20 @@ class ChannelOrder {
   const Rows& At(int channel, int tap) const { return left_[static_cast<size_t>(channel * taps_ + tap)]; }
 
   std::vector<Rows> left_;  // entries that have no place yet
-  const int taps_;
+  const int taps_, begin_, end_;
   std::vector<int> pool_;
 };
 
 class Packer {
  public:
-  Packer(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form)
-      : weight_(weight), geometry_(geometry), form_(form), taps_(static_cast<int>(geometry.taps())) {
+  Packer(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form,
+         const std::vector<int64_t>& source_begins)
+      : weight_(weight),
+        geometry_(geometry),
+        form_(form),
+        source_begins_(source_begins),
+        taps_(static_cast<int>(geometry.taps())) {
+    if (source_begins_.empty()) source_begins_ = {0, geometry.group_in_channels()};
     packed_.form = form;
   }
 
@@ -157,11 +164,14 @@ class Packer {
             FloatToHalf(weight_.values[entry]);
       }
     }
-    std::vector<Placed> places = ChannelOrder(std::move(rows), taps_).Choose();
-    for (size_t begin = 0; begin < places.size(); begin += kPlaces) {
-      Chunk chunk{};
-      for (size_t i = 0; i < kPlaces; ++i) chunk[i] = begin + i < places.size() ? &places[begin + i] : &kNobody;
-      WriteChunk(chunk);
+    for (size_t source = 1; source < source_begins_.size(); ++source) {
+      const std::vector<Placed> places =
+          ChannelOrder(rows, taps_, source_begins_[source - 1], source_begins_[source]).Choose();
+      for (size_t begin = 0; begin < places.size(); begin += kPlaces) {
+        Chunk chunk{};
+        for (size_t i = 0; i < kPlaces; ++i) chunk[i] = begin + i < places.size() ? &places[begin + i] : &kNobody;
+        WriteChunk(chunk);
+      }
     }
   }
 
@@ -186,8 +196,11 @@ class Packer {
 
   // A chunk of its own for some of its taps.
   void WriteSteps(const Chunk& chunk, const std::vector<int>& taps) {
-    // At a place without one, any channel: it meets nothing but zeros, as in a dense convolution.
-    for (const Placed* placed : chunk) packed_.channels.push_back(std::max(placed->channel, 0));
+    // At a place without one, any channel of the same source, for it meets nothing but zeros, as in a dense
+    // convolution. The first place always has one.
+    for (const Placed* placed : chunk) {
+      packed_.channels.push_back(placed->channel >= 0 ? placed->channel : chunk[0]->channel);
+    }
     const size_t begin = packed_.chunks.size(), tiles = taps.size() * static_cast<size_t>(form_.row_tiles);
     const size_t bytes = static_cast<size_t>(form_.header_bytes) + tiles * (kWgmmaValueBytes + kWgmmaPlaceBytes);
     packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
@@ -224,6 +237,7 @@ class Packer {
   const SparseWeight& weight_;
   const ConvGeometry& geometry_;
   const WgmmaForm form_;
+  std::vector<int64_t> source_begins_;
   const int taps_;
   WgmmaWeight packed_;
   std::vector<uint16_t> values_;  // [column][row of the block]; stale where there is no entry
@@ -262,8 +276,9 @@ WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {
   return form;
 }
 
-WgmmaWeight PackWgmmaWeight(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form) {
-  return Packer(weight, geometry, form).Pack();
+WgmmaWeight PackWgmmaWeight(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form,
+                            const std::vector<int64_t>& source_begins) {
+  return Packer(weight, geometry, form, source_begins).Pack();
 }
 
 }  // namespace sparseconv::cuda

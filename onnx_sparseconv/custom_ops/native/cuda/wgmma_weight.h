@@ -3,8 +3,9 @@
 //
 // A block of `row_tiles` * 64 output channels of one group is a sequence of chunks of 32 places. A place holds an input
 // channel, or none; a channel may have several, for one place takes what fits beside its neighbours, and another one
-// what is left. Each tap that the places of a chunk have entries of is a step: with 1x1, one, so all chunks are as
-// long. Where there are many, they are shared out among several chunks of the same places. A chunk is
+// what is left. Where X is concatenated of several sources, all channels of a chunk are of one of them. Each tap that
+// the places of a chunk have entries of is a step: with 1x1, one, so all chunks are as long. Where there are many, they
+// are shared out among several chunks of the same places. A chunk is
 //
 //   header   [header_bytes]             32-bit words: the number of steps, then each step's tap
 //   values   [steps][row_tiles][2048]   as wgmma_operand.h has them
@@ -52,6 +53,8 @@ bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry);
 
 WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry);
 
-WgmmaWeight PackWgmmaWeight(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form);
+// `source_begins` are those of SparseConvAttributes.
+WgmmaWeight PackWgmmaWeight(const SparseWeight& weight, const ConvGeometry& geometry, const WgmmaForm& form,
+                            const std::vector<int64_t>& source_begins);
 
 }  // namespace sparseconv::cuda

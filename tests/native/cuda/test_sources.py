@@ -1,0 +1,157 @@
+"""Inputs of a Concat that a node reads itself, on the emulated GPU: where they are, or copied together first."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation
+from tests.native.cuda.test_ring import run_misaligned
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    parts_of,
+    random_inputs,
+    random_weight,
+    whole_x,
+)
+
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
+POINTWISE = geometry_2d(1, pad=0)
+COPY = "sparseconv_concatenate_v"
+
+
+def make_case(parts, rows=70, density=0.1, dtype=HALF):
+    weight = random_weight((rows, sum(parts), 1, 1), density, dtype=dtype)
+    return SparseConvCase(weight, POINTWISE, Activation.RELU, dtype=dtype, input_channels=parts)
+
+
+def launched(driver):
+    return [name for name, *_ in driver.take_launches()]
+
+
+def run_and_check(session, driver, case, x_shape):
+    """Run a case and compare; returns the kernels that were launched."""
+    inputs = random_inputs(case, x_shape)
+    driver.take_launches()
+    (y,) = session.run(None, inputs)
+    names = launched(driver)
+    is_rounded = case.dtype == FLOAT and not any("csr" in name for name in names)
+    stored_sums = int(any("reduce" in name for name in names))
+    assert_within(y, *oracle(case, inputs, stored_sums=stored_sums, has_rounded_factors=is_rounded))
+    return names
+
+
+@pytest.mark.parametrize(
+    "parts", [(32, 16), (16, 16, 16), (1, 70), (3, 5, 7, 9), (40, 1, 40, 1, 40, 1, 40, 1), (64, 64, 64), (300, 2, 130)]
+)
+@pytest.mark.parametrize("size", [(8, 12), (20, 20)], ids=str)
+@pytest.mark.parametrize("weight", list(itertools.product([0.05, 0.6], [HALF, FLOAT])), ids=str)
+def test_the_pointwise_kernel_reads_them_where_they_are(make_session, driver, parts, size, weight):
+    density, dtype = weight
+    case = make_case(parts, rows=150, density=density, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    (product,) = run_and_check(session, driver, case, (5, sum(parts), *size))
+    assert product.startswith("sparseconv_pointwise_")
+    (record,) = library.describe_kernels()
+    assert (record.op, record.kernel) == (f"SparseConvConcat{len(parts)}", "cuda.wgmma")
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_parts_of_sums(make_session, driver, dtype):
+    """Blocks that share a tile begin at chunks of any source."""
+    driver.set_device(num_multiprocessors=132)
+    case = make_case((200, 33, 400, 250), dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    names = run_and_check(session, driver, case, (1, 883, 6, 6))
+    assert [name[:16] for name in names] == ["sparseconv_point", "sparseconv_reduc"]
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_planes_that_begin_anywhere_are_copied_and_gathered(make_session, driver, dtype):
+    case = make_case((33, 20), dtype=dtype)
+    names = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (3, 53, 7, 7))
+    assert [name.partition("_f32")[0][:22] for name in names] == [
+        f"{COPY}2"[:22] if dtype == HALF else f"{COPY}4"[:22],
+        "sparseconv_gather",
+        "sparseconv_pointwise_s"[:22] if dtype == HALF else "sparseconv_pointwise",
+    ]
+
+
+@pytest.mark.parametrize(
+    "kernel", [("csr", HALF), ("csr", FLOAT), ("cluster", HALF), ("cluster", FLOAT), ("tensor", HALF)], ids=str
+)
+@pytest.mark.parametrize(("size", "unit"), [((8, 8), 16), ((3, 6), 4), ((3, 3), 2)], ids=str)
+def test_all_other_kernels_have_them_copied_together(make_session, driver, kernel, size, unit):
+    kernel, dtype = kernel
+    case = make_case((29, 6, 15), dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel=kernel)
+    copy, product = run_and_check(session, driver, case, (3, 50, *size))
+    assert copy == f"{COPY}{max(unit, dtype.itemsize)}"
+    assert product.startswith(f"sparseconv_{kernel}")
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_windows_may_have_them_too(make_session, driver, dtype):
+    weight = random_weight((24, 20, 3, 3), 0.2, dtype=dtype)
+    case = SparseConvCase(weight, geometry_2d(pad=1), Activation.SILU, dtype=dtype, input_channels=(4, 16))
+    copy, *_ = run_and_check(make_session(make_model(case)), driver, case, (2, 20, 8, 8))
+    assert copy == f"{COPY}16"
+
+
+@pytest.mark.parametrize("architecture", [75, 86, 100])
+def test_other_gpus(make_session, driver, architecture):
+    driver.set_device(architecture=architecture)
+    case = make_case((32, 16))
+    copy, _ = run_and_check(make_session(make_model(case)), driver, case, (4, 48, 12, 12))
+    assert copy == f"{COPY}16"
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-13, 2.0**17])
+@pytest.mark.parametrize("channel", [0, 33, 50])
+def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, scale, channel):
+    """From wherever it lies; also where blocks share tiles."""
+    for parts, batch, size in (((33, 20), 5, 8), ((200, 33, 400, 250), 1, 6)):
+        driver.set_device(num_multiprocessors=132 if batch == 1 else 4)
+        case = dataclasses.replace(make_case(parts, dtype=FLOAT), activation=Activation.NONE)
+        inputs = random_inputs(case, (batch, sum(parts), size, size))
+        x = whole_x(case, inputs)
+        if scale > 1.0:
+            x[0, channel, 1, 2] *= np.float32(scale)
+        else:
+            x *= np.float32(scale)
+        inputs.update(parts_of(case, x))
+        (y,) = make_session(make_model(case), cuda_kernel="wgmma").run(None, inputs)
+        exact, bound = oracle(case, inputs, stored_sums=1, has_rounded_factors=scale >= 1.0)
+        assert_within(y, exact, bound)
+
+
+def test_inputs_at_any_address(driver, make_session):
+    """The one that is not at a multiple of 16 bytes has all copied."""
+    case = make_case((32, 24))
+    inputs = random_inputs(case, (4, 56, 8, 8))
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    for which, first in (("X2", f"{COPY}2"), ("Y", "sparseconv_pointwise")):
+        y, kernel = run_misaligned(session, driver, inputs, np.empty((4, 70, 8, 8), HALF), which)
+        assert_within(y, *oracle(case, inputs))
+        assert kernel.startswith(first)
+
+
+def test_none_of_no_images(make_session):
+    case = make_case((32, 16))
+    (y,) = make_session(make_model(case)).run(None, random_inputs(case, (0, 48, 8, 8)))
+    assert y.shape == (0, 70, 8, 8)
+
+
+@pytest.mark.parametrize(("kernel", "launches"), [("wgmma", 1), ("csr", 2)])
+def test_a_run_only_launches(assert_only_launches, make_session, kernel, launches):
+    case = make_case((32, 16))
+    session = make_session(make_model(case), cuda_kernel=kernel)
+    assert_only_launches(session, random_inputs(case, (8, 48, 8, 8)), launches)
