@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from onnx import NodeProto, helper
 from onnx_sparseconv.converter.constants import ConstantResolver, ConstantTensor
 from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.shapes import Shape, ShapeMap
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, ConvGeometry
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, ConvGeometry, x_positions
 
 ONNX_DOMAINS = ("", "ai.onnx")
 # Convolutions that are listed, so that nobody wonders where they are, but that cannot become SparseConv.
@@ -36,7 +36,8 @@ class ConvSite:
         proto: the node as it was read.
         weight: its weight, None when it is only known at run time.
         weight_name: tensor that feeds the weight.
-        input_shape: ``[N, C, D1..Dn]`` with None for unknown sizes, or None.
+        input_shape: ``[N, C, D1..Dn]`` with None for unknown sizes, or None; of several inputs, that of their
+            concatenation.
         geometry: None when `problem` says why there is none.
         problem: what is wrong with the node; empty when nothing is.
     """
@@ -127,7 +128,8 @@ def _make_site(node: gs.Node, scope: Scope, view: ModelView, resolver: ConstantR
     is_sparse = node.domain == DOMAIN
     tensor = None if is_sparse or len(node.inputs) <= weight_index else node.inputs[weight_index]
     weight = resolver.resolve(tensor, scope) if tensor is not None else None
-    input_shape = shapes.get(node.inputs[0].name, scope) if node.inputs else None
+    parts = x_positions(node.op) if is_sparse else (0,)
+    input_shape = _joined_shape([shapes.get(node.inputs[i].name, scope) for i in parts if i < len(node.inputs)])
     geometry, problem = None, ""
     if not is_sparse:
         try:
@@ -145,6 +147,19 @@ def _make_site(node: gs.Node, scope: Scope, view: ModelView, resolver: ConstantR
         geometry=geometry,
         problem=problem,
     )
+
+
+def _joined_shape(parts: Sequence[Shape | None]) -> Shape | None:
+    """Shape of tensors that are joined along axis 1; each says what it knows of the other sizes."""
+    known = [shape for shape in parts if shape is not None]
+    if len(parts) == 1 or not known:
+        return known[0] if known else None
+    if any(len(shape) != len(known[0]) for shape in known):
+        return None
+    sizes = [next((size for size in of_axis if size is not None), None) for of_axis in zip(*known, strict=True)]
+    channels = [size for shape in known for size in shape[1:2] if size is not None]
+    sizes[1:2] = [sum(channels) if len(channels) == len(parts) else None]
+    return tuple(sizes)
 
 
 def _geometry(proto: NodeProto, weight: ConstantTensor | None, input_shape: Shape | None) -> ConvGeometry:

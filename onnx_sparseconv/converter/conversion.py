@@ -68,6 +68,7 @@ class ConvertOptions(DecisionOptions):
         keep_float: names of nodes, or of operators, that stay float.
         fuse_pools: whether a MaxPool becomes part of the convolution before it, which pays on GPUs; None: where the
             model is made for one, by a target, in float16, or by decisions that were measured on one.
+        fuse_concats: whether a 1x1 convolution reads the inputs of the Concat before it; None: in the same models.
     """
 
     dry_run: bool = False
@@ -80,13 +81,22 @@ class ConvertOptions(DecisionOptions):
     fp16_io: bool = False
     keep_float: tuple[str, ...] = ()
     fuse_pools: bool | None = None
+    fuse_concats: bool | None = None
 
     @property
     def takes_pools(self) -> bool:
         """Whether pools are fused."""
+        return self._is_for_gpu if self.fuse_pools is None else self.fuse_pools
+
+    @property
+    def takes_concats(self) -> bool:
+        """Whether Concat are fused."""
+        return self._is_for_gpu if self.fuse_concats is None else self.fuse_concats
+
+    @property
+    def _is_for_gpu(self) -> bool:
         is_measured_on_gpu = self.decisions is not None and bool(self.decisions.setting.get("gpu"))
-        is_for_gpu = bool(self.targets) or self.precision == "fp16" or is_measured_on_gpu
-        return is_for_gpu if self.fuse_pools is None else self.fuse_pools
+        return bool(self.targets) or self.precision == "fp16" or is_measured_on_gpu
 
     @property
     def asks_cpu(self) -> bool:
@@ -166,7 +176,7 @@ def convert(
         return None, report
     notes = ()
     if report.converted:
-        layers, passes, notes, lost = _rewrite(plan, progress, to_half=to_half, pools=options.takes_pools)
+        layers, passes, notes, lost = _rewrite(plan, options, progress)
         report = replace(
             report,
             model=replace(plan.report, layers=layers),
@@ -255,7 +265,7 @@ def _to_half(
 
 
 def _rewrite(
-    plan: Plan, progress: Progress | None, *, to_half: bool, pools: bool
+    plan: Plan, options: ConvertOptions, progress: Progress | None
 ) -> tuple[tuple[LayerReport, ...], tuple[PassReport, ...], tuple[str, ...], tuple[Lost, ...]]:
     """Fold, replace the nodes, fuse, then make the model able to carry them.
 
@@ -264,6 +274,7 @@ def _rewrite(
         weights to float16 took from them.
     """
     view, proto = plan.view, plan.view.proto
+    to_half = options.precision == "fp16"
     opset = default_opset(proto)
     chosen = [s for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
     pipeline = Pipeline(view, plan.shapes, chosen, to_half=to_half)
@@ -287,7 +298,7 @@ def _rewrite(
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen}, biases)
     for scope in pipeline.scopes:
         sparsify.apply(scope.graph)
-    pipeline.fuse(pools=pools)
+    pipeline.fuse(pools=options.takes_pools, concats=options.takes_concats)
     _state_ranks(pipeline.scopes)
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in pipeline.scopes)) if o is not None}.values():

@@ -22,7 +22,7 @@ from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
 from onnx_sparseconv.converter.report import ConversionReport, ImageReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SparseConvAttributes
+from onnx_sparseconv.custom_ops.schema import CONCAT_OPS, DOMAIN, OP_TYPES, SparseConvAttributes
 from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels import fatbin, nvjitlink
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers, is_linked
@@ -33,8 +33,9 @@ from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.unified_csr import Array, decode
 
 ATTRIBUTE = "cuda_images"
-# Attributes that no image depends on: sizes of activations come at run time, -0.0 multiplies like +0.0.
-_FREE = frozenset({ATTRIBUTE, "alpha", "beta", "weight_negative_zeros"})
+# Attributes that no image depends on: sizes of activations come at run time, -0.0 multiplies like +0.0, and several
+# inputs are copied together first.
+_FREE = frozenset({ATTRIBUTE, "alpha", "beta", "weight_negative_zeros", "input_channels"})
 
 # Graph and name of a node, and how many of that name came before it in that graph.
 NodeKey = tuple[str, str, int]
@@ -102,7 +103,7 @@ def add_images(
 def _foretold(node: SparseNode, rule: GpuRule | None) -> dict[int, KernelChoice]:
     if rule is None or node.input_shape is None or isinstance(node.layer, Refusal):
         return {}
-    return choose_kernels(node.layer, node.input_shape, rule)
+    return choose_kernels(node.layer, node.input_shape, rule, is_joined=node.proto.op_type in CONCAT_OPS)
 
 
 @dataclass(frozen=True, eq=False)

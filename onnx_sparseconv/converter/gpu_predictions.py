@@ -22,7 +22,7 @@ from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
 from onnx_sparseconv.kernels.gpu_time_constants import HALF_NETWORK, MIN_GAIN, MODEL, NETWORK
-from onnx_sparseconv.kernels.gpu_times import dense_work
+from onnx_sparseconv.kernels.gpu_times import ON_WARPGROUPS, dense_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
@@ -45,6 +45,9 @@ NETWORK_IMAGES = 16
 COLD_CODE = 1.7
 # Numbers of images that generated code may begin to run at.
 _FIRST_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 128)
+
+# Its architectures are 90 to 99.
+_HOPPER = 9
 
 # Of an input, N, C and the spatial sizes; None where one is open.
 Shape = Sequence[int | None]
@@ -152,15 +155,18 @@ def predict(site: ConvSite, rule: GpuRule, *, by_itself: bool = False) -> list[P
     return found
 
 
-def choose_kernels(layer: SparseLayer, shape: Shape, rule: GpuRule) -> dict[int, KernelChoice]:
+def choose_kernels(
+    layer: SparseLayer, shape: Shape, rule: GpuRule, *, is_joined: bool = False
+) -> dict[int, KernelChoice]:
     """By architecture, 90 for sm_90, how a layer that is sparse anyway had best run; nothing where no way is known.
 
     Args:
         layer: as it will run.
         shape: of its input; None where a size is open.
         rule: what to decide for.
+        is_joined: whether its input comes as several, which are to be concatenated.
     """
-    asked = _Asked.of(shape, rule)
+    asked = replace(_Asked.of(shape, rule), is_joined=is_joined)
     ways = {architecture: _best_way(layer, asked, architecture, rule) for architecture in rule.architectures}
     return {architecture: way.choice for architecture, way in ways.items() if not isinstance(way, Refusal)}
 
@@ -188,6 +194,7 @@ class _Asked:
     is_batch_open: bool  # whether the model leaves its batch size open
     is_size_open: bool  # and a spatial size
     place: Place | None = None  # of the layer in its network, where that is known
+    is_joined: bool = False  # whether its input comes as several
 
     @staticmethod
     def of(shape: Shape, rule: GpuRule) -> _Asked:
@@ -218,7 +225,7 @@ def _best_way(layer: SparseLayer, asked: _Asked, architecture: int, rule: GpuRul
     """Code of the layer's own, from so many images on as it is the faster, or the library's kernels alone."""
     ways = []
     calls = [
-        _Call(_sized(layer, size), architecture, batch, size, asked.place)
+        _Call(_sized(layer, size), architecture, batch, size, asked.place, asked.is_joined)
         for size, batch in itertools.product(asked.sizes, asked.batches)
     ]
     by_library = [_predict_library(call) for call in calls]
@@ -242,6 +249,16 @@ class _Call:
     batch: int
     size: tuple[int, ...]
     place: Place | None
+    is_joined: bool
+
+    @property
+    def joining_us(self) -> float:
+        """What kernels take longer that copy several inputs together first.
+
+        Nothing where all kernels do: then it is no reason to choose one. Hopper's for 1x1 reads them where they are.
+        """
+        is_read_apart = self.architecture // 10 == _HOPPER and self.layer.kernel_shape == (1, 1)
+        return MODEL.joining_us(self.layer, self.batch) if self.is_joined and is_read_apart else 0.0
 
     @property
     def is_in_network(self) -> bool:
@@ -318,12 +335,16 @@ def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
 def _predict_generated(call: _Call, plan: GeneratedPlan) -> Prediction:
     """By generated code."""
     if call.is_in_network:
-        return call.predict(call.network.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz))
+        code_us = call.network.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz)
+        return call.predict(code_us + call.joining_us)
     _, sparse_us = MODEL.layer_us(call.layer, plan, call.batch)
-    return call.predict(sparse_us * (COLD_CODE if call.batch < FEW_IMAGES else 1.0))
+    return call.predict(sparse_us * (COLD_CODE if call.batch < FEW_IMAGES else 1.0) + call.joining_us)
 
 
 def _predict_library(call: _Call) -> Prediction | None:
     """By the library's kernel that takes the layer; None where nothing is foretold of it."""
     library = MODEL.library_us(call.layer, call.architecture, call.batch)
-    return None if library is None else call.predict(*library)
+    if library is None:
+        return None
+    library_us, runs_on = library
+    return call.predict(library_us + (0.0 if runs_on == ON_WARPGROUPS else call.joining_us), runs_on)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.converter.conv_sites import ConvSite
+from onnx_sparseconv.custom_ops.schema import OP_TYPES
 
 # Operators that are applied to each element of what a convolution makes.
 _ACTIVATIONS = frozenset(
@@ -69,7 +70,7 @@ def find_place(site: ConvSite) -> Place | None:
 
 
 def _is_convolution(node: gs.Node) -> bool:
-    return node.op in ("Conv", "SparseConv", "SparseConvAdd", "SparseConvMaxPool")
+    return node.op in ("Conv", *OP_TYPES)
 
 
 def _next(node: gs.Node) -> list[gs.Node]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from onnx_sparseconv.converter.analyse import default_opset
 from onnx_sparseconv.converter.constants import ConstantResolver
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.model_view import ModelView, Scope
@@ -20,6 +21,7 @@ from onnx_sparseconv.passes.fold_pad import FoldPad
 from onnx_sparseconv.passes.fold_scale_after import FoldScaleAfter
 from onnx_sparseconv.passes.fold_scale_before import FoldScaleBefore
 from onnx_sparseconv.passes.fuse_activation import FuseActivation
+from onnx_sparseconv.passes.fuse_concat import FuseConcat
 from onnx_sparseconv.passes.fuse_pool import FusePool
 from onnx_sparseconv.passes.fuse_residual import FuseResidual
 from onnx_sparseconv.passes.skip_identity import SkipIdentity
@@ -32,6 +34,7 @@ _ORDER: tuple[type[Pass], ...] = (
     FuseResidual,
     FuseActivation,
     FusePool,
+    FuseConcat,
 )
 # Kinds of numpy types that passes compute with: floating, integers, booleans.
 _NUMBERS = "fiub"
@@ -77,8 +80,8 @@ class Pipeline:
             while sum(self._run(each, scope) for each in passes):
                 pass
 
-    def fuse(self, *, pools: bool) -> None:
-        """Take what follows the sparse convolutions into them; pools only if so told."""
+    def fuse(self, *, pools: bool, concats: bool) -> None:
+        """Take what stands around the sparse convolutions into them; pools and Concat only if so told."""
         for scope in self.scopes:
             constant = self._constants(scope)
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
@@ -86,6 +89,10 @@ class Pipeline:
             self._run(FuseActivation(self._pinned, constant), scope)
             if pools:
                 self._run(FusePool(self._pinned), scope)
+            if concats:
+                opset = default_opset(scope.function or self._view.proto)
+                shape_of = self._shape_lookup(scope)
+                self._run(FuseConcat(self._pinned, constant, shape_of, self._view.unique_name, opset), scope)
 
     def reports(self) -> tuple[PassReport, ...]:
         """What each pass did and refused; what a later pass took after all is not listed as refused."""

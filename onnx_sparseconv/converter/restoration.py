@@ -17,7 +17,7 @@ from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
 from onnx_sparseconv.converter.report import RestoreReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_ADD, SparseConvAttributes
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_ADD, SparseConvAttributes, x_positions
 from onnx_sparseconv.errors import FormatError, ModelError, UsageError
 from onnx_sparseconv.kernels.unified_csr import Array
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
@@ -64,8 +64,9 @@ def restore(model: str | Path | ModelProto, output: str | Path | None = None) ->
 
 
 def _read(site: ConvSite) -> SparseConvAttributes:
-    wanted = 3 if site.node.op == SPARSE_CONV_ADD else 1
-    if len(site.node.inputs) < wanted or any(site.node.inputs[i].is_empty() for i in {0, wanted - 1}):
+    inputs = site.node.inputs
+    needed = (0, 2) if site.node.op == SPARSE_CONV_ADD else x_positions(site.node.op)
+    if any(index >= len(inputs) or inputs[index].is_empty() for index in needed):
         raise ModelError(f"node {site.name!r}: {site.node.op} needs an input that the node does not have")
     try:
         return attributes_from_proto(site.proto)

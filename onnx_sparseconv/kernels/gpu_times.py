@@ -40,6 +40,8 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
 Figure = float | NDArray[np.float64]
 # What the lesser of arithmetic and memory adds to the greater: they overlap, but for the most part only.
 _OVERLAP = 0.3
+# Of concatenating a layer's inputs; as short kernels take.
+_JOINING_LAUNCH_US = 2.0
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,16 @@ class TimeModel:
     def transpose_us(self, shape: Sequence[int], itemsize: int) -> float:
         """Microseconds of changing a tensor's layout: it is read and written once."""
         return 2e-6 * math.prod(shape) * itemsize / self.bandwidth_tb
+
+    def joining_us(self, layer: SparseLayer, batch: int) -> float:
+        """Microseconds of concatenating a layer's inputs, where there are several and its kernel wants one.
+
+        Raises:
+            ValueError: the layer's input size is not known.
+        """
+        out_size(layer)  # it must be known
+        shape = (batch, layer.in_channels, *(layer.in_size or ()))
+        return _JOINING_LAUNCH_US + self.transpose_us(shape, layer.element_type.itemsize)
 
     def library_us(self, layer: SparseLayer, architecture: int, batch: int) -> tuple[float, str] | None:
         """Microseconds of the library's own kernel, and what that runs on; None where nothing is foretold of it.

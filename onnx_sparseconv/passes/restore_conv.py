@@ -1,4 +1,4 @@
-"""Replace SparseConv nodes by the Conv (and Add, and activation) that they stand for."""
+"""Replace SparseConv nodes by the Conv (and Concat, Add, activation and MaxPool) that they stand for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnx_sparseconv.custom_ops.schema import SPARSE_CONV_ADD, Activation, SparseConvAttributes
+from onnx_sparseconv.custom_ops.schema import SPARSE_CONV_ADD, Activation, SparseConvAttributes, x_positions
 from onnx_sparseconv.kernels.unified_csr import Array, decode
 from onnx_sparseconv.passes.base import PassResult
 
@@ -31,7 +31,7 @@ class RestoreConv:
 
     1. The weight is decoded bit for bit; one stored in another type than the node's element type is cast.
     2. The Conv keeps the node's name; a residual becomes an Add, an activation its operator (HardSwish and SiLU,
-       which not every opset has, a gate and a Mul), a pool a MaxPool.
+       which not every opset has, a gate and a Mul), a pool a MaxPool, and several inputs a Concat in front of it.
 
     Args:
         attributes: of the nodes to replace, by ``id`` of the gs.Node.
@@ -70,11 +70,14 @@ class RestoreConv:
     def _replacement(self, node: gs.Node, attributes: SparseConvAttributes) -> list[gs.Node]:
         bias = node.inputs[1] if len(node.inputs) > 1 and not node.inputs[1].is_empty() else None
         residual = node.inputs[2] if node.op == SPARSE_CONV_ADD else None
-        inputs = [node.inputs[0], self._weights[id(node)], *([bias] if bias is not None else [])]
+        parts = [node.inputs[index] for index in x_positions(node.op)]
         outputs = list(node.outputs)
         node.inputs.clear()
         node.outputs.clear()
-        new = [gs.Node("Conv", node.name, _conv_attributes(attributes), inputs, [])]
+        new = [gs.Node("Concat", f"{node.name}_concat", {"axis": 1}, parts, [])] if len(parts) > 1 else []
+        x = self._connect(new[0]) if new else parts[0]
+        inputs = [x, self._weights[id(node)], *([bias] if bias is not None else [])]
+        new.append(gs.Node("Conv", node.name, _conv_attributes(attributes), inputs, []))
         if residual is not None:
             new.append(gs.Node("Add", f"{node.name}_residual", {}, [self._connect(new[-1]), residual], []))
         new.extend(self._activation(node.name, attributes, new[-1]))

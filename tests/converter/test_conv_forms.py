@@ -8,10 +8,14 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect, restore
+from onnx_sparseconv.converter.conv_sites import find_conv_sites
+from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.report import Reason
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.schema import concat_op
 from tests.support.odd_models import model, pruned, tensor, value
 from tests.support.plain_ort import assert_close, newest_opset, run
-from tests.support.sparse_nodes import convolve
+from tests.support.sparse_nodes import attributes_for, convolve, sparse_model
 
 FORCE = ConvertOptions(force=True)
 
@@ -289,6 +293,27 @@ def test_flops_are_those_of_one_image(shape, spatial, attributes, flops):
 def test_flops_are_unknown_where_sizes_are():
     assert inspect(conv_model(pruned((8, 4, 3, 3)), (5, 5), dynamic=True)).layers[0].flops is None
     assert inspect(conv_model(pruned((8, 4, 3, 3)), (5, 5), dynamic="rank")).layers[0].flops is None
+
+
+PARTS = {
+    "all known": ([(2, 1, 5, 4), (2, 3, 5, 4)], (2, 4, 5, 4)),
+    "each knows something": ([("n", 1, 5, "w"), (2, 3, "h", 4)], (2, 4, 5, 4)),
+    "channels that are open": ([(2, "c", 5, 4), (2, 3, 5, 4)], (2, None, 5, 4)),
+    "one of which nothing is known": ([None, (2, 3, 5, 4)], (2, None, 5, 4)),
+    "nothing known": ([None, None], None),
+    "other axes": ([(2, 1, 5, 4), (2, 3, 20)], None),
+}
+
+
+@pytest.mark.parametrize(("parts", "joined"), PARTS.values(), ids=PARTS.keys())
+def test_the_input_of_a_sparse_convolution_that_reads_several_is_what_they_make(parts, joined):
+    source = sparse_model(attributes_for(pruned((8, 4, 1, 1)), pads=(0,) * 4), concat_op(2))
+    del source.functions[:]
+    inputs = [value(name, shape) for name, shape in zip(("X", "X2"), parts, strict=True)]
+    del source.graph.input[:]
+    source.graph.input.extend(inputs)
+    (site,) = find_conv_sites(ModelView(source), ShapeMap(source))
+    assert site.input_shape == joined
 
 
 def test_flops_through_a_chain_of_layers():

@@ -13,6 +13,7 @@ from onnx import helper, numpy_helper
 
 import onnx_sparseconv
 from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images, gpu_predictions, gpu_rule, inspect, restore
+from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
 from onnx_sparseconv.converter.gpu_images import drop_stale, makers
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -23,7 +24,18 @@ from tests.kernels.compile_tasks import TinyGenerator
 from tests.support import plain_ort
 from tests.support.gpu_images import cubin_bytes, make_image, needs_nvfatbin, needs_nvrtc
 from tests.support.gpu_rule import let_code_pay
-from tests.support.odd_models import FEEDS, branch, conv, dense_branch, if_node, model, pruned, tensor, x_and_condition
+from tests.support.odd_models import (
+    FEEDS,
+    branch,
+    conv,
+    dense_branch,
+    if_node,
+    model,
+    pruned,
+    tensor,
+    value,
+    x_and_condition,
+)
 
 pytestmark = needs_nvrtc
 FASHION_MNIST = Path(onnx_sparseconv.__file__).parents[1] / "examples" / "fashion_mnist"
@@ -236,6 +248,25 @@ def test_images_of_a_node_that_changes_are_dropped(options, name, value, stale):
     notes = drop_stale(proto, before)
     assert architectures(proto) == ([[], [90]] if stale else [[90], [90]])
     assert [("first" in note) for note in notes] == [True] * stale
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_image_stays_where_a_node_takes_in_a_concat(options):
+    """Several inputs are copied together before it runs."""
+    nodes = [helper.make_node("Concat", ["X", "X"], ["c"], axis=1), conv(source="c", pads=[0] * 4)]
+    nodes.append(conv("V", "Z", name="other"))
+    initializers = [tensor(pruned((8, 32, 1, 1)), "W"), tensor(pruned((8, 16, 3, 3)), "V")]
+    proto = model(nodes, initializers, outputs=[value("Y", [None] * 4), value("Z", [None] * 4)])
+    chosen = {"conv": Choice.SPARSE, "other": Choice.DENSE}
+    layers = (LayerDecision(name, "", 0, choice, choice, Cause.MEASURED, "timed") for name, choice in chosen.items())
+    decisions = Decisions("m", {}, (), tuple(layers))
+    options = dataclasses.replace(options, decisions=decisions, fuse_concats=False)
+    before, _ = convert(proto, options=options)
+    assert ([n.op_type for n in sparse_nodes(before)], architectures(before)) == (["SparseConv"], [[90]])
+    after, report = convert(before, options=ConvertOptions(force=True, fuse_concats=True))
+    assert [n.op_type for n in sparse_nodes(after)] == ["SparseConvConcat2", "SparseConv"]
+    assert architectures(after) == [[90], []]
+    assert not any("dropped" in note for note in report.notes)
 
 
 @pytest.mark.usefixtures("tiny")

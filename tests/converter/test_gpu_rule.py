@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from onnx_sparseconv.kernels.gpu_time_constants import MODEL
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
 from onnx_sparseconv.kernels.layer import Refusal, make_layer
 from tests.support.gpu_images import needs_nvrtc
+from tests.support.odd_models import conv, model, pruned, tensor, value
 from tests.support.sparse_layers import sparse_layer
 
 # Gains at any batch size, as measured on an H200 (3.8x and more); loses at any; gains at batch 1, loses at batch 64.
@@ -210,6 +212,38 @@ def test_kernels_are_chosen_for_each_architecture():
     assert choose_kernels(single, shape, GpuRule((90,), (64,))) == {90: CSR}
     no_code = sparse_layer((512, 512, 8, 8), density=0.9)
     assert choose_kernels(no_code, shape, GpuRule((90,), (64,), with_images=False)) == {}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_code_has_to_make_up_for_joining_what_hoppers_kernel_reads_apart(dtype):
+    layer, shape = sparse_layer((64, 64, 1, 1), size=(56, 56), dtype=dtype), (64, 64, 56, 56)
+    rule = GpuRule((80, 90))
+    alone, joined = choose_kernels(layer, shape, rule), choose_kernels(layer, shape, rule, is_joined=True)
+    assert (alone[90].kernel, joined[90]) == ("generated", CSR)
+    assert alone[80] == joined[80]
+    # The input is read and written once.
+    moved_us = 2e-6 * math.prod(shape) * layer.element_type.itemsize / MODEL.bandwidth_tb
+    assert MODEL.joining_us(layer, 64) == pytest.approx(2.0 + moved_us)
+
+
+def test_where_every_kernel_has_to_join_it_is_no_reason_to_choose_one():
+    """Windows, and few images, which the CSR kernel runs."""
+    for layer, shape in (
+        (sparse_layer((64, 64, 3, 3), size=(56, 56), density=0.05, dtype=np.float16), (64, 64, 56, 56)),
+        (sparse_layer((64, 64, 1, 1), size=(14, 14), density=0.005), (1, 64, 14, 14)),
+    ):
+        rule = GpuRule((90,))
+        assert choose_kernels(layer, shape, rule) == choose_kernels(layer, shape, rule, is_joined=True)
+
+
+@needs_nvrtc
+def test_a_node_that_reads_several_inputs_gets_no_image_where_it_would_have_to_join_them():
+    weight = tensor(pruned((64, 64, 1, 1)), "W")
+    nodes = [helper.make_node("Concat", ["X", "X"], ["c"], axis=1), conv(source="c", pads=[0] * 4)]
+    proto = model(nodes, [weight], [value("X", (64, 32, 56, 56))], [value("Y", [None] * 4)])
+    converted, report = convert(proto, options=ConvertOptions(targets=("sm_90",), force=True))
+    assert [n.op_type for n in converted.graph.node] == ["SparseConvConcat2"]
+    assert "the library's own kernels were chosen" in report.model.layers[0].images[0].refusal
 
 
 def test_a_layer_without_a_generated_kernel_may_run_on_warpgroups(monkeypatch):

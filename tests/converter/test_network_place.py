@@ -10,6 +10,7 @@ from onnx_sparseconv.converter.conv_sites import find_conv_sites
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.network_place import Place, find_place
 from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 
 
 def places(*nodes, output="y"):
@@ -20,7 +21,7 @@ def places(*nodes, output="y"):
     outputs = [helper.make_tensor_value_info(output, 1, None)]
     graph = helper.make_graph(list(nodes), "g", inputs, outputs, [weight, *vectors])
     proto = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-    return [find_place(site) for site in find_conv_sites(ModelView(proto), ShapeMap(proto))]
+    return [find_place(site) for site in find_conv_sites(ModelView(proto), ShapeMap(proto)) if site.is_conv]
 
 
 def node(kind, inputs, out, **attributes):
@@ -55,6 +56,12 @@ def test_a_bias_that_is_left_out_is_none():
 def test_what_keeps_the_layout_may_stand_between(kind):
     more = {"kernel_shape": [2, 2]} if kind == "MaxPool" else {}
     first, _ = places(conv("X W", "a"), node(kind, "a", "b", **more), conv("b W", "y"))
+    assert first is not None
+
+
+@pytest.mark.parametrize("kind", OP_TYPES)
+def test_sparse_convolutions_are_convolutions(kind):
+    first, _ = places(conv("X W", "a"), helper.make_node(kind, ["a", "", "a"], ["b"], domain=DOMAIN), conv("b W", "y"))
     assert first is not None
 
 

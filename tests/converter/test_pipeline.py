@@ -11,7 +11,8 @@ from tests.support import architectures
 from tests.support.odd_models import tensor
 from tests.support.pass_models import FORCE, build, checked, conv, edits, node, numbers, refusals
 
-ORDER = ["SkipIdentity", "FoldPad", "FoldScaleAfter", "FoldScaleBefore", "FuseResidual", "FuseActivation", "FusePool"]
+ORDER = ["SkipIdentity", "FoldPad", "FoldScaleAfter", "FoldScaleBefore"]
+ORDER += ["FuseResidual", "FuseActivation", "FusePool", "FuseConcat"]
 C = numbers(1, (8, 1, 1))
 
 

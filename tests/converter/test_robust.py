@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect, prune, restore
 from onnx_sparseconv.converter.model_io import load, save
 from onnx_sparseconv.converter.report import Reason
-from onnx_sparseconv.custom_ops.schema import SPARSE_CONV, SPARSE_CONV_ADD
+from onnx_sparseconv.custom_ops.schema import SPARSE_CONV, SPARSE_CONV_ADD, concat_op
 from onnx_sparseconv.errors import ModelError, SparseConvError
 from onnx_sparseconv.kernels.unified_csr import UnifiedCSR
 from tests.support.odd_models import FEEDS, conv, model, ornate, pruned, tensor
@@ -360,6 +360,23 @@ def test_hostile_attributes(name, hostile, tmp_path):
     assert convert(path, options=FORCE)[0] is None
 
 
+@pytest.mark.parametrize("hostile", [[16], [8, 8, 0], [1, 2], [-8, 24], [2**62, 2**62], None])
+def test_hostile_channels_of_inputs(hostile):
+    proto = sparse_model(attributes_for(pruned()), concat_op(2))
+    node = proto.graph.node[0]
+    kept = [a for a in node.attribute if a.name != "input_channels"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    if hostile is not None:
+        node.attribute.append(helper.make_attribute("input_channels", hostile))
+    (layer,) = inspect(proto).layers
+    assert layer.verdict.reason is Reason.INVALID
+    assert "input_channels" in layer.verdict.text
+    with pytest.raises(ModelError, match=r"sparse.*input_channels"):
+        restore(proto)
+    assert convert(proto, options=FORCE)[0] is None
+
+
 def test_a_small_node_that_stands_for_a_huge_weight(monkeypatch):
     """One entry, of a weight of 8 GB: inspected without rebuilding it, and not restored."""
     csr = UnifiedCSR(
@@ -481,7 +498,11 @@ def test_a_link_stays_a_link(tmp_path):
     assert inspect(target).converted_by
 
 
-@pytest.mark.parametrize(("op_type", "inputs"), [(SPARSE_CONV, []), (SPARSE_CONV_ADD, ["X", ""]), (SPARSE_CONV, [""])])
+LACKING = [(SPARSE_CONV, []), (SPARSE_CONV_ADD, ["X", ""]), (SPARSE_CONV, [""])]
+LACKING += [(concat_op(2), ["X", ""]), (concat_op(3), ["X", "", "X2", ""]), (concat_op(2), ["", "", "X2"])]
+
+
+@pytest.mark.parametrize(("op_type", "inputs"), LACKING)
 def test_a_node_that_lacks_an_input(op_type, inputs):
     proto = sparse_model(attributes_for(pruned()), op_type)
     proto.graph.node[0].input[:] = inputs

@@ -9,17 +9,18 @@ import pytest
 from onnx_sparseconv.converter import inspect, restore
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.custom_ops.schema import (
+    CONCAT_OPS,
     DOMAIN,
-    OP_TYPES,
     SPARSE_CONV,
     SPARSE_CONV_ADD,
     SPARSE_CONV_MAX_POOL,
     Activation,
+    concat_op,
 )
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
 from tests.support.odd_models import pruned
 from tests.support.plain_ort import newest_opset, run
-from tests.support.sparse_nodes import POOL, activate, attributes_for, convolve, pooled, sparse_model
+from tests.support.sparse_nodes import POOL, activate, attributes_for, convolve, pooled, sparse_model, split_x
 
 OPERATORS = {
     Activation.NONE: [],
@@ -34,25 +35,27 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("opset", [9, 10, 11, 13, newest_opset()])
-@pytest.mark.parametrize("op_type", OP_TYPES)
+@pytest.mark.parametrize("op_type", [SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, concat_op(3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("activation", Activation)
-def test_every_activation_residual_and_pool(op_type, activation, opset, dtype):
+def test_every_activation_residual_pool_and_concat(op_type, activation, opset, dtype):
     rng = np.random.default_rng(0)
     weight, bias = pruned((8, 4, 3, 3), 0.8, dtype), rng.standard_normal(8).astype(dtype)
     attributes = attributes_for(weight, activation=activation)
     model = sparse_model(attributes, op_type, opset=opset, bias=bias)
     report = restore(model)
     assert report.layers == ("sparse",)
-    expected_ops = ["Conv", *(["Add"] if op_type == SPARSE_CONV_ADD else []), *OPERATORS[activation]]
+    expected_ops = [*(["Concat"] if op_type in CONCAT_OPS else []), "Conv"]
+    expected_ops += [*(["Add"] if op_type == SPARSE_CONV_ADD else []), *OPERATORS[activation]]
     expected_ops += ["MaxPool"] if op_type == SPARSE_CONV_MAX_POOL else []
     assert [n.op_type for n in model.graph.node] == expected_ops
-    assert model.graph.node[0].name == "sparse"
+    assert next(n.name for n in model.graph.node if n.op_type == "Conv") == "sparse"
     assert len({n.name for n in model.graph.node}) == len(expected_ops)
     onnx.checker.check_model(model, full_check=True)
 
-    inputs = {"X": rng.standard_normal((2, 4, 5, 6)).astype(dtype)}
-    expected = convolve(inputs["X"], weight, pads=(1,) * 4) + bias.astype(np.float64).reshape(-1, 1, 1)
+    x = rng.standard_normal((2, 4, 5, 6)).astype(dtype)
+    inputs = split_x(op_type, x)
+    expected = convolve(x, weight, pads=(1,) * 4) + bias.astype(np.float64).reshape(-1, 1, 1)
     if op_type == SPARSE_CONV_ADD:
         inputs["Z"] = rng.standard_normal(expected.shape).astype(dtype)
         expected = expected + inputs["Z"]
@@ -69,6 +72,15 @@ def test_a_pool_comes_back_with_its_windows():
     pool = model.graph.node[-1]
     found = {a.name: tuple(onnx.helper.get_attribute_value(a)) for a in pool.attribute}
     assert (pool.op_type, found) == ("MaxPool", dataclasses.asdict(POOL))
+
+
+def test_several_inputs_are_concatenated_again():
+    model = sparse_model(attributes_for(pruned((8, 4, 1, 1)), pads=(0,) * 4), concat_op(3), bias=np.ones(8, np.float32))
+    restore(model)
+    concat, conv = model.graph.node
+    assert (concat.name, list(concat.input)) == ("sparse_concat", ["X", "X2", "X3"])
+    assert [onnx.helper.get_attribute_value(a) for a in concat.attribute] == [1]
+    assert list(conv.input) == [concat.output[0], "sparse_weight", "B"]
 
 
 def test_geometry_comes_back():
