@@ -14,6 +14,7 @@
 
 #include "divide.cuh"
 #include "magnitude.cuh"
+#include "sources.cuh"
 #include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
@@ -156,12 +157,18 @@ class ClusterConv : private Warpgroups {
       }
     }
     if (Lane() == 0) Arrive(WeightArrived());
-    const auto plane = static_cast<unsigned>(sizeof(T)) * static_cast<unsigned>(t_.in_h * t_.in_w);
-    if (thread < num_places)
-      StoreShared(channels_ + static_cast<unsigned>(4 * thread), static_cast<unsigned>(channel) * plane);
+    if (thread < num_places) ListChannel(thread, channel);
     for (int place = thread + kClusterThreads; place < num_places; place += kClusterThreads) {
-      StoreShared(channels_ + static_cast<unsigned>(4 * place), static_cast<unsigned>(channels[place]) * plane);
+      ListChannel(place, channels[place]);
     }
+  }
+
+  // Where a place's channel lies in an image of X, or of its source, and above that, which one that is.
+  __device__ __forceinline__ void ListChannel(int place, int channel) const {
+    const int source = FindSourceNumber(p_.sources, channel);
+    const auto before = static_cast<unsigned>((channel - p_.sources.begins[source]) * (t_.in_h * t_.in_w));
+    StoreShared(channels_ + static_cast<unsigned>(4 * place),
+                static_cast<unsigned>(sizeof(T)) * before | static_cast<unsigned>(source) << kClusterSourceShift);
   }
 
   // Steps of a chunk, or of none, and of all of the part's before it.
@@ -273,15 +280,27 @@ class ClusterConv : private Warpgroups {
         static_cast<unsigned>(x) >= static_cast<unsigned>(t_.in_w) || image >= t_.batch) {
       return;
     }
-    const int first_channel = tile_.group * t_.group_in_channels;
-    const long long plane = static_cast<long long>(image) * t_.in_channels + first_channel;
-    const unsigned char* from =
-        static_cast<const unsigned char*>(t_.x) + sizeof(T) * (plane * (t_.in_h * t_.in_w) + (y * t_.in_w + x));
     const Shared channels = channels_ + static_cast<unsigned>(4 * kOctet * octet);
     const uint4 lower = LoadSharedVector(channels), upper = LoadSharedVector(channels + 16);
+    const unsigned char* from = ImageOf(image, lower.x) + sizeof(T) * (y * t_.in_w + x);
     const unsigned begins[kOctet] = {lower.x, lower.y, lower.z, lower.w, upper.x, upper.y, upper.z, upper.w};
 #pragma unroll
     for (int i = 0; i < kOctet; ++i) task.channels[i].LoadCached(from + begins[i]);
+  }
+
+  // An image of X, of the tile's group, or of a source: that of a listed channel, of whose entry in the list all has to
+  // be added to this. Channels that are staged together are of one source.
+  __device__ __forceinline__ const unsigned char* ImageOf(int image, unsigned listed) const {
+    const int plane = t_.in_h * t_.in_w;
+    if (p_.sources.count == 0) {
+      const long long before = static_cast<long long>(image) * t_.in_channels + tile_.group * t_.group_in_channels;
+      return static_cast<const unsigned char*>(t_.x) + sizeof(T) * (before * plane);
+    }
+    const unsigned source = listed >> kClusterSourceShift;
+    const long long before =
+        static_cast<long long>(image) * (p_.sources.begins[source + 1] - p_.sources.begins[source]);
+    return static_cast<const unsigned char*>(p_.sources.x[source]) + sizeof(T) * (before * plane) -
+           (source << kClusterSourceShift);
   }
 
   template <int kColumns>

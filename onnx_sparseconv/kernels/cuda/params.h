@@ -419,8 +419,12 @@ constexpr int kClusterThreads = kWgmmaThreads, kClusterWarps = kClusterThreads /
 constexpr int kMaxClusterParts = 8, kMaxClusterChunks = 31, kMaxAllClusterParts = 512;
 // The barrier of a block's weight, and what is done to its sums.
 constexpr int kClusterHeadBytes = 128 + 8 * 128;
+// Where X has sources, an image of one takes fewer than 1 << kClusterSourceShift bytes.
+constexpr int kClusterSourceShift = 29;
+static_assert(kMaxSources <= 1 << (32 - kClusterSourceShift));
 struct ClusterParams {
   WarpgroupParams common;
+  Sources sources;  // of a pointwise convolution; all places of a chunk are of the same one
   const unsigned char* taps;  // [chunks][kMaxWgmmaTaps], of each chunk's steps
   int parts;                  // gridDim.x, a cluster
   // [gridDim.y][parts], first chunks, and behind the last one, their number

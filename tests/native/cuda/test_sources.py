@@ -54,14 +54,24 @@ def run_and_check(session, driver, case, x_shape):
 )
 @pytest.mark.parametrize("size", [(8, 12), (20, 20)], ids=str)
 @pytest.mark.parametrize("weight", list(itertools.product([0.05, 0.6], [HALF, FLOAT])), ids=str)
-def test_the_pointwise_kernel_reads_them_where_they_are(make_session, driver, parts, size, weight):
+def test_kernels_for_1x1_read_them_where_they_are(make_session, driver, parts, size, weight):
     density, dtype = weight
     case = make_case(parts, rows=150, density=density, dtype=dtype)
-    session = make_session(make_model(case), cuda_kernel="wgmma")
-    (product,) = run_and_check(session, driver, case, (5, sum(parts), *size))
-    assert product.startswith("sparseconv_pointwise_")
-    (record,) = library.describe_kernels()
-    assert (record.op, record.kernel) == (f"SparseConvConcat{len(parts)}", "cuda.wgmma")
+    for kernel, name in (("wgmma", "pointwise"), ("cluster", "cluster")):
+        session = make_session(make_model(case), cuda_kernel=kernel)
+        (product,) = run_and_check(session, driver, case, (5, sum(parts), *size))
+        assert product.startswith(f"sparseconv_{name}_")
+        (record,) = library.describe_kernels()
+        assert (record.op, record.kernel) == (f"SparseConvConcat{len(parts)}", f"cuda.{kernel}")
+        del session
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize("size", [(7, 7), (5, 6), (1, 1)], ids=str)
+def test_clusters_read_planes_of_any_size_where_they_are(make_session, driver, size, dtype):
+    case = make_case((33, 60, 14), dtype=dtype)
+    (product,) = run_and_check(make_session(make_model(case), cuda_kernel="cluster"), driver, case, (3, 107, *size))
+    assert product.startswith("sparseconv_cluster_")
 
 
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
@@ -85,9 +95,7 @@ def test_planes_that_begin_anywhere_are_copied_and_gathered(make_session, driver
     ]
 
 
-@pytest.mark.parametrize(
-    "kernel", [("csr", HALF), ("csr", FLOAT), ("cluster", HALF), ("cluster", FLOAT), ("tensor", HALF)], ids=str
-)
+@pytest.mark.parametrize("kernel", [("csr", HALF), ("csr", FLOAT), ("tensor", HALF)], ids=str)
 @pytest.mark.parametrize(("size", "unit"), [((8, 8), 16), ((3, 6), 4), ((3, 3), 2)], ids=str)
 def test_all_other_kernels_have_them_copied_together(make_session, driver, kernel, size, unit):
     kernel, dtype = kernel
@@ -99,10 +107,11 @@ def test_all_other_kernels_have_them_copied_together(make_session, driver, kerne
 
 
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
-def test_windows_may_have_them_too(make_session, driver, dtype):
+@pytest.mark.parametrize("kernel", ["auto", "cluster"])
+def test_windows_may_have_them_too(make_session, driver, kernel, dtype):
     weight = random_weight((24, 20, 3, 3), 0.2, dtype=dtype)
     case = SparseConvCase(weight, geometry_2d(pad=1), Activation.SILU, dtype=dtype, input_channels=(4, 16))
-    copy, *_ = run_and_check(make_session(make_model(case)), driver, case, (2, 20, 8, 8))
+    copy, *_ = run_and_check(make_session(make_model(case), cuda_kernel=kernel), driver, case, (2, 20, 8, 8))
     assert copy == f"{COPY}16"
 
 
@@ -118,7 +127,11 @@ def test_other_gpus(make_session, driver, architecture):
 @pytest.mark.parametrize("channel", [0, 33, 50])
 def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, scale, channel):
     """From wherever it lies; also where blocks share tiles."""
-    for parts, batch, size in (((33, 20), 5, 8), ((200, 33, 400, 250), 1, 6)):
+    for parts, batch, size, kernel in (
+        ((33, 20), 5, 8, "wgmma"),
+        ((200, 33, 400, 250), 1, 6, "wgmma"),
+        ((33, 20), 2, 7, "cluster"),
+    ):
         driver.set_device(num_multiprocessors=132 if batch == 1 else 4)
         case = dataclasses.replace(make_case(parts, dtype=FLOAT), activation=Activation.NONE)
         inputs = random_inputs(case, (batch, sum(parts), size, size))
@@ -128,7 +141,7 @@ def test_what_halves_cannot_hold_is_computed_once_more(make_session, driver, sca
         else:
             x *= np.float32(scale)
         inputs.update(parts_of(case, x))
-        (y,) = make_session(make_model(case), cuda_kernel="wgmma").run(None, inputs)
+        (y,) = make_session(make_model(case), cuda_kernel=kernel).run(None, inputs)
         exact, bound = oracle(case, inputs, stored_sums=1, has_rounded_factors=scale >= 1.0)
         assert_within(y, exact, bound)
 
@@ -137,11 +150,15 @@ def test_inputs_at_any_address(driver, make_session):
     """The one that is not at a multiple of 16 bytes has all copied."""
     case = make_case((32, 24))
     inputs = random_inputs(case, (4, 56, 8, 8))
-    session = make_session(make_model(case), cuda_kernel="wgmma")
-    for which, first in (("X2", f"{COPY}2"), ("Y", "sparseconv_pointwise")):
-        y, kernel = run_misaligned(session, driver, inputs, np.empty((4, 70, 8, 8), HALF), which)
+    for kernel, which, first in (
+        ("wgmma", "X2", f"{COPY}2"),
+        ("wgmma", "Y", "sparseconv_pointwise"),
+        ("cluster", "X2", f"{COPY}2"),
+    ):
+        session = make_session(make_model(case), cuda_kernel=kernel)
+        y, launched_first = run_misaligned(session, driver, inputs, np.empty((4, 70, 8, 8), HALF), which)
         assert_within(y, *oracle(case, inputs))
-        assert kernel.startswith(first)
+        assert launched_first.startswith(first)
 
 
 def test_none_of_no_images(make_session):

@@ -339,6 +339,7 @@ class CudaKernel final : public Kernel {
                    std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
   void FillRecompute(const Call& call, RecomputeParams* recompute) const;
+  bool CanClusterReadSources(const ResolvedGeometry& sizes) const;
   bool ReadsSources(const Plan& plan, const Inputs& inputs) const;
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
                           std::optional<ort::DeviceScratch>* scratch) const;
@@ -591,7 +592,15 @@ double CudaKernel::PlanPointwise(const PlanKey& key, Plan* plan) const {
 double CudaKernel::PlanCluster(const PlanKey& key, Plan* plan) const {
   const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<int64_t>(key.x_columns);
   plan->cluster = ChooseClusterLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts, x_alignment);
-  return CyclesOf(plan->cluster) + SourceCycles(key);
+  return CyclesOf(plan->cluster) + (CanClusterReadSources(plan->sizes) ? 0.0 : SourceCycles(key));
+}
+
+// Whether the kernel for clusters reads the sources of X, if there are any, where they are.
+bool CudaKernel::CanClusterReadSources(const ResolvedGeometry& sizes) const {
+  const auto image = static_cast<double>(geometry_.in_channels) * static_cast<double>(sizes.in_dims[0]) *
+                     static_cast<double>(sizes.in_dims[1] * sizes.in_dims[2]);
+  return IsPointwise(geometry_) && IsPlain(geometry_) && sizes.out_dims == sizes.in_dims &&
+         image * static_cast<double>(element_bytes()) < static_cast<double>(1 << kClusterSourceShift);
 }
 
 // What it takes to copy the sources of X together; nothing where X is one.
@@ -902,6 +911,7 @@ void CudaKernel::LaunchCluster(const Call& call) const {
   wgmma_->Fill(&params.common);
   params.taps = static_cast<const unsigned char*>(wgmma_->memory.at(wgmma_->taps));
   params.out_columns = ColumnsOfBoth(tile.y, tile.epilogue.residual, params.out_columns, element_bytes());
+  if (tile.x == nullptr) params.sources = SourcesOf(call.inputs, source_begins_);
   FillRecompute(call, &params.common.recompute);
   cuda::Launch(wgmma_->clusters.Product(launch.blocks), launch.shape, params, call.stream);
 }
@@ -933,12 +943,20 @@ void CudaKernel::LaunchRing(const Call& call) const {
   cuda::Launch(windows_->ring->Product(launch.positions), launch.shape, params, call.stream);
 }
 
-// Whether the sources of X are read where they are: by the pointwise kernel, if they begin where it can read planes.
+// Whether the sources of X are read where they are: by the kernels for 1x1 and for clusters, if they begin where these
+// can read them.
 bool CudaKernel::ReadsSources(const Plan& plan, const Inputs& inputs) const {
-  if (plan.kernel() != RunningKernel::kWgmma || !plan.pointwise || !plan.pointwise->is_whole) return false;
-  return std::all_of(
-      inputs.sources.begin(), inputs.sources.begin() + static_cast<ptrdiff_t>(inputs.num_sources),
-      [&](const ort::TensorView& source) { return PlaneBytes(source.data, *plan.pointwise, element_bytes()) != 0; });
+  const bool by_cluster = plan.kernel() == RunningKernel::kCluster;
+  if (by_cluster ? !CanClusterReadSources(plan.sizes)
+                 : plan.kernel() != RunningKernel::kWgmma || !plan.pointwise || !plan.pointwise->is_whole) {
+    return false;
+  }
+  return std::all_of(inputs.sources.begin(), inputs.sources.begin() + static_cast<ptrdiff_t>(inputs.num_sources),
+                     [&](const ort::TensorView& source) {
+                       if (!by_cluster) return PlaneBytes(source.data, *plan.pointwise, element_bytes()) != 0;
+                       const size_t vector = element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns);
+                       return reinterpret_cast<uintptr_t>(source.data) % vector == 0;
+                     });
 }
 
 // X of its sources, in memory that is lent for it.
