@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.gpu_network import Together, changes_us, choose_together
 from onnx_sparseconv.converter.gpu_predictions import (
@@ -31,11 +29,10 @@ from onnx_sparseconv.kernels.layer import Refusal
 # Microseconds that a layer has to save by itself.
 MIN_SAVED_US = 10.0
 # Layers that are not sparse enough by themselves, or too small, may become sparse with others: sparse kernels do bias
-# and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights.
-MOST_WEIGHTS_TAKEN_ALONG = 1 << 16
-_TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL)
-# Of larger ones that are too dense by themselves: what they take was measured of sparse layers.
-LEAST_ZEROS_TAKEN_ALONG = 0.5
+# and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights, which
+# take up to three times the bytes without zeros.
+MOST_WEIGHTS_TAKEN_ALONG = 1 << 20
+_TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL, Reason.TOO_DENSE)
 
 
 @dataclass(frozen=True)
@@ -124,12 +121,8 @@ def _taken_along(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> d
 
 
 def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
-    if site.weight is None or site.weight.values.size > MOST_WEIGHTS_TAKEN_ALONG:
-        return False
-    values = site.weight.values
-    if verdict.reason is Reason.TOO_DENSE:
-        return bool(np.count_nonzero(values) <= (1 - LEAST_ZEROS_TAKEN_ALONG) * values.size)
-    return verdict.reason in _TAKEN_ALONG
+    weight = site.weight
+    return weight is not None and weight.values.size <= MOST_WEIGHTS_TAKEN_ALONG and verdict.reason in _TAKEN_ALONG
 
 
 def _what_one_batch_gives(

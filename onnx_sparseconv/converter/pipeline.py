@@ -83,15 +83,14 @@ class Pipeline:
     def fuse(self, *, pools: bool, concats: bool) -> None:
         """Take what stands around the sparse convolutions into them; pools and Concat only if so told."""
         for scope in self.scopes:
-            constant = self._constants(scope)
+            constant, shape_of = self._constants(scope), self._shape_lookup(scope)
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
             self._run(SkipIdentity(is_sparse, self._pinned, constant), scope)
             self._run(FuseActivation(self._pinned, constant), scope)
             if pools:
-                self._run(FusePool(self._pinned), scope)
+                self._run(FusePool(self._pinned, shape_of, self._view.unique_name), scope)
             if concats:
                 opset = default_opset(scope.function or self._view.proto)
-                shape_of = self._shape_lookup(scope)
                 self._run(FuseConcat(self._pinned, constant, shape_of, self._view.unique_name, opset), scope)
 
     def reports(self) -> tuple[PassReport, ...]:

@@ -297,8 +297,10 @@ def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -
 
 def _plan_without_strides(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
     copied = without_strides(layer)
-    plan = plan_octets(copied, batch, _window_steps(copied), multiprocessors) if copied is not None else None
-    if copied is None or plan is None:
+    if copied is None:
+        return None
+    plan = plan_octets(copied, batch, _window_steps(copied), multiprocessors, is_copied=True)
+    if plan is None:
         return None
     return replace(plan, cycles=plan.cycles + copy_cycles(layer, copied, batch, multiprocessors))
 

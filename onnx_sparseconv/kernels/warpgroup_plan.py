@@ -36,6 +36,7 @@ _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
 _WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.05, 13.0
+_ELEMENT_CYCLES = 0.4
 _COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (16, 24, 32), 8, 4
@@ -120,7 +121,9 @@ def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: flo
     return min(plans, key=lambda plan: plan.cycles, default=None)
 
 
-def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
+def plan_octets(
+    layer: SparseLayer, batch: int, steps: float, multiprocessors: float, *, is_copied: bool = False
+) -> WarpgroupPlan | None:
     """The same of the octet kernel, likewise.
 
     Args:
@@ -128,6 +131,7 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
         batch: images, at least 1.
         steps: as of `plan_ring`.
         multiprocessors: of the GPU.
+        is_copied: whether it is what `without_strides` made of another layer.
 
     Raises:
         ValueError: the input size is not known.
@@ -135,7 +139,7 @@ def plan_octets(layer: SparseLayer, batch: int, steps: float, multiprocessors: f
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
     if not _has_octet_form(layer) or layer.strides != (1, 1) or in_w % (_OCTET // 2):
         return None
-    if layer.kernel_shape[0] > 1 and _needs_words(layer):
+    if layer.kernel_shape[0] > 1 and _needs_words(layer) and not is_copied:
         return None
     stored = _stored_together(layer)
     plans = (
@@ -286,6 +290,8 @@ def _octet_plans(
             computing = groups * (_PRODUCT_OVERLAP * products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
             if groups > 1:
                 computing *= (1 if has_room else _WAITING_SHARE) * (1 if buffers == WARPGROUPS else _SHARING_SHARE)
+            if window_rows > 1 and _stored_together(layer) == 1:
+                computing += _ELEMENT_CYCLES * tile_rows * columns.of_tile * ROWS
             cycles = math.ceil(of_images * row_tiles / num_blocks) * max(computing + staging, moving)
             yield WarpgroupPlan(begin + cycles, of_images * row_tiles, 1)
         if has_room:

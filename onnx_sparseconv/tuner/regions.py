@@ -137,7 +137,7 @@ class RegionFinder:
         if node is None or site.weight is None or not is_standard(node, "MaxPool") or not has_no_further_output(node):
             return []
         try:
-            read_pool(node, site.weight.values.ndim - 2)
+            read_pool(node, site.weight.values.ndim - 2, None)
         except RefusedError:
             return []
         return self._take([node])

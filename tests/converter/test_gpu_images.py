@@ -197,7 +197,7 @@ def test_nodes_of_one_name_and_nodes_in_subgraphs_get_their_own_images(options):
         conv("V", "j", "i", name="same", pads=[1, 1, 1, 1]),
         conv("U", "Y", "j", name="same"),
     ]
-    weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.5), "V"), tensor(pruned(sparsity=0.2), "U")]
+    weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.5), "V"), tensor(pruned(sparsity=0.55), "U")]
     source = model(nodes, weights, x_and_condition())
     proto, report = convert(source, options=dataclasses.replace(options, force=True))
     codes = {attributes_from_proto(n).weight.nnz_stored: images_in(n)[0].code for n in sparse_nodes(proto)}

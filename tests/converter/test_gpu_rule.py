@@ -731,9 +731,21 @@ def test_dense_layers_alone_do_not_become_sparse(times):
     assert all(verdict.rewrite for verdict in found)
     assert "% of its weights are zero, below the " in found[0].text
     assert "; taken along: predicted 4.00x" in found[0].text
-    # One without zeros among its weights is no sparse layer, however small.
+    # Also one without zeros among its weights, but for a large one.
     times[0.0] = {1: (20.0, 5.0)}
-    assert verdicts(chain((*THIN, 0.0), (*THIN, 0.9)), GpuRule((90,)))[0].reason is Reason.TOO_DENSE
+    assert all(verdict.rewrite for verdict in verdicts(chain((*THIN, 0.0), (*THIN, 0.9)), GpuRule((90,))))
+    large = (512, 512, 3, 14, 0.0)
+    assert verdicts(chain(large, (512, *THIN[1:], 0.9)), GpuRule((90,)))[0].reason is Reason.TOO_DENSE
+
+
+def test_layers_with_few_zeros_get_no_code_where_a_kernel_of_the_library_is_known(monkeypatch):
+    shape = (64, 64, 56, 56)
+    monkeypatch.setattr(gpu_predictions, "_generated_way", lambda *_: gpu_predictions._Way("code", []))
+    monkeypatch.setattr(gpu_predictions._Way, "rank", lambda self, _: self.choice == "code")
+    for density, expected in ((0.45, "code"), (0.55, CSR)):
+        layer = sparse_layer((64, 64, 3, 3), size=shape[2:], density=density)
+        assert choose_kernels(layer, shape, GpuRule((90,))) == {90: expected}
+        assert choose_kernels(layer, shape, GpuRule((80,))) == {80: "code"}
 
 
 def test_no_batch_size_is_advised_where_the_model_has_its_own(times):

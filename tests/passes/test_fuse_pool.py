@@ -43,10 +43,12 @@ FUSED = {
         PoolGeometry((3, 2), (1, 1), (0,) * 4),
     ),
     "valid": (pool("b", auto_pad="VALID", dilations=[1, 1]), PoolGeometry((2, 2), (2, 2), (0,) * 4)),
+    "nothing to round": (pool("b", kernel_shape=[3, 3], ceil_mode=1), PoolGeometry((3, 3), (2, 2), (0,) * 4)),
     "defaults spelled out": (pool("b", ceil_mode=0, storage_order=0), PoolGeometry((2, 2), (2, 2), (0,) * 4)),
 }
 REFUSED = {
     "ceil_mode is not 0": lambda: block(pool(ceil_mode=1)),
+    "its ceil_mode is not 0": lambda: block(pool(ceil_mode=1, kernel_shape=[3, 3]), shape=("n", CHANNELS, "h", 9)),
     "auto_pad is SAME_UPPER": lambda: block(pool(auto_pad="SAME_UPPER")),
     "windows are dilated": lambda: block(pool(dilations=[2, 1])),
     "it has a second output": lambda: block(pool(outputs=["indices"]), out=("Y", "indices")),
@@ -105,7 +107,7 @@ def test_a_sparse_convolution_of_before_without_a_kernel_shape_of_its_own(is_ref
     del sparse.attrs["kernel_shape"]
     if is_reference:
         sparse.attrs["kernel_shape"] = gs.Node.AttributeRef("k", list)
-    assert FusePool(frozenset()).apply(graph).changed == 0
+    assert FusePool(frozenset(), lambda _: None, str).apply(graph).changed == 0
 
 
 def test_windows_that_lie_outside_of_the_map_are_refused():
@@ -154,3 +156,52 @@ def test_its_shape_is_inferred():
     dims = inferred.graph.output[0].type.tensor_type.shape.dim
     (y,) = run(converted, inputs_for(converted))
     assert [d.dim_value for d in dims[1:]] == list(y.shape[1:])
+
+
+# --- behind a Concat --------------------------------------------------------------------------------------------------
+
+
+def joined(*nodes, axis=1, out=("Y",), **changes):
+    """Two convolutions, whose results a Concat joins for a pool."""
+    made = {
+        "first": conv(out="a", name="first"),
+        "second": helper.make_node("Conv", ["X", "V"], ["b"], name="second", pads=[1, 1, 1, 1]),
+        "concat": helper.make_node("Concat", ["a", "b"], ["c"], name="concat", axis=axis),
+        "pool": pool("c", kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    } | changes
+    weights = [WEIGHT, tensor(pruned((5, CHANNELS, 3, 3), 0.5), "V")]
+    outputs = [value(name, ANY_SHAPE) for name in out]
+    return model([*made.values(), *nodes], weights, [value("X", ("n", CHANNELS, 7, 9))], outputs)
+
+
+@pytest.mark.parametrize("axis", [1, -3])
+def test_a_pool_behind_a_concat_goes_before_it(axis):
+    converted, report = checked(joined(axis=axis), FORCE)
+    assert ops(converted) == ["SparseConvMaxPool", "SparseConvMaxPool", "Concat"]
+    assert converted.graph.node[2].output[0] == "Y"
+    assert "2 MaxPool behind a Concat fused into the sparse convolutions before them" in report.notes
+
+
+def test_what_reads_the_concat_then_takes_it():
+    reader = helper.make_node("Conv", ["d", "U"], ["Y"], name="reader")
+    proto = joined(reader, pool=pool("c", "d", kernel_shape=[3, 3], pads=[1, 1, 1, 1]))
+    proto.graph.initializer.append(tensor(pruned((6, CHANNELS + 5, 1, 1), 0.5), "U"))
+    converted, _ = checked(proto, ConvertOptions(force=True, fuse_pools=True, fuse_concats=True))
+    assert ops(converted) == ["SparseConvMaxPool", "SparseConvMaxPool", "SparseConvConcat2"]
+
+
+NOT_JOINED = {
+    "another reader of one": lambda: joined(helper.make_node("Neg", ["a"], ["Z"]), out=("Y", "Z")),
+    "one that is an output": lambda: joined(out=("Y", "b")),
+    "one that comes twice": lambda: joined(concat=helper.make_node("Concat", ["a", "a", "b"], ["c"], axis=1)),
+    "one that is no convolution": lambda: joined(concat=helper.make_node("Concat", ["X", "b"], ["c"], axis=1)),
+    "another axis": lambda: joined(second=helper.make_node("Neg", ["X"], ["b"]), axis=3),
+    "another reader of all": lambda: joined(helper.make_node("Neg", ["c"], ["Z"]), out=("Y", "Z")),
+}
+
+
+@pytest.mark.parametrize("name", NOT_JOINED)
+def test_pools_that_stay_behind_a_concat(name):
+    converted, _ = checked(NOT_JOINED[name](), FORCE)
+    assert "SparseConvMaxPool" not in ops(converted)
+    assert "MaxPool" in ops(converted)

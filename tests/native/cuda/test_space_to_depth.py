@@ -33,6 +33,10 @@ LAYERS = [
     ((64, 3, 7, 7), (1, 31, 47), geometry_2d(7, 2, 3)),
     ((32, 3, 3, 3), (3, 33, 32), geometry_2d(3, 2, 1)),
     ((130, 24, 3, 3), (2, 16, 32), geometry_2d(3, 2, 1)),
+    # planes of outputs that begin anywhere
+    ((96, 3, 7, 7), (2, 35, 51), geometry_2d(7, 2, 0)),
+    ((24, 4, 6, 6), (1, 33, 66), geometry_2d(6, 4, 1)),
+    ((64, 6, 5, 5), (2, 46, 61), geometry_2d(5, 2, 2)),
     ((16, 1, 5, 5), (2, 36, 51), geometry_2d(5, 2, 0)),
     ((24, 3, 3, 5), (2, 20, 31), ConvGeometry((3, 5), (1, 2), (1, 2, 1, 2), (1, 1))),
     ((24, 3, 5, 3), (2, 36, 20), ConvGeometry((5, 3), (3, 1), (2, 1, 2, 1), (1, 1))),
@@ -96,7 +100,7 @@ def test_what_foretells_times_knows_the_copy(make_session, driver, layer):
     driver.take_launches()
     session.run(None, {"X": x})
     grid = driver.take_launches()[-1][1]
-    foretold = plan_octets(copied, batch, places * taps, 132)
+    foretold = plan_octets(copied, batch, places * taps, 132, is_copied=True)
     row_tiles = -(-weight_shape[0] // 64)
     assert min(foretold.tiles, max(132 // row_tiles, 1) * row_tiles) == grid[0]
     elements = batch * (math.prod((layer[0][1], *size)) + math.prod((copied.in_channels, *copied.in_size)))

@@ -560,7 +560,8 @@ void CudaKernel::PlanWithoutStrides(const PlanKey& key, Plan* plan) const {
   const auto bytes = static_cast<int64_t>(element_bytes());
   plan->space_to_depth = ChooseSpaceToDepth(geometry_, plan->sizes, copied, key.batch, bytes, device_);
   if (!plan->space_to_depth) return;
-  plan->octets = ChooseOctetLaunch(WithoutStrides(geometry_), copied, key.batch, device_, copied_windows_->form, bytes);
+  plan->octets = ChooseOctetLaunch(WithoutStrides(geometry_), copied, key.batch, device_, copied_windows_->form, bytes,
+                                   /*is_copied=*/true);
   if (plan->octets) plan->octets->cycles += plan->space_to_depth->cycles;
 }
 
@@ -569,7 +570,7 @@ double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
   plan->wgmma = ChooseWgmmaLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
   if (windows_ && key.is_x_aligned) {
     plan->octets = ChooseOctetLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form,
-                                     static_cast<int64_t>(element_bytes()));
+                                     static_cast<int64_t>(element_bytes()), /*is_copied=*/false);
     if (!plan->octets && windows_->ring) {
       plan->ring = ChooseRingLaunch(geometry_, plan->sizes, key.batch, device_, windows_->form);
     }

@@ -27,6 +27,7 @@ constexpr double kStagedCycles = 0.068;      // a pixel of a channel
 constexpr double kWaitingShare = 1.25;       // where the warpgroups wait for each other's rows
 constexpr double kSharingShare = 1.05;       // where they share a place for outputs
 constexpr double kMemoryBytesACycle = 13.0;  // of X and Y
+constexpr double kElementCycles = 0.4;       // to store an output of a window by itself
 constexpr double kBeginCycles = 9500.0;      // of a block
 // What blocks wait for in the beginning, where X is in no cache: all of it from so many bytes on.
 constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
@@ -147,6 +148,9 @@ class Planner {
     const double staging = in_rows * static_cast<double>(columns.staged * weight_.places) * kStagedCycles;
     const auto x_bytes = static_cast<double>(columns.staged * weight_.places * element_bytes_);
     const auto y_bytes = static_cast<double>(columns.of_tile * 64 * element_bytes_);
+    if (stored_ == 1 && window_rows_ > 1) {
+      computing += kElementCycles * static_cast<double>(tile_rows * columns.of_tile * 64);
+    }
     const double moving = (in_rows * x_bytes + static_cast<double>(tile_rows) * y_bytes) / kMemoryBytesACycle;
     const auto all_x_bytes =
         static_cast<double>(element_bytes_ * batch_ * geometry_.in_channels * sizes_.in_dims[1] * in_w_);
@@ -208,14 +212,15 @@ class Planner {
 }  // namespace
 
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                             const DeviceFacts& device, const WindowForm& weight,
-                                             int64_t element_bytes) {
+                                             const DeviceFacts& device, const WindowForm& weight, int64_t element_bytes,
+                                             bool is_copied) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
   if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
   // Half an octet of columns is loaded at once.
   if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0) return {};
-  // Words are windows of one row.
-  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, sizes)) return {};
+  // Words are windows of one row. By the kernel for these, others are slower than with X interleaved before, and where
+  // X is copied, nothing is.
+  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, sizes) && !is_copied) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||
