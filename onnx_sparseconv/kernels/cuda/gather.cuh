@@ -5,6 +5,7 @@
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
 #include "params.h"
+#include "sources.cuh"
 
 namespace sparseconv::cuda {
 
@@ -53,6 +54,28 @@ __device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const T* p
   return RoundedEight(values, magnitude);
 }
 
+// A plane of X, or of the source that has it, and how many elements of that tensor lie before it, and in all.
+template <class T>
+struct GatheredPlane {
+  const T* first;
+  long long begin, end;
+};
+
+template <class T>
+__device__ __forceinline__ GatheredPlane<T> PlaneAt(const GatherParams& p, int plane, long long plane_size) {
+  const int planes = p.num_segments / p.plane_segments;
+  if (p.sources.count == 0) {
+    const long long begin = plane * plane_size;
+    return {static_cast<const T*>(p.x) + begin, begin, planes * plane_size};
+  }
+  const int image = plane / p.channels;
+  const Source source = FindSource(p.sources, plane - image * p.channels);
+  const long long channel = plane - image * p.channels - source.begin;
+  const long long begin = (static_cast<long long>(image) * source.channels + channel) * plane_size;
+  const long long end = static_cast<long long>(planes / p.channels) * source.channels * plane_size;
+  return {static_cast<const T*>(source.x) + begin, begin, end};
+}
+
 // T is the type of X, Half or float. Neighbours in memory that lie behind a plane's end are of the next plane, so what
 // is seen of them is of X as well.
 template <class T>
@@ -62,15 +85,14 @@ __device__ __forceinline__ void Gather(const GatherParams& p) {
   Magnitude magnitude;
   const auto threads = static_cast<long long>(gridDim.x) * blockDim.x;
   const auto plane_size = static_cast<long long>(p.in_h) * p.in_w;
-  const long long end = p.num_segments / p.plane_segments * plane_size - kSegmentPositions - 2;
   for (long long i = blockIdx.x * static_cast<long long>(blockDim.x) + threadIdx.x; i < p.num_segments; i += threads) {
     const int index = static_cast<int>(i), plane = index / p.plane_segments;
     const int first = (index - plane * p.plane_segments) * kSegmentPositions;
-    const long long begin = plane * plane_size;
-    const T* from = static_cast<const T*>(p.x) + begin;
-    const bool has_neighbours = p.is_whole != 0 && begin + first > 0 && begin + first <= end;
+    const GatheredPlane<T> from = PlaneAt<T>(p, plane, plane_size);
+    const bool has_neighbours =
+        p.is_whole != 0 && from.begin + first > 0 && from.begin + first <= from.end - kSegmentPositions - 2;
     static_cast<uint4*>(p.out)[index] =
-        has_neighbours ? LoadNeighbours(from + first, magnitude) : LoadPositions(p, from, first, magnitude);
+        has_neighbours ? LoadNeighbours(from.first + first, magnitude) : LoadPositions(p, from.first, first, magnitude);
   }
   if constexpr (sizeof(T) == sizeof(float)) {
     const unsigned seen = SeenByBlock(magnitude.Seen());

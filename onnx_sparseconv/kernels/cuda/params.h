@@ -424,7 +424,7 @@ constexpr int kClusterSourceShift = 29;
 static_assert(kMaxSources <= 1 << (32 - kClusterSourceShift));
 struct ClusterParams {
   WarpgroupParams common;
-  Sources sources;  // of a pointwise convolution; all places of a chunk are of the same one
+  Sources sources;            // of a pointwise convolution; all places of a chunk are of the same one
   const unsigned char* taps;  // [chunks][kMaxWgmmaTaps], of each chunk's steps
   int parts;                  // gridDim.x, a cluster
   // [gridDim.y][parts], first chunks, and behind the last one, their number
@@ -592,7 +592,9 @@ struct GatherParams {
   int out_h, out_w;
   int strides[2];
   int pads_begin[2];
-  int is_whole;  // whether these are all positions, in their order
+  int is_whole;     // whether these are all positions, in their order
+  int channels;     // of X, where it has sources
+  Sources sources;  // of whole planes; `x` is null where there are any
 };
 
 // Copies sources together, for kernels that read X from one place: `sparseconv_concatenate_v<bytes>`, in units of so

@@ -27,6 +27,10 @@ class GatherParams(ctypes.Structure):
         ("strides", _two),
         ("pads_begin", _two),
         ("is_whole", _int),
+        ("channels", _int),
+        ("sources_x", ctypes.c_void_p * 8),
+        ("sources_begins", _int * 9),
+        ("sources_count", _int),
     ]
 
 

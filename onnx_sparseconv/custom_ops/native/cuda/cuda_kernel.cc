@@ -585,7 +585,7 @@ double CudaKernel::PlanWindows(const PlanKey& key, Plan* plan) const {
 // The same of 1x1.
 double CudaKernel::PlanPointwise(const PlanKey& key, Plan* plan) const {
   plan->pointwise = ChoosePointwiseLaunch(geometry_, plan->sizes, key.batch, device_, wgmma_->facts);
-  const bool reads_sources = plan->pointwise && !plan->pointwise->is_gathered;
+  const bool reads_sources = plan->pointwise && plan->pointwise->is_whole;
   return CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
 }
 
@@ -944,20 +944,19 @@ void CudaKernel::LaunchRing(const Call& call) const {
   cuda::Launch(windows_->ring->Product(launch.positions), launch.shape, params, call.stream);
 }
 
-// Whether the sources of X are read where they are: by the kernels for 1x1 and for clusters, if they begin where these
-// can read them.
+// What the addresses of all sources are multiples of, if it is a small power of two.
+uintptr_t AddressesOf(const Inputs& inputs) {
+  uintptr_t addresses = 0;
+  for (size_t i = 0; i < inputs.num_sources; ++i) addresses |= reinterpret_cast<uintptr_t>(inputs.sources[i].data);
+  return addresses;
+}
+
+// Whether the sources of X are read where they are: by the kernel for 1x1, or what gathers planes for it, and by
+// clusters, if all begin where these can read them.
 bool CudaKernel::ReadsSources(const Plan& plan, const Inputs& inputs) const {
-  const bool by_cluster = plan.kernel() == RunningKernel::kCluster;
-  if (by_cluster ? !CanClusterReadSources(plan.sizes)
-                 : plan.kernel() != RunningKernel::kWgmma || !plan.pointwise || !plan.pointwise->is_whole) {
-    return false;
-  }
-  return std::all_of(inputs.sources.begin(), inputs.sources.begin() + static_cast<ptrdiff_t>(inputs.num_sources),
-                     [&](const ort::TensorView& source) {
-                       if (!by_cluster) return PlaneBytes(source.data, *plan.pointwise, element_bytes()) != 0;
-                       const size_t vector = element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns);
-                       return reinterpret_cast<uintptr_t>(source.data) % vector == 0;
-                     });
+  if (plan.kernel() == RunningKernel::kWgmma) return plan.pointwise && plan.pointwise->is_whole;
+  if (plan.kernel() != RunningKernel::kCluster || !CanClusterReadSources(plan.sizes)) return false;
+  return AddressesOf(inputs) % (element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns)) == 0;
 }
 
 // X of its sources, in memory that is lent for it.
@@ -985,19 +984,26 @@ void CudaKernel::LaunchPointwise(const Call& call) const {
       ColumnsAt(reinterpret_cast<uintptr_t>(tile.y) | residual_begin, params.out_columns, element_bytes());
   RecomputeParams& recompute = params.common.recompute;
   FillRecompute(call, &recompute);
+  const bool has_sources = tile.x == nullptr;
+  if (has_sources) params.sources = SourcesOf(call.inputs, source_begins_);
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;
+    if (planes == nullptr) gather.params.sources = params.sources;
     planes = gather.params.out =
         LendHalves(call, gather.bytes, BlocksOf(gather.shape), &gather.params.seen, &recompute, &scratch);
     cuda::Launch(wgmma_->pointwise.Gather(), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
-  if (tile.x == nullptr) params.sources = SourcesOf(call.inputs, source_begins_);
-  if (launch.is_whole) params.x_plane_bytes = PlaneBytes(tile.x, launch, element_bytes());
+  const auto x_begin = has_sources ? AddressesOf(call.inputs) : reinterpret_cast<uintptr_t>(tile.x);
+  if (launch.is_whole) params.x_plane_bytes = PlaneBytes(x_begin, launch, element_bytes());
   params.rounds_x = !is_half() && params.x_plane_bytes != 0;
-  if (params.x_plane_bytes == 0) params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
+  if (params.x_plane_bytes == 0) {
+    params.x_plane_bytes = gathered(tile.x, GatherX(launch, device_), x);
+    params.sources.count = 0;  // they are together now
+  }
   if (is_half() && tile.epilogue.residual != nullptr) {
-    params.residual_plane_bytes = PlaneBytes(tile.epilogue.residual, launch, element_bytes());
+    params.residual_plane_bytes =
+        PlaneBytes(reinterpret_cast<uintptr_t>(tile.epilogue.residual), launch, element_bytes());
     if (params.residual_plane_bytes == 0) {
       params.residual_plane_bytes = gathered(tile.epilogue.residual, GatherResidual(launch, device_), residual);
     }

@@ -28,7 +28,7 @@ struct OctetLaunch {
 // rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the residual must begin at
 // multiples of 16 bytes. `batch` is at least 1; `element_bytes` are of X and Y, 4 for floats.
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                             const DeviceFacts& device, const WindowForm& weight,
-                                             int64_t element_bytes, bool is_copied);
+                                             const DeviceFacts& device, const WindowForm& weight, int64_t element_bytes,
+                                             bool is_copied);
 
 }  // namespace sparseconv::cuda

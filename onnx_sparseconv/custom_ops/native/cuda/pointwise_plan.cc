@@ -174,7 +174,6 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   auto launch = Planner(geometry, sizes, batch, device, facts, is_gathered).Choose();
   if (!launch) return launch;
   launch->is_whole = is_whole;
-  launch->is_gathered = is_gathered;
   if (is_gathered) {
     // A row of X is read as a whole where only some of its columns are.
     const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];
@@ -184,11 +183,11 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   return launch;
 }
 
-unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch, size_t element_bytes) {
+unsigned PlaneBytes(uintptr_t addresses, const PointwiseLaunch& launch, size_t element_bytes) {
   const auto bytes = static_cast<unsigned>(launch.params.plane * element_bytes);
   // Copies of 8 bytes are of halves alone, and of planes that are no multiple of 16: that, the kernel goes by.
   const unsigned unit = element_bytes > 2 || bytes % 16 == 0 ? 16 : 8;
-  return bytes % unit == 0 && reinterpret_cast<uintptr_t>(address) % unit == 0 ? bytes : 0;
+  return bytes % unit == 0 && addresses % unit == 0 ? bytes : 0;
 }
 
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
@@ -198,6 +197,7 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
 GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
   const TileParams& tile = launch.params.common.tile;
   GatherLaunch gather = Gather(launch, tile.in_channels, device);
+  gather.params.channels = tile.in_channels;
   if (launch.is_whole) return gather;
   GatherParams& params = gather.params;
   params.is_whole = 0;

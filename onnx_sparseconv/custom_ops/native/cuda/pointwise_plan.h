@@ -20,7 +20,6 @@ struct PointwiseLaunch {
   PointwiseParams params{};  // all but the pointers; where these are not aligned, fewer `out_columns`
   int segments = 0;          // of a warpgroup
   bool is_whole = true;      // all positions of X are read, in their order; else X is gathered
-  bool is_gathered = false;  // as it is where planes begin nowhere that the kernel can read
   double cycles = 0.0;       // of a multiprocessor, about
   LaunchShape shape;
 };
@@ -37,9 +36,9 @@ struct GatherLaunch {
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                      int64_t batch, const DeviceFacts& device, const WgmmaFacts& facts);
 
-// Bytes of a plane whose first one begins at `address`, if the kernel can read them where they are, halves or floats;
-// else 0.
-unsigned PlaneBytes(const void* address, const PointwiseLaunch& launch, size_t element_bytes);
+// Bytes of a plane where the first one of each tensor begins at a multiple of what `addresses` is one of, if the kernel
+// can read them where they are, halves or floats; else 0.
+unsigned PlaneBytes(uintptr_t addresses, const PointwiseLaunch& launch, size_t element_bytes);
 
 // The same where they were gathered.
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
