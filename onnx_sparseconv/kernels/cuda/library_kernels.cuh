@@ -6,6 +6,7 @@
 #include "csr_conv.cuh"
 #include "depthwise_conv.cuh"
 #include "params.h"
+#include "pixel_conv.cuh"
 #include "pool.cuh"
 #include "reduce.cuh"
 
@@ -33,6 +34,17 @@ SPARSECONV_CSR_KERNEL(f16, Half, 1)
 SPARSECONV_CSR_KERNEL(f16, Half, 2)
 SPARSECONV_CSR_KERNEL(f16, Half, 4)
 SPARSECONV_CSR_KERNEL(f16, Half, 8)
+
+#define SPARSECONV_PIXEL_KERNEL(name, type, images)                                \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPixelThreads) \
+      sparseconv_pixels_##name##_b##images(const CsrParams params) {               \
+    sparseconv::cuda::ConvolvePixels<type, images>(params);                        \
+  }
+
+SPARSECONV_PIXEL_KERNEL(f32, float, 1)
+SPARSECONV_PIXEL_KERNEL(f32, float, 8)
+SPARSECONV_PIXEL_KERNEL(f16, Half, 1)
+SPARSECONV_PIXEL_KERNEL(f16, Half, 8)
 
 extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
     sparseconv_reduce_f32(const ReduceParams params) {
@@ -85,8 +97,18 @@ SPARSECONV_CONCATENATE_KERNEL(2, Half)
     sparseconv::cuda::MaxPoolVectors<type, bytes, size>(params);                         \
   }
 
+#define SPARSECONV_POOL_ROWS_KERNEL(name, type, size)                             \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPoolThreads) \
+      sparseconv_max_pool_##size##x##size##_##name(const PoolParams params) {     \
+    sparseconv::cuda::MaxPoolRows<type, size>(params);                            \
+  }
+
 SPARSECONV_POOL_KERNEL(f32, float)
 SPARSECONV_POOL_KERNEL(f16, Half)
+SPARSECONV_POOL_ROWS_KERNEL(f32, float, 2)
+SPARSECONV_POOL_ROWS_KERNEL(f32, float, 3)
+SPARSECONV_POOL_ROWS_KERNEL(f16, Half, 2)
+SPARSECONV_POOL_ROWS_KERNEL(f16, Half, 3)
 SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 8, 2)
 SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 16, 2)
 SPARSECONV_POOL_VECTORS_KERNEL(f32, float, 8, 3)

@@ -41,6 +41,8 @@ struct Epilogue {
 
 // The unified-CSR kernel: `sparseconv_csr_<f32|f16>_b<sub_batch>`, sub_batch 1, 2, 4 or 8.
 //
+// 1x1 of maps of one pixel, of one group: `sparseconv_pixels_<f32|f16>_b<images>`, 1 or 8; see pixel_conv.cuh.
+//
 // Grid: x = blocks of positions, y = block_rows output channels each, z = blocks of sub_batch images. Each thread
 // computes one output position for sub_batch images. Every convolution is a 3-D one; leading axes have size 1.
 struct CsrParams {
@@ -147,10 +149,10 @@ struct DepthwiseParams {
   Divisor by_strip_items, by_strips, by_channels;
 };
 
-// Takes the maximum of windows of the maps that a convolution made: `sparseconv_max_pool_<f32|f16>`, and
-// `sparseconv_max_pool_<2x2|3x3>_<f32|f16>_v<bytes>` for such windows at every second position, where a thread reads a
-// vector of so many bytes of each row. Windows are clipped to the map. Whether a NaN among others comes through depends
-// on where it stands.
+// Takes the maximum of windows of the maps that a convolution made: `sparseconv_max_pool_<f32|f16>`, and for such
+// windows at every second position `sparseconv_max_pool_<2x2|3x3>_<f32|f16>`, and where a thread reads a vector of so
+// many bytes of each row, `.._v<bytes>`. Windows are clipped to the map. Whether a NaN among others comes through
+// depends on where it stands.
 struct PoolParams {
   const void* x;  // [maps, D, H, W]
   void* y;        // [maps, OD, OH, OW]

@@ -132,4 +132,50 @@ __device__ __forceinline__ void MaxPoolVectors(const PoolParams& p) {
   }
 }
 
+// 2-D windows of kSize x kSize, 2 or 3, with strides of 2, of any padding, and of rows of any length: a warp has 32
+// neighbouring columns of kPoolRows rows of outputs, and reads what their windows cover once from memory. Launch as
+// above, with 32 threads for each of these.
+constexpr int kPoolRows = 4;
+
+template <class T, int kSize>
+__device__ __forceinline__ void MaxPoolRows(const PoolParams& p) {
+  LetNextLaunchBegin();
+  constexpr int kInRows = 2 * (kPoolRows - 1) + kSize;
+  const float least = -BitsToFloat(0x7F800000u);
+  const int width = p.in_dims[2], height = p.in_dims[1], out_w = p.out_dims[2], out_h = p.out_dims[1];
+  const unsigned groups = (static_cast<unsigned>(out_w) + 31) / 32;
+  const unsigned bands = (static_cast<unsigned>(out_h) + kPoolRows - 1) / kPoolRows;
+  const unsigned tasks = static_cast<unsigned>(p.num_threads / 32), warps = gridDim.x * (blockDim.x / 32);
+  WaitForLaunchBefore();
+  for (unsigned i = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32; i < tasks; i += warps) {
+    const unsigned task = tasks - 1 - i, band_of_all = task / groups, map = band_of_all / bands;  // as above
+    const int column = static_cast<int>((task - band_of_all * groups) * 32 + threadIdx.x % 32);
+    const int row = static_cast<int>(band_of_all - map * bands) * kPoolRows;
+    const int first_x = 2 * column - p.pads_begin[2], first_y = 2 * row - p.pads_begin[1];
+    const T* from = static_cast<const T*>(p.x) + static_cast<long long>(map) * height * width;
+    float lines[kInRows];
+#pragma unroll
+    for (int y = 0; y < kInRows; ++y) {
+      lines[y] = least;
+      const bool has_line = first_y + y >= 0 && first_y + y < height && column < out_w;
+      const T* line = from + static_cast<long long>(first_y + y) * width;
+#pragma unroll
+      for (int x = 0; x < kSize; ++x) {
+        const bool is_inside = has_line && first_x + x >= 0 && first_x + x < width;
+        lines[y] = AtLeast(lines[y], is_inside ? LoadElement(line + first_x + x) : least);
+      }
+    }
+    if (column >= out_w) continue;
+    T* to = static_cast<T*>(p.y) + (static_cast<long long>(map) * out_h + row) * out_w + column;
+#pragma unroll
+    for (int r = 0; r < kPoolRows; ++r, to += out_w) {
+      if (row + r >= out_h) break;
+      float largest = lines[2 * r];
+#pragma unroll
+      for (int y = 1; y < kSize; ++y) largest = AtLeast(largest, lines[2 * r + y]);
+      StoreRounded(to, largest);
+    }
+  }
+}
+
 }  // namespace sparseconv::cuda

@@ -21,6 +21,7 @@ FOR_EVERY_GPU = (
     {f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)}
     | {f"sparseconv_{kernel}_{t}" for kernel in ("reduce", "max_pool") for t in ("f32", "f16")}
     | {f"sparseconv_concatenate_v{bytes}" for bytes in (16, 4, 2)}
+    | {f"sparseconv_pixels_{t}_b{images}" for t in ("f32", "f16") for images in (1, 8)}
     | {
         f"sparseconv_depthwise_{window}_{t}"
         for window in ("3x3", "5x5", "7x7", "3x3s2", "5x5s2", "any")
@@ -29,7 +30,7 @@ FOR_EVERY_GPU = (
     | {
         f"sparseconv_max_pool_{window}_{vector}"
         for window in ("2x2", "3x3")
-        for vector in ("f32_v8", "f32_v16", "f16_v4", "f16_v8", "f16_v16")
+        for vector in ("f32", "f32_v8", "f32_v16", "f16", "f16_v4", "f16_v8", "f16_v16")
     }
 )
 KERNELS = {

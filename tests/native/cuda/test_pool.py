@@ -45,7 +45,7 @@ def test_usual_windows_are_read_by_the_widest_vectors_that_fit(driver, make_sess
     dtype, width, vector = row
     pad = size - 2
     case = dataclasses.replace(CASE, dtype=np.dtype(dtype), pool=PoolGeometry((size,) * 2, (2, 2), (pad,) * 4))
-    kernel = f"max_pool{f'_{size}x{size}' if vector else ''}_{'f16' if dtype == np.float16 else 'f32'}{vector}"
+    kernel = f"max_pool_{size}x{size}_{'f16' if dtype == np.float16 else 'f32'}{vector}"
     session = make_session(make_model(case))
     for height in (6, 7):
         run_and_check(session, case, (3, 6, height, width))
@@ -53,13 +53,31 @@ def test_usual_windows_are_read_by_the_widest_vectors_that_fit(driver, make_sess
 
 
 @pytest.mark.parametrize("dtype", [np.float32, HALF])
+@pytest.mark.parametrize("size", [(3, 3), (8, 9), (13, 70), (14, 65)], ids=str)
 @pytest.mark.parametrize(
     "pool",
     [
         PoolGeometry((3, 3), (2, 2), (0,) * 4),
+        PoolGeometry((3, 3), (2, 2), (2, 0, 1, 2)),
+        PoolGeometry((2, 2), (2, 2), (0, 1, 0, 1)),
+        PoolGeometry((2, 2), (2, 2), (1, 0, 0, 0)),
+    ],
+    ids=str,
+)
+def test_usual_windows_with_rows_of_any_length(driver, make_session, pool, size, dtype):
+    case = dataclasses.replace(CASE, pool=pool, dtype=np.dtype(dtype))
+    run_and_check(make_session(make_model(case)), case, (2, 6, *size))
+    window = "x".join(map(str, pool.kernel_shape))
+    (kernel,) = pools(driver)
+    assert kernel.startswith(f"sparseconv_max_pool_{window}_")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, HALF])
+@pytest.mark.parametrize(
+    "pool",
+    [
         PoolGeometry((3, 3), (1, 1), (1,) * 4),
         PoolGeometry((2, 2), (1, 2), (0,) * 4),
-        PoolGeometry((2, 2), (2, 2), (0, 1, 0, 1)),
         PoolGeometry((1, 1), (3, 2), (0,) * 4),
         PoolGeometry((8, 9), (1, 1), (7, 8, 7, 8)),
     ],

@@ -804,7 +804,9 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   CsrParams params = MakeCallCsrParams(call);
   const CsrLaunch& launch = call.plan.csr;
   params.block_rows = launch.block_rows;
-  LaunchLibrary(library_kernels_->Csr(launch.sub_batch), launch.shape, params, call.stream);
+  const FunctionHandle kernel = launch.pixel_images != 0 ? library_kernels_->Pixels(launch.pixel_images)
+                                                         : library_kernels_->Csr(launch.sub_batch);
+  LaunchLibrary(kernel, launch.shape, params, call.stream);
 }
 
 void CudaKernel::LaunchDepthwise(const Call& call) const {

@@ -82,12 +82,16 @@ LibraryKernels::LibraryKernels(bool is_half, const DeviceFacts& device)
                                        device.max_shared_bytes - kReservedSharedBytes);
   }
   reduce_ = library_->Function(("sparseconv_reduce_" + type).c_str());
+  for (const int images : {1, kPixelImages}) {
+    pixels_[images] = library_->Function(("sparseconv_pixels_" + type + "_b" + std::to_string(images)).c_str());
+  }
   for (const int bytes : kConcatenateUnits) {
     concatenate_[bytes] = library_->Function(("sparseconv_concatenate_v" + std::to_string(bytes)).c_str());
   }
   pools_[{0, 0}] = library_->Function(("sparseconv_max_pool_" + type).c_str());
   for (const int size : {2, 3}) {
     const std::string window = std::to_string(size) + "x" + std::to_string(size);
+    pools_[{size, 0}] = library_->Function(("sparseconv_max_pool_" + window + "_" + type).c_str());
     for (const int bytes : {4, 8, 16}) {
       if (bytes == 4 && !is_half) continue;
       const std::string name = "sparseconv_max_pool_" + window + "_" + type + "_v" + std::to_string(bytes);

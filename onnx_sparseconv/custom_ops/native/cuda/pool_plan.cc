@@ -13,11 +13,19 @@ constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 // A grid goes on from where it ends.
 constexpr int64_t kMaxBlocks = 1 << 20;
 
-// Whether windows are those of MaxPoolVectors, whatever its vectors.
-bool FitsVectors(const PoolGeometry& pool, const Axes& dims, const Axes& pooled_dims) {
+// Of MaxPoolRows: rows of outputs and columns that a warp has.
+constexpr int64_t kRowsOfWarp = 4, kWarp = 32;
+
+// Whether windows are those of MaxPoolRows.
+bool FitsRows(const PoolGeometry& pool, const Axes& dims, const Axes& pooled_dims) {
   const int64_t size = pool.kernel_shape[2];
   return dims[0] == 1 && pooled_dims[0] == 1 && (size == 2 || size == 3) && pool.kernel_shape[1] == size &&
-         pool.strides[1] == 2 && pool.strides[2] == 2 && pool.pads_begin[2] == size - 2 && dims[2] % 2 == 0 &&
+         pool.strides[1] == 2 && pool.strides[2] == 2;
+}
+
+// And those of MaxPoolVectors, whatever its vectors.
+bool FitsVectors(const PoolGeometry& pool, const Axes& dims, const Axes& pooled_dims) {
+  return FitsRows(pool, dims, pooled_dims) && pool.pads_begin[2] == pool.kernel_shape[2] - 2 && dims[2] % 2 == 0 &&
          pooled_dims[2] == dims[2] / 2;
 }
 
@@ -55,6 +63,12 @@ PoolLaunch ChoosePoolLaunch(const PoolGeometry& pool, const Axes& dims, const Ax
     launch.size = static_cast<int>(pool.kernel_shape[2]);
     launch.vector_bytes = vector_bytes;
     launch.params.num_threads = vectors;
+  } else if (FitsRows(pool, dims, pooled_dims)) {
+    const int64_t tasks = num_maps * CeilDivide(pooled_dims[1], kRowsOfWarp) * CeilDivide(pooled_dims[2], kWarp);
+    if (tasks <= kMaxInt) {
+      launch.size = static_cast<int>(pool.kernel_shape[2]);
+      launch.params.num_threads = kWarp * tasks;
+    }
   }
   launch.shape.threads = static_cast<unsigned>(kThreads);
   launch.shape.grid[0] = static_cast<unsigned>(std::min(CeilDivide(launch.params.num_threads, kThreads), kMaxBlocks));
