@@ -46,6 +46,7 @@ WARPGROUPS = {
     "3x3, 24 wide": ((64, 72, 3, 3), geometry_2d(), (5, 72, 11, 24)),
     "3x3, three channels": ((32, 3, 3, 3), geometry_2d(), (5, 3, 30, 56)),
     "7x7, three channels, stride 2": ((64, 3, 7, 7), geometry_2d(7, 2, 3), (5, 3, 96, 112)),
+    "7x7, three channels, stride 2, odd planes": ((96, 3, 7, 7), geometry_2d(7, 2, 0), (3, 3, 115, 115)),
     "1x1": ((256, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 14, 14)),
     "1x1, 28 wide": ((150, 300, 1, 1), geometry_2d(1, 1, 0), (9, 300, 28, 28)),
     "1x1, 7 wide": ((300, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 7, 7)),

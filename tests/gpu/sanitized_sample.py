@@ -7,6 +7,7 @@ line a run; ends with an error where a result is wrong.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import sys
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from onnx_sparseconv.kernels import nvrtc
 from tests.gpu.layers import DEPTHWISE, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
 from tests.support.gpu_checks import Place, check, static_model, with_images
-from tests.support.sparse_models import make_model
+from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_weight
 
 # float16 maps of an odd size get no images for 1x1 kernels, see docs/gpu-kernels.md.
 SAMPLE = {
@@ -30,7 +31,7 @@ SAMPLE = {
 
 WARPGROUP_SAMPLE = (
     *("3x3, 7 wide", "1x3, 20 wide", "3x3, 24 wide", "3x3, 240 wide", "3x3, stride 2", "3x3, 32 wide, one image"),
-    *("7x7, three channels, stride 2", "1-D", "1-D, 112 words"),
+    *("7x7, three channels, stride 2", "7x7, three channels, stride 2, odd planes", "1-D", "1-D, 112 words"),
     *("1x1", "1x1, 28 wide", "1x1, 7 wide", "1x1, few rows"),
 )
 
@@ -86,11 +87,16 @@ def run_others(place, target):
         for dtype in TYPES:
             case, x_shape = case_of(name, dtype, 1.0, layers=DEPTHWISE)
             sys.stdout.write(f"depthwise {name} {np.dtype(dtype)}: {check(place, case, (2, *x_shape[1:]))}\n")
-    for pool in POOLS:
+    for dtype in TYPES:
+        weight = random_weight((70, 300, 1, 1), 0.3, dtype=dtype)
+        case = SparseConvCase(weight, geometry_2d(1, pad=0), dtype=np.dtype(dtype))
+        done = ", ".join(check(place, case, (batch, 300, 1, 1), cuda_kernel="csr") for batch in (1, 9))
+        sys.stdout.write(f"maps of one pixel {np.dtype(dtype)}: {done}\n")
+    for pool, name in itertools.product(POOLS, ("3x3, 14 wide", "3x3, odd width")):
         for dtype in TYPES:
-            case, x_shape = case_of("3x3, 14 wide", dtype, has_residual=False)
+            case, x_shape = case_of(name, dtype, has_residual=False)
             kernel = check(place, dataclasses.replace(case, pool=pool), x_shape, cuda_kernel="csr")
-            sys.stdout.write(f"{pool} {np.dtype(dtype)}: {kernel}\n")
+            sys.stdout.write(f"{pool}, {name}, {np.dtype(dtype)}: {kernel}\n")
 
 
 if __name__ == "__main__":

@@ -243,6 +243,16 @@ def test_pools(gpu, target, kernel, dtype, pool):
         assert check(gpu, case, x_shape, model=model, cuda_kernel=kernel).startswith(f"cuda.{kernel}")
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(1152, 48), (48, 1152), (1000, 1280), (3, 7)], ids=str)
+def test_maps_of_one_pixel(gpu, dtype, shape):
+    weight = random_weight((*shape, 1, 1), 0.2, dtype=dtype)
+    case = SparseConvCase(weight, geometry_2d(1, pad=0), Activation.SILU, dtype=np.dtype(dtype), has_residual=True)
+    for batch in (1, 2, 9, 65):
+        assert check(gpu, case, (batch, shape[1], 1, 1), cuda_kernel="csr") == "cuda.csr"
+        check(gpu, case, (batch, shape[1], 1, 1))
+
+
 @settings(max_examples=100, **PROPERTY)
 @given(drawn=concat_cases())
 def test_any_convolution_of_inputs_that_are_concatenated(gpu, drawn):

@@ -53,7 +53,7 @@ def test_the_sanitized_sample_runs(capsys):
     sanitized_sample.run_others(CPU, "")
     count = sum(len(types) + (np.float16 in types) for types in sanitized_sample.SAMPLE.values())
     warpgroups = len(sanitized_sample.WARPGROUP_SAMPLE) + len(sanitized_sample.CONCATENATED_SAMPLE)
-    count += (warpgroups + len(DEPTHWISE) + len(POOLS)) * len(TYPES)
+    count += (warpgroups + len(DEPTHWISE) + 1 + 2 * len(POOLS)) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 
 
