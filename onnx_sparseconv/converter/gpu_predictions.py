@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from onnx_sparseconv.converter.conv_sites import ConvSite
-from onnx_sparseconv.converter.network_place import Place, find_place
+from onnx_sparseconv.converter.network_place import Place, find_place, reads_concat
 from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
@@ -145,7 +145,8 @@ def predict(site: ConvSite, rule: GpuRule, *, by_itself: bool = False) -> list[P
     if isinstance(layer, Refusal):
         return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
     asked = _Asked.of(site.input_shape if site.input_shape is not None else unknown_shape(geometry), rule)
-    asked = replace(asked, place=None if by_itself else find_place(site))
+    if not by_itself:
+        asked = replace(asked, place=find_place(site), is_joined=reads_concat(site))
     found: list[Prediction] = []
     for architecture in rule.architectures:
         way = _best_way(layer, asked, architecture, rule)
@@ -264,7 +265,7 @@ class _Call:
 
     @property
     def joining_us(self) -> float:
-        """What kernels take longer that copy several inputs together first.
+        """What a dense layer takes longer for the Concat before it, and what kernels that copy several inputs first do.
 
         Nothing where all kernels do: then it is no reason to choose one. Hopper's for 1x1 reads them where they are.
         """
@@ -284,7 +285,7 @@ class _Call:
     def predict(self, sparse_us: float, runs_on: str = "") -> Prediction:
         """The prediction with such a sparse time."""
         dense_us, layout_us = self._dense_us()
-        times = (dense_us, sparse_us, runs_on, layout_us, self.is_in_network)
+        times = (dense_us + self.joining_us, sparse_us, runs_on, layout_us, self.is_in_network)
         return Prediction(self.architecture, self.batch, self.size, *times)
 
     def _dense_us(self) -> tuple[float, float]:

@@ -69,6 +69,18 @@ def find_place(site: ConvSite) -> Place | None:
     return Place(has_bias or last is not site.node, bool(behind_it & _ACTIVATIONS), is_slow)
 
 
+def reads_concat(site: ConvSite) -> bool:
+    """Whether a convolution alone reads a Concat of channels that a sparse one would take in, as far as can be seen
+    before anything is rewritten; see `FuseConcat`.
+    """
+    geometry, x = site.geometry, site.node.inputs[0]
+    if geometry is None or len(x.inputs) != 1 or len(x.outputs) != 1:
+        return False
+    rank, concat = len(geometry.kernel_shape) + 2, x.inputs[0]
+    is_plain = {*geometry.kernel_shape, *geometry.strides, geometry.group} == {1} and not any(geometry.pads)
+    return bool(is_plain and concat.op == "Concat" and concat.attrs.get("axis") in (1, 1 - rank))
+
+
 def _is_convolution(node: gs.Node) -> bool:
     return node.op in ("Conv", *OP_TYPES)
 

@@ -8,12 +8,12 @@ from onnx import helper, numpy_helper
 
 from onnx_sparseconv.converter.conv_sites import find_conv_sites
 from onnx_sparseconv.converter.model_view import ModelView
-from onnx_sparseconv.converter.network_place import Place, find_place
+from onnx_sparseconv.converter.network_place import Place, find_place, reads_concat
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 
 
-def places(*nodes, output="y"):
+def places(*nodes, output="y", look=find_place):
     """Of the convolutions of a model that reads X; all have the weight W of 4 channels and 1x1."""
     weight = numpy_helper.from_array(np.ones((4, 4, 1, 1), np.float32), "W")
     vectors = [numpy_helper.from_array(np.ones(4, np.float32), name) for name in ("scale", "shift", "mean", "var", "B")]
@@ -21,7 +21,7 @@ def places(*nodes, output="y"):
     outputs = [helper.make_tensor_value_info(output, 1, None)]
     graph = helper.make_graph(list(nodes), "g", inputs, outputs, [weight, *vectors])
     proto = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)])
-    return [find_place(site) for site in find_conv_sites(ModelView(proto), ShapeMap(proto)) if site.is_conv]
+    return [look(site) for site in find_conv_sites(ModelView(proto), ShapeMap(proto)) if site.is_conv]
 
 
 def node(kind, inputs, out, **attributes):
@@ -109,3 +109,23 @@ def test_normalisation_before_a_convolution_is_not_folded():
     norm = node("BatchNormalization", "r scale shift mean var", "b")
     nodes = [conv("X W", "a"), node("Relu", "a", "r"), norm, conv("b W", "d"), node("Flatten", "d", "y")]
     assert places(*nodes) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("axis", "more", "expected"),
+    [
+        (1, {}, True),
+        (-3, {}, True),
+        (2, {}, False),
+        (1, {"strides": [2, 2]}, False),
+        (1, {"pads": [0, 1, 0, 0]}, False),
+        (1, {"group": 2}, False),
+    ],
+)
+def test_who_reads_a_concat(axis, more, expected):
+    first, second = node("Identity", "X", "a"), node("Concat", "a X", "b", axis=axis)
+    weight = numpy_helper.from_array(np.ones((4, 8 if "group" not in more else 4, 1, 1), np.float32), "V")
+    reader = [helper.make_node("Constant", [], ["V"], value=weight), node("Conv", "b V", "y", **more)]
+    assert places(first, second, *reader, look=reads_concat) == [expected]
+    # Not with others, which need it all the same.
+    assert places(first, second, *reader, node("Neg", "b", "z"), look=reads_concat) == [False]
