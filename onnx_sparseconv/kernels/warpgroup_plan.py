@@ -53,7 +53,7 @@ _CACHED_BYTES = 4e6
 _CSR_CALL, _CSR_WINDOW_ENTRY, _CSR_ENTRY = 4400.0, 58.0, 22.0
 _CSR_WINDOW_ENTRIES_A_CYCLE, _CSR_ENTRIES_A_CYCLE, _CSR_OUTPUTS_A_CYCLE = (6.0, 7.7), 9.3, 1.3
 _CSR_SHARING_IMAGES = 4
-_PIXEL_CALL, _PIXEL_ROUND, _PIXEL_ENTRY, _PIXEL_ROW, _PIXEL_IMAGES = 2500.0, 500.0, 0.6, 60.0, 8
+_PIXEL_CALL, _PIXEL_ROUND, _PIXEL_ROW = 2500.0, 500.0, 60.0
 # What a launch for warpgroups saves where another one is in front of it.
 EARLY_CYCLES = 1600.0
 
@@ -521,11 +521,9 @@ def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int,
 def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
     """What the CSR kernel takes, in the same cycles; arguments and errors as of `plan_warpgroups`."""
     nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(out_size(layer))
-    if layer.kernel_shape == (1, 1) and layer.group == 1 and layer.in_size == (1, 1) and outputs == batch:
-        of_row = nonzeros / layer.out_channels
-        blocks = layer.out_channels * math.ceil(batch / _PIXEL_IMAGES) / multiprocessors
-        of_images = min(batch, _PIXEL_IMAGES) * (of_row / 32 * _PIXEL_ENTRY + 6.0)
-        return _PIXEL_CALL + _PIXEL_ROUND * of_row / 128 + blocks * (_PIXEL_ROW + of_images)
+    if layer.kernel_shape == (1, 1) and layer.group == 1 and layer.in_size == (1, 1) and outputs == 1:
+        rows = layer.out_channels
+        return _PIXEL_CALL + _PIXEL_ROUND * nonzeros / rows / 128 + _PIXEL_ROW * rows / multiprocessors
     is_window = math.prod(layer.kernel_shape) > 1
     waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if is_window else _CSR_ENTRY)
     of_window = _CSR_WINDOW_ENTRIES_A_CYCLE[batch >= _CSR_SHARING_IMAGES]

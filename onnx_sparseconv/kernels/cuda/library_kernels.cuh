@@ -35,16 +35,15 @@ SPARSECONV_CSR_KERNEL(f16, Half, 2)
 SPARSECONV_CSR_KERNEL(f16, Half, 4)
 SPARSECONV_CSR_KERNEL(f16, Half, 8)
 
-#define SPARSECONV_PIXEL_KERNEL(name, type, images)                                \
-  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPixelThreads) \
-      sparseconv_pixels_##name##_b##images(const CsrParams params) {               \
-    sparseconv::cuda::ConvolvePixels<type, images>(params);                        \
-  }
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPixelThreads)
+    sparseconv_pixel_f32(const CsrParams params) {
+  sparseconv::cuda::ConvolvePixel<float>(params);
+}
 
-SPARSECONV_PIXEL_KERNEL(f32, float, 1)
-SPARSECONV_PIXEL_KERNEL(f32, float, 8)
-SPARSECONV_PIXEL_KERNEL(f16, Half, 1)
-SPARSECONV_PIXEL_KERNEL(f16, Half, 8)
+extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxPixelThreads)
+    sparseconv_pixel_f16(const CsrParams params) {
+  sparseconv::cuda::ConvolvePixel<Half>(params);
+}
 
 extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxReduceThreads)
     sparseconv_reduce_f32(const ReduceParams params) {

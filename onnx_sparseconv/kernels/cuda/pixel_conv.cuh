@@ -1,11 +1,11 @@
-// Sparse 1x1 convolution of maps of one pixel, on unified CSR: what gates (squeeze and excitation) and classifiers do.
+// Sparse 1x1 convolution of one image whose map is a pixel, on unified CSR: gates (squeeze and excitation),
+// classifiers.
 //
-// With a single position there is nothing that entries could be shared for, but images. So a warp computes a row for
-// kImages of them: its lanes have neighbouring entries, and what they sum is added up in the end. All entries that a
-// lane begins with are on their way before the launch in front of this one is complete.
+// A single position leaves nothing that entries could be shared for. So a warp computes a row: its lanes have
+// neighbouring entries, and what they sum is added up in the end. All entries that a lane begins with are on their way
+// before the launch in front of this one is complete.
 //
-// Launch: blockDim.x is a multiple of 32; x = blocks of rows, a warp each, y = blocks of kImages images, both may be
-// smaller.
+// Launch: blockDim.x is a multiple of 32; x = blocks of rows, a warp each; it may be smaller.
 #pragma once
 
 #include "epilogue.cuh"
@@ -36,51 +36,37 @@ __device__ __forceinline__ PixelEntries LoadPixelEntries(const CsrParams& p, uns
   return entries;
 }
 
-template <class T, int kImages>
-__device__ __forceinline__ void ConvolvePixels(const CsrParams& p) {
+// What no entry asks for is not read, though it would be multiplied by zero: it might be infinite.
+template <class T>
+__device__ __forceinline__ float SumOf(const PixelEntries& entries, const T* x) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kPixelEntries; ++i) {
+    if (entries.columns[i] != kNoPixelColumn) sum += entries.values[i] * LoadElement(x + entries.columns[i]);
+  }
+  return sum;
+}
+
+template <class T>
+__device__ __forceinline__ void ConvolvePixel(const CsrParams& p) {
   LetNextLaunchBegin();
   const int warps = static_cast<int>(blockDim.x / 32), step = static_cast<int>(gridDim.x) * warps;
+  const T* x = static_cast<const T*>(p.x);
   bool has_waited = false;
   for (int row = static_cast<int>(blockIdx.x) * warps + static_cast<int>(threadIdx.x / 32); row < p.out_channels;
        row += step) {
-    const unsigned first = p.row_begin[row], end = p.row_begin[row + 1];
-    const PixelEntries head = LoadPixelEntries(p, first, end);
+    unsigned begin = p.row_begin[row];
+    const unsigned end = p.row_begin[row + 1];
+    const PixelEntries head = LoadPixelEntries(p, begin, end);
     if (!has_waited) WaitForLaunchBefore();
     has_waited = true;
-    for (long long image = static_cast<long long>(blockIdx.y) * kImages; image < p.batch;
-         image += static_cast<long long>(gridDim.y) * kImages) {
-      const T* x = static_cast<const T*>(p.x) + image * p.in_channels;
-      const int images = p.batch - image < kImages ? static_cast<int>(p.batch - image) : kImages;
-      float sums[kImages] = {};
-      const auto add = [&](const PixelEntries& entries) {
+    float sum = SumOf(head, x);
+    while ((begin += 32 * kPixelEntries) < end) sum += SumOf(LoadPixelEntries(p, begin, end), x);
 #pragma unroll
-        for (int i = 0; i < kPixelEntries; ++i) {
-          // What no entry asks for is not read, though it would be multiplied by zero: it might be infinite.
-          const bool exists = entries.columns[i] != kNoPixelColumn;
-#pragma unroll
-          for (int n = 0; n < kImages; ++n) {
-            const bool is_read = exists && n < images;
-            const float value =
-                is_read ? LoadElement(x + static_cast<long long>(n) * p.in_channels + entries.columns[i]) : 0.0f;
-            sums[n] += entries.values[i] * value;
-          }
-        }
-      };
-      add(head);
-      for (unsigned begin = first + 32 * kPixelEntries; begin < end; begin += 32 * kPixelEntries) {
-        add(LoadPixelEntries(p, begin, end));
-      }
-#pragma unroll
-      for (int n = 0; n < kImages; ++n) {
-#pragma unroll
-        for (int lanes = 16; lanes > 0; lanes /= 2) {
-          sums[n] += BitsToFloat(__shfl_xor_sync(0xFFFFFFFFu, FloatToBits(sums[n]), lanes));
-        }
-        if (n < images && static_cast<int>(threadIdx.x % 32) == n) {
-          StoreOutput<T>(p.epilogue, p.y, (image + n) * p.out_channels + row, row, sums[n]);
-        }
-      }
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      sum += BitsToFloat(__shfl_xor_sync(0xFFFFFFFFu, FloatToBits(sum), lanes));
     }
+    if (threadIdx.x % 32 == 0) StoreOutput<T>(p.epilogue, p.y, row, row, sum);
   }
 }
 

@@ -19,9 +19,8 @@ from onnx_sparseconv.kernels.library_ptx import library_program, make_ptx, ptx_p
 
 FOR_EVERY_GPU = (
     {f"sparseconv_csr_{t}_b{b}" for t in ("f32", "f16") for b in (1, 2, 4, 8)}
-    | {f"sparseconv_{kernel}_{t}" for kernel in ("reduce", "max_pool") for t in ("f32", "f16")}
+    | {f"sparseconv_{kernel}_{t}" for kernel in ("reduce", "pixel", "max_pool") for t in ("f32", "f16")}
     | {f"sparseconv_concatenate_v{bytes}" for bytes in (16, 4, 2)}
-    | {f"sparseconv_pixels_{t}_b{images}" for t in ("f32", "f16") for images in (1, 8)}
     | {
         f"sparseconv_depthwise_{window}_{t}"
         for window in ("3x3", "5x5", "7x7", "3x3s2", "5x5s2", "any")

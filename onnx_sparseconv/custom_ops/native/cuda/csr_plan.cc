@@ -21,14 +21,14 @@ constexpr int64_t kWantedThreads = 768;
 // Entries of a row that are worth a sub-batch of 8: with more of them, 8 images share too little of the cache.
 constexpr int64_t kShortRow = 16;
 constexpr size_t kAlignment = 256;
-// Of the kernel for maps of one pixel: threads of a block, a row for each warp, and entries that it begins with.
+// Of the kernel for one pixel: threads of a block, a row for each warp, and entries that it begins with.
 constexpr int64_t kPixelThreads = 128;
 constexpr int64_t kPixelRowEntries = 128;
 
-// Whether that kernel runs a call.
-bool HasOnePixel(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
+// Whether that kernel runs a call. With more images, clusters are faster.
+bool IsPixel(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch) {
   constexpr Axes kOne{1, 1, 1};
-  return geometry.taps() == 1 && geometry.group == 1 && sizes.in_dims == kOne && sizes.out_dims == kOne &&
+  return batch == 1 && geometry.taps() == 1 && geometry.group == 1 && sizes.in_dims == kOne && sizes.out_dims == kOne &&
          sizes.pads_begin == Axes{};
 }
 
@@ -82,11 +82,10 @@ CsrLaunch ChooseCsrLaunch(const ConvGeometry& geometry, const ResolvedGeometry& 
   };
   CsrLaunch launch;
   launch.sub_batch = sub_batch;
-  if (sub_batch == 0 && HasOnePixel(geometry, sizes)) {
-    launch.pixel_images = batch > 1 ? kPixelImages : 1;
+  if (sub_batch == 0 && IsPixel(geometry, sizes, batch)) {
+    launch.is_pixel = true;
     launch.shape.threads = static_cast<unsigned>(kPixelThreads);
     launch.shape.grid[0] = static_cast<unsigned>(CeilDivide(rows, kPixelThreads / kWarp));
-    launch.shape.grid[1] = static_cast<unsigned>(std::min(CeilDivide(batch, launch.pixel_images), kMaxGridYZ));
     launch.sub_batch = 1;
     return launch;
   }
@@ -119,14 +118,11 @@ double CsrCycles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, in
   const double window_entries_a_cycle = batch < kSharingImages ? 6.0 : 7.7;
   const auto entries = static_cast<double>(num_entries), rows = static_cast<double>(geometry.out_channels);
   const auto outputs = static_cast<double>(batch * sizes.out_dims[0] * sizes.out_dims[1] * sizes.out_dims[2]);
-  if (HasOnePixel(geometry, sizes)) {
+  if (IsPixel(geometry, sizes, batch)) {
     // Not fitted: about what the few kernels take that were seen in networks.
-    constexpr double kPixelCallCycles = 2500.0, kRoundCycles = 500.0, kEntryCycle = 0.6, kRowCycles = 60.0;
-    const auto images = static_cast<double>(std::min<int64_t>(batch, kPixelImages));
-    const double blocks = rows * static_cast<double>(CeilDivide(batch, kPixelImages)) / device.num_multiprocessors;
-    const double of_row = entries / rows;
-    return kLaunchCycles + kPixelCallCycles + kRoundCycles * of_row / kPixelRowEntries +
-           blocks * (kRowCycles + images * (of_row / kWarp * kEntryCycle + 6.0));
+    constexpr double kPixelCallCycles = 2500.0, kRoundCycles = 500.0, kRowCycles = 60.0;
+    return kLaunchCycles + kPixelCallCycles + kRoundCycles * entries / rows / kPixelRowEntries +
+           kRowCycles * rows / device.num_multiprocessors;
   }
   const bool is_window = geometry.taps() > 1;
   const double waits = entries / rows * (is_window ? kWindowEntryCycles : kEntryCycles);
@@ -136,10 +132,7 @@ double CsrCycles(const ConvGeometry& geometry, const ResolvedGeometry& sizes, in
 
 std::string ToString(const CsrLaunch& launch) {
   const LaunchShape& shape = launch.shape;
-  if (launch.pixel_images != 0) {
-    return Concat("pixels images=", launch.pixel_images, " grid=", shape.grid[0], "x", shape.grid[1],
-                  " threads=", shape.threads);
-  }
+  if (launch.is_pixel) return Concat("pixel grid=", shape.grid[0], " threads=", shape.threads);
   return Concat("csr sub_batch=", launch.sub_batch, " rows=", launch.block_rows, " grid=", shape.grid[0], "x",
                 shape.grid[1], "x", shape.grid[2], " threads=", shape.threads);
 }

@@ -24,7 +24,7 @@ struct DeviceFacts {
 struct CsrLaunch {
   int sub_batch = 1;
   int block_rows = 1;
-  int pixel_images = 0;  // by the kernel for maps of one pixel, so many images at a time; else 0
+  bool is_pixel = false;  // by the kernel for an image whose map is a pixel
   LaunchShape shape;
 };
 
@@ -36,9 +36,6 @@ void CheckCsrSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, 
 // A pure function. `num_entries` are the weight's. `sub_batch` 0 leaves the choice to it. `batch` is at least 1.
 CsrLaunch ChooseCsrLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                           int64_t num_entries, const DeviceFacts& device, int sub_batch);
-
-// Images of which the kernel for maps of one pixel reads entries once, at most.
-constexpr int kPixelImages = 8;
 
 // Of a multiprocessor, for a launch.
 constexpr double kLaunchCycles = 4000.0;

@@ -804,8 +804,7 @@ void CudaKernel::LaunchCsr(const Call& call) const {
   CsrParams params = MakeCallCsrParams(call);
   const CsrLaunch& launch = call.plan.csr;
   params.block_rows = launch.block_rows;
-  const FunctionHandle kernel = launch.pixel_images != 0 ? library_kernels_->Pixels(launch.pixel_images)
-                                                         : library_kernels_->Csr(launch.sub_batch);
+  const FunctionHandle kernel = launch.is_pixel ? library_kernels_->Pixel() : library_kernels_->Csr(launch.sub_batch);
   LaunchLibrary(kernel, launch.shape, params, call.stream);
 }
 

@@ -82,9 +82,7 @@ LibraryKernels::LibraryKernels(bool is_half, const DeviceFacts& device)
                                        device.max_shared_bytes - kReservedSharedBytes);
   }
   reduce_ = library_->Function(("sparseconv_reduce_" + type).c_str());
-  for (const int images : {1, kPixelImages}) {
-    pixels_[images] = library_->Function(("sparseconv_pixels_" + type + "_b" + std::to_string(images)).c_str());
-  }
+  pixel_ = library_->Function(("sparseconv_pixel_" + type).c_str());
   for (const int bytes : kConcatenateUnits) {
     concatenate_[bytes] = library_->Function(("sparseconv_concatenate_v" + std::to_string(bytes)).c_str());
   }

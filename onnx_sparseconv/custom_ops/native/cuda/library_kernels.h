@@ -28,8 +28,8 @@ class LibraryKernels {
   bool begin_early() const { return begin_early_; }
   // `sub_batch` is 1, 2, 4 or 8.
   FunctionHandle Csr(int sub_batch) const;
-  // `images` is 1 or 8.
-  FunctionHandle Pixels(int images) const { return pixels_.at(images); }
+  // Of an image whose map is a pixel.
+  FunctionHandle Pixel() const { return pixel_; }
   // `window` is one of kDepthwiseWindows.
   FunctionHandle Depthwise(int window) const { return depthwise_[window]; }
   FunctionHandle Reduce() const { return reduce_; }
@@ -43,8 +43,8 @@ class LibraryKernels {
   std::shared_ptr<const Library> library_;
   FunctionHandle csr_[4];
   FunctionHandle depthwise_[std::size(kDepthwiseWindows)];
-  FunctionHandle reduce_;
-  std::map<int, FunctionHandle> pixels_, concatenate_;
+  FunctionHandle reduce_, pixel_;
+  std::map<int, FunctionHandle> concatenate_;
   std::map<std::pair<int, int>, FunctionHandle> pools_;
 };
 
