@@ -36,6 +36,10 @@ PAPERS_PAGE = ROOT / "docs" / "papers.md"
 LARGE_BATCH = 64
 # Results files, oldest first: float32 was measured once more.
 NEWER_NETWORKS = tuple(f"gpu-models-newer-{kind}{batch}" for kind in ("", "float-") for batch in (8, 32))
+# With what reads the inputs of a Concat, and networks that somebody pruned.
+CONCAT_NETWORKS, REAL_NETWORKS = (
+    tuple(f"gpu-models-{kind}-{batch}" for batch in (1, 8, 32)) for kind in ("concat", "real")
+)
 Record = dict[str, Any]
 
 
@@ -495,6 +499,8 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "gpu-models-resnets": lambda: gpu_models_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64))),
     "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
+    "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
+    "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(
         *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)), *NEWER_NETWORKS
     ),

@@ -82,7 +82,7 @@ def add_images(
     """
     nodes = sparse_nodes(proto)
     possible = {key: node.layer for key, node in nodes.items() if isinstance(node.layer, SparseLayer)}
-    choices = {key: {**_foretold(nodes[key], rule), **(choices or {}).get(key, {})} for key in possible}
+    choices = {key: _choices(nodes[key], rule, (choices or {}).get(key, {})) for key in possible}
     chosen = list(choices.values())
     named = [(nodes[key].name, layer) for key, layer in possible.items()]
     made = dict(zip(possible, compile_layers(named, targets, options, progress=progress, choices=chosen), strict=True))
@@ -98,6 +98,12 @@ def add_images(
         problems.update(dict.fromkeys(_not_as_chosen(node.name, outcomes, choices.get(key, {}))))
     problems.update(dict.fromkeys(missing_tools(targets, [o for outcomes in made.values() for o in outcomes])))
     return AddedImages(found, stored, tuple(problems))
+
+
+def _choices(node: SparseNode, rule: GpuRule | None, chosen: Mapping[int, KernelChoice]) -> dict[int, KernelChoice]:
+    """What was chosen, and what is foretold elsewhere; of inputs that are joined, nothing was measured."""
+    foretold = _foretold(node, rule)
+    return {**chosen, **foretold} if node.proto.op_type in CONCAT_OPS else {**foretold, **chosen}
 
 
 def _foretold(node: SparseNode, rule: GpuRule | None) -> dict[int, KernelChoice]:

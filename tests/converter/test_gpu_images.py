@@ -20,6 +20,7 @@ from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.errors import CompileError, UsageError
 from onnx_sparseconv.kernels import fatbin, nvjitlink
 from onnx_sparseconv.kernels.image_container import pack, parse
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice
 from tests.kernels.compile_tasks import TinyGenerator
 from tests.support import plain_ort
 from tests.support.gpu_images import cubin_bytes, make_image, needs_nvfatbin, needs_nvrtc
@@ -267,6 +268,20 @@ def test_an_image_stays_where_a_node_takes_in_a_concat(options):
     assert [n.op_type for n in sparse_nodes(after)] == ["SparseConvConcat2", "SparseConv"]
     assert architectures(after) == [[90], []]
     assert not any("dropped" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("is_joined", "has_image"), [(False, True), (True, False)])
+@pytest.mark.usefixtures("tiny")
+def test_what_was_measured_of_one_input_says_nothing_of_several(options, monkeypatch, is_joined, has_image):
+    """A layer was timed without its Concat, which code of its own would have to be copied for."""
+    nodes = [helper.make_node("Concat", ["X", "X"], ["c"], axis=1), conv(source="c", pads=[0] * 4)]
+    proto = model(nodes, [tensor(pruned((64, 32, 1, 1)), "W")], outputs=[value("Y", [None] * 4)])
+    code = KernelChoice("generated", 64, 16, 64)
+    monkeypatch.setattr(gpu_images, "choose_kernels", lambda *_, **__: {90: CSR})
+    layer = LayerDecision("conv", "", 0, Choice.SPARSE, Choice.SPARSE, Cause.MEASURED, "", kernels={"sm_90": code})
+    options = dataclasses.replace(options, decisions=Decisions("m", {}, (), (layer,)), fuse_concats=is_joined)
+    converted, _ = convert(proto, options=options)
+    assert architectures(converted) == [[90] if has_image else []]
 
 
 @pytest.mark.usefixtures("tiny")
