@@ -166,6 +166,13 @@ def test_none_of_no_images(make_session):
     assert y.shape == (0, 70, 8, 8)
 
 
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_nothing_but_padding_gives_the_bias(make_session, driver, dtype):
+    case = dataclasses.replace(make_case((32, 16), dtype=dtype), geometry=geometry_2d(1, pad=2))
+    names = run_and_check(make_session(make_model(case)), driver, case, (2, 48, 0, 9))
+    assert not any(COPY in name for name in names)
+
+
 @pytest.mark.parametrize(("kernel", "launches"), [("wgmma", 1), ("csr", 2)])
 def test_a_run_only_launches(assert_only_launches, make_session, kernel, launches):
     case = make_case((32, 16))

@@ -965,6 +965,7 @@ const void* CudaKernel::Concatenate(const ort::Context& context, const Inputs& i
                                     std::optional<ort::DeviceScratch>* scratch) const {
   ConcatenateLaunch launch =
       ChooseConcatenateLaunch(inputs, source_begins_, static_cast<int64_t>(element_bytes()), device_);
+  if (launch.bytes == 0) return inputs.sources[0].data;  // nothing but padding is read
   launch.params.out = scratch->emplace(context, inputs.x.memory_info, launch.bytes).data();
   LaunchLibrary(library_kernels_->Concatenate(launch.unit_bytes), launch.shape, launch.params, stream);
   return launch.params.out;
