@@ -217,7 +217,9 @@ def _gpu_rule(options: ConvertOptions, targets: Sequence[Target]) -> GpuRule | N
     """The GPUs that layers have to be faster on; None where the model is not made for any."""
     if not targets:
         return None
-    return GpuRule(tuple(t.architecture for t in targets), options.batches, options.precision == "fp16")
+    architectures = tuple(target.architecture for target in targets)
+    to_half = options.precision == "fp16"
+    return GpuRule(architectures, options.batches, to_half, takes_concats=options.takes_concats)
 
 
 def _notes_on_precision(options: ConvertOptions) -> tuple[str, ...]:

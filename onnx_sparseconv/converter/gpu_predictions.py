@@ -63,6 +63,7 @@ class GpuRule:
         to_half: whether layers will compute in float16, whatever they do now.
         with_images: whether code is generated for layers; else only the library's own kernels run them.
         min_gain: how many times faster than dense a layer has to be.
+        takes_concats: whether a 1x1 layer takes in the Concat before it.
     """
 
     architectures: tuple[int, ...]
@@ -70,6 +71,7 @@ class GpuRule:
     to_half: bool = False
     with_images: bool = True
     min_gain: float = MIN_GAIN
+    takes_concats: bool = True
 
     def __post_init__(self) -> None:
         if not self.architectures:
@@ -146,7 +148,7 @@ def predict(site: ConvSite, rule: GpuRule, *, by_itself: bool = False) -> list[P
         return Refusal(f"sm_{rule.architectures[0]}: {layer.reason}")
     asked = _Asked.of(site.input_shape if site.input_shape is not None else unknown_shape(geometry), rule)
     if not by_itself:
-        asked = replace(asked, place=find_place(site), is_joined=reads_concat(site))
+        asked = replace(asked, place=find_place(site), is_joined=rule.takes_concats and reads_concat(site))
     found: list[Prediction] = []
     for architecture in rule.architectures:
         way = _best_way(layer, asked, architecture, rule)

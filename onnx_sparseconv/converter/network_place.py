@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.converter.conv_sites import ConvSite
-from onnx_sparseconv.custom_ops.schema import OP_TYPES
+from onnx_sparseconv.custom_ops.schema import MAX_CONCAT_INPUTS, OP_TYPES
+from onnx_sparseconv.passes.base import is_standard
 
 # Operators that are applied to each element of what a convolution makes.
 _ACTIVATIONS = frozenset(
@@ -78,7 +79,20 @@ def reads_concat(site: ConvSite) -> bool:
         return False
     rank, concat = len(geometry.kernel_shape) + 2, x.inputs[0]
     is_plain = {*geometry.kernel_shape, *geometry.strides, geometry.group} == {1} and not any(geometry.pads)
-    return bool(is_plain and concat.op == "Concat" and concat.attrs.get("axis") in (1, 1 - rank))
+    is_joined = is_standard(concat, "Concat") and concat.attrs.get("axis") in (1, 1 - rank)
+    is_pinned = any(x is tensor for tensor in site.scope.graph.outputs)
+    has_few = 2 <= len(concat.inputs) <= MAX_CONCAT_INPUTS
+    return is_plain and is_joined and has_few and not is_pinned and not _takes_in_more(_folded(site.node))
+
+
+def _takes_in_more(node: gs.Node) -> bool:
+    """Whether a residual or a pool follows a convolution, which become part of it first."""
+    behind = _next(node)
+    if any(reader.op in ("Add", "Sum") for reader in behind):
+        return True
+    while len(behind) == 1 and behind[0].op in _ACTIVATIONS:
+        behind = _next(behind[0])
+    return len(behind) == 1 and behind[0].op == "MaxPool"
 
 
 def _is_convolution(node: gs.Node) -> bool:

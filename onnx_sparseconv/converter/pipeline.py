@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -82,8 +83,9 @@ class Pipeline:
 
     def fuse(self, *, pools: bool, concats: bool) -> None:
         """Take what stands around the sparse convolutions into them; pools and Concat only if so told."""
+        certain = ShapeMap(self._view.proto, inferred_only=True) if pools or concats else self._shapes
         for scope in self.scopes:
-            constant, shape_of = self._constants(scope), self._shape_lookup(scope)
+            constant, shape_of = self._constants(scope), functools.partial(certain.get, scope=scope)
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
             self._run(SkipIdentity(is_sparse, self._pinned, constant), scope)
             self._run(FuseActivation(self._pinned, constant), scope)

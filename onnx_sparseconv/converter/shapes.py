@@ -24,11 +24,15 @@ class ShapeMap:
 
     Args:
         proto: the model; it is not changed, and its weights are not copied.
+        inferred_only: to take nothing but what follows from the model's inputs. What it states of other tensors may be
+            of a time when its inputs had other sizes, and ONNX Runtime runs it all the same.
     """
 
-    def __init__(self, proto: ModelProto) -> None:
+    def __init__(self, proto: ModelProto, *, inferred_only: bool = False) -> None:
         self._shapes: dict[tuple[tuple[int | str, ...], str], tuple[int | str | None, ...]] = {}
         light = _without_weights(proto)
+        if inferred_only:
+            _forget_statements(light.graph)
         try:
             _refuse_zero_strides(light)
             _refuse_recursive_functions(light)
@@ -131,6 +135,17 @@ def _refuse_other_axes(proto: ModelProto) -> None:
     stated = (*proto.graph.input, *proto.graph.value_info, *proto.graph.output)
     ranks = {info.name: len(shape) for info in stated if (shape := _shape_of(info)) is not None}
     refuse(proto.graph.node, ranks | {t.name: len(t.dims) for t in proto.graph.initializer})
+
+
+def _forget_statements(graph: GraphProto) -> None:
+    """Drop what a graph and its subgraphs state of shapes, but of the inputs."""
+    del graph.value_info[:]
+    for output in graph.output:
+        if output.type.HasField("tensor_type"):
+            output.type.tensor_type.ClearField("shape")
+    for attribute in (a for node in graph.node for a in node.attribute):
+        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            _forget_statements(inner)
 
 
 def _without_weights(proto: ModelProto) -> ModelProto:

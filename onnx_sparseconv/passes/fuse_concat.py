@@ -68,13 +68,14 @@ class FuseConcat:
     4. Then there are 2 to 8 inputs, the channels of each are known, and their sum is the weight's. Of one input alone,
        nothing is to be joined: the convolution reads it and stays what it is.
     5. A Split none of whose outputs is read any more, nor pinned, is removed. Where one of them is, and the channels
-       are known, a Slice takes its place: a Split writes all of its outputs.
+       are known, a Slice takes its place and its name: a Split writes all of its outputs.
     6. The new node stands where the convolution stood, and keeps its name, its attributes and its output.
 
     Args:
         pinned: names of tensors that have to stay.
         constant: finds values.
-        shape_of: shape of a tensor by its name before anything was rewritten, None where not even the rank is known.
+        shape_of: shape of a tensor by its name before anything was rewritten, as it follows from the model's inputs;
+            None where not even the rank is known.
         unique_name: makes a tensor name that the model does not have.
         opset: of the model or function that the graph belongs to.
     """
@@ -169,11 +170,11 @@ class FuseConcat:
         sizes = self._sizes(split)
         if len(wanted) > 1 or sizes is None:
             return None
-        (index,), source = wanted, split.inputs[0]
+        (index,), source, name = wanted, split.inputs[0], split.name
         begin = sum(sizes[:index])
         at = next(i for i, node in enumerate(graph.nodes) if node is split)
         detach(split)
-        graph.nodes[at] = self._slice(source, outputs[index], begin, begin + sizes[index])
+        graph.nodes[at] = self._slice(name, source, outputs[index], (begin, begin + sizes[index]))
         return Edit(convolution, "Split in part", split.name)
 
     def _sizes(self, split: gs.Node) -> list[int] | None:
@@ -191,9 +192,8 @@ class FuseConcat:
             return None
         return given if all(isinstance(size, int) and size > 0 for size in given) else None
 
-    def _slice(self, source: gs.Tensor, output: gs.Tensor, start: int, end: int) -> gs.Node:
-        values = {"starts": [start], "ends": [end], "axes": [_CHANNEL_AXIS]}
-        name = f"{output.name}_slice"
+    def _slice(self, name: str, source: gs.Tensor, output: gs.Tensor, ends: tuple[int, int]) -> gs.Node:
+        values = {"starts": [ends[0]], "ends": [ends[1]], "axes": [_CHANNEL_AXIS]}
         if self._opset < _SLICE_INPUTS_OPSET:
             return gs.Node("Slice", name, values, [source], [output])
         constants = [

@@ -50,7 +50,8 @@ class FusePool:
 
     Args:
         pinned: names of tensors that have to stay.
-        shape_of: shape of a tensor by its name before anything was rewritten, None where not even the rank is known.
+        shape_of: shape of a tensor by its name before anything was rewritten, as it follows from the model's inputs;
+            None where not even the rank is known.
         unique_name: makes a tensor name that the model does not have.
     """
 
@@ -77,7 +78,7 @@ class FusePool:
                 continue
             convolutions, concat, geometry = found
             what = pool.op if concat is None else f"{pool.op} behind a Concat"
-            edits += [Edit(convolution, what, pool.name) for convolution in convolutions]
+            edits.append(Edit(convolutions[0], what, pool.name))
             for convolution, pooled in zip(convolutions, self._pooled(convolutions, concat, pool), strict=True):
                 graph.nodes[position[id(convolution)]] = _with_pool(convolution, pooled, geometry)
             gone.append(pool)

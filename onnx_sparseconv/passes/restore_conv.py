@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
@@ -51,10 +52,12 @@ class RestoreConv:
         self._weights = weights
         self._opset = opset
         self._unique_name = unique_name
+        self._node_names: set[str] = set()  # of the graph
 
     def apply(self, graph: gs.Graph | gs.Function) -> PassResult:
         """Replace the nodes that live in ``graph`` itself."""
         nodes: list[gs.Node] = []
+        self._node_names = {node.name for node in graph.nodes}
         changed = 0
         for node in list(graph.nodes):
             attributes = self._attributes.get(id(node))
@@ -74,18 +77,25 @@ class RestoreConv:
         outputs = list(node.outputs)
         node.inputs.clear()
         node.outputs.clear()
-        new = [gs.Node("Concat", f"{node.name}_concat", {"axis": 1}, parts, [])] if len(parts) > 1 else []
+        new = [gs.Node("Concat", self._name(f"{node.name}_concat"), {"axis": 1}, parts, [])] if len(parts) > 1 else []
         x = self._connect(new[0]) if new else parts[0]
         inputs = [x, self._weights[id(node)], *([bias] if bias is not None else [])]
         new.append(gs.Node("Conv", node.name, _conv_attributes(attributes), inputs, []))
         if residual is not None:
-            new.append(gs.Node("Add", f"{node.name}_residual", {}, [self._connect(new[-1]), residual], []))
+            new.append(gs.Node("Add", self._name(f"{node.name}_residual"), {}, [self._connect(new[-1]), residual], []))
         new.extend(self._activation(node.name, attributes, new[-1]))
         if attributes.pool is not None:
             pool = {key: list(values) for key, values in asdict(attributes.pool).items()}
-            new.append(gs.Node("MaxPool", f"{node.name}_pool", pool, [self._connect(new[-1])], []))
+            new.append(gs.Node("MaxPool", self._name(f"{node.name}_pool"), pool, [self._connect(new[-1])], []))
         new[-1].outputs = outputs
         return new
+
+    def _name(self, wanted: str) -> str:
+        """A name that no other node of the graph has; ONNX Runtime refuses two of one name."""
+        tries = (wanted if i == 0 else f"{wanted}_{i}" for i in itertools.count())
+        name = next(one for one in tries if one not in self._node_names)
+        self._node_names.add(name)
+        return name
 
     def _connect(self, node: gs.Node) -> gs.Variable:
         """Give a node an output of its own."""
@@ -100,13 +110,13 @@ class RestoreConv:
         source = self._connect(before)
         if code in _GATES:
             op, parameters = _GATES[code]
-            gate = gs.Node(op, f"{name}_gate", dict(parameters), [source], [])
-            return [gate, gs.Node("Mul", f"{name}_activation", {}, [source, self._connect(gate)], [])]
+            gate = gs.Node(op, self._name(f"{name}_gate"), dict(parameters), [source], [])
+            return [gate, gs.Node("Mul", self._name(f"{name}_activation"), {}, [source, self._connect(gate)], [])]
         if code is Activation.CLIP:
-            return [self._clip(f"{name}_activation", attributes, source)]
+            return [self._clip(self._name(f"{name}_activation"), attributes, source)]
         op, parameter_names = _PLAIN[code]
         parameters = {p: getattr(attributes, p) for p in parameter_names}
-        return [gs.Node(op, f"{name}_activation", parameters, [source], [])]
+        return [gs.Node(op, self._name(f"{name}_activation"), parameters, [source], [])]
 
     def _clip(self, name: str, attributes: SparseConvAttributes, source: gs.Variable) -> gs.Node:
         bounds = {"min": attributes.alpha, "max": attributes.beta}

@@ -127,5 +127,10 @@ def test_who_reads_a_concat(axis, more, expected):
     weight = numpy_helper.from_array(np.ones((4, 8 if "group" not in more else 4, 1, 1), np.float32), "V")
     reader = [helper.make_node("Constant", [], ["V"], value=weight), node("Conv", "b V", "y", **more)]
     assert places(first, second, *reader, look=reads_concat) == [expected]
+    # Not where a residual or a pool becomes part of the convolution first, or the Concat is an output.
+    pooled = helper.make_node("MaxPool", ["r"], ["z"], kernel_shape=[1, 1])
+    for behind in ([node("Add", "y y", "z")], [node("Relu", "y", "r"), pooled]):
+        assert places(first, second, *reader, *behind, output="z", look=reads_concat) == [False]
+    assert places(first, second, *reader, output="b", look=reads_concat) == [False]
     # Not with others, which need it all the same.
     assert places(first, second, *reader, node("Neg", "b", "z"), look=reads_concat) == [False]

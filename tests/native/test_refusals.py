@@ -179,7 +179,7 @@ def test_bad_inputs_of_a_concatenation_are_refused_at_creation(name, value, caus
 @pytest.mark.parametrize(
     ("name", "shape", "cause"),
     [
-        ("X", (2, 4, 5, 5), "input X must have 1 channels and else the shape of X"),
+        ("X", (2, 4, 5, 5), "input X must have 1 channels, found shape [2, 4, 5, 5]"),
         ("X", (2, 1, 5), "input X2 must have 2 channels and else the shape of X, [2, 1, 5], found [2, 2, 5, 5]"),
         ("X2", (2, 3, 5, 5), "input X2 must have 2 channels and else the shape of X, [2, 1, 5, 5], found [2, 3, 5, 5]"),
         ("X3", (2, 3, 5, 6), "input X3 must have 3 channels and else the shape of X, [2, 1, 5, 5], found [2, 3, 5, 6]"),

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect
 from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision
@@ -536,6 +536,27 @@ def test_inspect_sees_what_is_joined():
     assert found.op_type == "SparseConvConcat2"
     assert dataclasses.replace(found, op_type=wanted.op_type) == wanted
     assert (found.input_shape, found.output_shape) == ((None, 11, 5, 4), (None, 6, 5, 4))
+
+
+def test_a_slice_has_the_name_of_its_split():
+    """ONNX Runtime refuses two nodes of one name."""
+    proto = model_of(
+        split("X", "s0", "s1"), concat("s0", "s1", "p0"), pointwise(), node("Neg", ["s1"], "s1_slice"),
+        weight=(6, 11, 1, 1), parts=[3], outputs=("Y", "s1_slice"),
+    )  # fmt: skip
+    converted, _ = fused(proto)
+    assert (converted.graph.node[0].op_type, converted.graph.node[0].name) == ("Slice", "Split_s0")
+
+
+def test_channels_that_a_model_states_of_before_do_not_count():
+    """What a Split makes follows from its input alone."""
+    proto = model_of(split("X", "s0", "s1"), concat("s0", "s1", "p0"), pointwise(), node("Neg", ["s1"], "Z"),
+                     weight=(6, 11, 1, 1), parts=[3], outputs=("Y", "Z"))  # fmt: skip
+    stated = [value(name, ["N", channels, None, None]) for name, channels in (("s0", 3), ("s1", 5))]
+    proto.graph.value_info.extend(stated)
+    converted, _ = convert(proto, options=ConvertOptions(force=True, fuse_concats=True))
+    starts = next(t for t in converted.graph.initializer if t.name.endswith("_starts"))
+    assert list(numpy_helper.to_array(starts)) == [4]
 
 
 # --- a real network ---------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_a_pool_behind_a_concat_goes_before_it(axis):
     converted, report = checked(joined(axis=axis), FORCE)
     assert ops(converted) == ["SparseConvMaxPool", "SparseConvMaxPool", "Concat"]
     assert converted.graph.node[2].output[0] == "Y"
-    assert "2 MaxPool behind a Concat fused into the sparse convolutions before them" in report.notes
+    assert "1 MaxPool behind a Concat fused into the sparse convolutions before them" in report.notes
 
 
 def test_what_reads_the_concat_then_takes_it():
@@ -205,3 +205,17 @@ def test_pools_that_stay_behind_a_concat(name):
     converted, _ = checked(NOT_JOINED[name](), FORCE)
     assert "SparseConvMaxPool" not in ops(converted)
     assert "MaxPool" in ops(converted)
+
+
+def test_sizes_that_a_model_states_of_before_do_not_count():
+    """One that was exported at a fixed size, of which only the input was made dynamic then."""
+    proto = block(pool(kernel_shape=[3, 3], ceil_mode=1), shape=(1, CHANNELS, 9, 9))
+    proto = onnx.shape_inference.infer_shapes(proto)
+    assert len(proto.graph.value_info) == 1
+    for dim in proto.graph.input[0].type.tensor_type.shape.dim[2:]:
+        dim.dim_param = "size"
+    for dim in proto.graph.output[0].type.tensor_type.shape.dim:
+        dim.ClearField("value")
+    converted, report = convert(proto, options=FORCE)
+    assert "MaxPool" in ops(converted)
+    assert any("ceil_mode is not 0" in text for text in refusals(report, "FusePool"))

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import onnx
 import pytest
+from onnx import helper
 
-from onnx_sparseconv.converter import inspect, restore
+from onnx_sparseconv.converter import ConvertOptions, convert, inspect, restore
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.custom_ops.schema import (
     CONCAT_OPS,
@@ -18,7 +19,7 @@ from onnx_sparseconv.custom_ops.schema import (
     concat_op,
 )
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
-from tests.support.odd_models import pruned
+from tests.support.odd_models import model, pruned, tensor
 from tests.support.plain_ort import newest_opset, run
 from tests.support.sparse_nodes import POOL, activate, attributes_for, convolve, pooled, sparse_model, split_x
 
@@ -140,3 +141,19 @@ def test_a_model_without_sparse_nodes_cannot_be_restored():
     assert inspect(model).converted_by is None
     with pytest.raises(Exception, match="nothing to restore"):
         restore(model)
+
+
+def test_names_that_other_nodes_have_are_not_taken():
+    """ONNX Runtime refuses two nodes of one name."""
+    nodes = [
+        helper.make_node("Concat", ["X", "X"], ["c"], axis=1),
+        helper.make_node("Conv", ["c", "W"], ["a"], "conv"),
+        helper.make_node("Relu", ["a"], ["b"], "relu"),
+        helper.make_node("Neg", ["b"], ["d"], "conv_concat"),
+        helper.make_node("Neg", ["d"], ["Y"], "conv_activation"),
+    ]
+    proto = model(nodes, [tensor(pruned((6, 32, 1, 1)), "W")])
+    converted, _ = convert(proto, options=ConvertOptions(force=True, fuse_concats=True))
+    restore(converted)
+    names = [node.name for node in converted.graph.node]
+    assert sorted(names) == ["conv", "conv_activation", "conv_activation_1", "conv_concat", "conv_concat_1"]

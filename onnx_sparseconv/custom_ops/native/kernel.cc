@@ -29,7 +29,10 @@ static void ReadSources(const ort::Context& context, const std::vector<int64_t>&
     if (i == 0) inputs->x = source;
     ort::Shape wanted = inputs->x.shape;
     wanted.dims[1] = begins[i + 1] - begins[i];
-    if (wanted.rank < 2 || source.shape != wanted) {
+    if (i == 0 && (wanted.rank < 2 || source.shape != wanted)) {
+      Fail("input X must have ", wanted.dims[1], " channels, found shape ", ToString(source.shape));
+    }
+    if (source.shape != wanted) {
       Fail("input ", name, " must have ", wanted.dims[1], " channels and else the shape of X, ",
            ToString(inputs->x.shape), ", found ", ToString(source.shape));
     }
