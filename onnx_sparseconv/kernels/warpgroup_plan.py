@@ -140,7 +140,7 @@ def plan_octets(
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
     if not _has_octet_form(layer) or layer.strides != (1, 1) or in_w % (_OCTET // 2):
         return None
-    if layer.kernel_shape[0] > 1 and _needs_words(layer) and not is_copied:
+    if layer.kernel_shape[0] > 1 and _needs_words(layer) and not (is_copied and layer.in_channels <= CHANNELS):
         return None
     stored = _stored_together(layer)
     plans = (

@@ -218,9 +218,10 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
   if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
   // Half an octet of columns is loaded at once.
   if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0) return {};
-  // Words are windows of one row. By the kernel for these, others are slower than with X interleaved before, and where
-  // X is copied, nothing is.
-  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, sizes) && !is_copied) return {};
+  // Words are windows of one row. By the kernel for these, others are slower than with X interleaved before; but for
+  // the few channels of a first layer, of whose places most would be empty then.
+  const bool is_first = is_copied && weight.places <= kStagedPlaces;
+  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, sizes) && !is_first) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||

@@ -24,9 +24,9 @@ struct OctetLaunch {
 };
 
 // Nothing where windows move by more than one row or column, where rows of X are no multiples of 4, where windows have
-// several rows and planes of Y are no multiples of 8, unless X was copied for it (space_to_depth.h), where the window's
-// rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the residual must begin at
-// multiples of 16 bytes. `batch` is at least 1; `element_bytes` are of X and Y, 4 for floats.
+// several rows and planes of Y are no multiples of 8, unless X has few channels and was copied for it, where the
+// window's rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the residual must
+// begin at multiples of 16 bytes. `batch` is at least 1; `element_bytes` are of X and Y, 4 for floats.
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WindowForm& weight, int64_t element_bytes,
                                              bool is_copied);
