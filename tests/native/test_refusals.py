@@ -116,13 +116,17 @@ HOSTILE = [
 ]
 
 
+def changed(attributes, name, value):
+    """`attributes` with `value` for `name`, or without it where `value` is None."""
+    others = {k: v for k, v in attributes.items() if k != name}
+    return others if value is None else {**others, name: value}
+
+
 @pytest.mark.parametrize(("name", "value", "cause"), HOSTILE, ids=[f"{n}-{c}" for n, _, c in HOSTILE])
 def test_bad_attribute_is_refused_at_creation(name, value, cause):
-    attributes = {k: v for k, v in GOOD.items() if k != name}
-    if value is not None:
-        attributes[name] = np.asarray(value) if isinstance(value, np.generic) else value
+    model = make_model(CASE, changed(GOOD, name, np.asarray(value) if isinstance(value, np.generic) else value))
     with pytest.raises(Exception, match="SparseConv node") as caught:
-        make_session(make_model(CASE, attributes))
+        make_session(model)
     message = str(caught.value)
     assert f"'{NODE_NAME}'" in message
     assert cause in message
@@ -146,11 +150,9 @@ def test_bad_attribute_is_refused_at_creation(name, value, cause):
     ],
 )
 def test_a_bad_pool_is_refused_at_creation(name, value, cause):
-    attributes = {k: v for k, v in POOLED.attributes().items() if k != name}
-    if value is not None:
-        attributes[name] = value
+    model = make_model(POOLED, changed(POOLED.attributes(), name, value))
     with pytest.raises(Exception, match=f"SparseConvMaxPool node '{NODE_NAME}'") as caught:
-        make_session(make_model(POOLED, attributes))
+        make_session(model)
     assert cause in str(caught.value)
 
 
@@ -168,11 +170,9 @@ def test_a_bad_pool_is_refused_at_creation(name, value, cause):
     ],
 )
 def test_bad_inputs_of_a_concatenation_are_refused_at_creation(name, value, cause):
-    attributes = {k: v for k, v in CONCATENATED.attributes().items() if k != name}
-    if value is not None:
-        attributes[name] = value
+    model = make_model(CONCATENATED, changed(CONCATENATED.attributes(), name, value))
     with pytest.raises(Exception, match=f"SparseConvConcat3 node '{NODE_NAME}'") as caught:
-        make_session(make_model(CONCATENATED, attributes))
+        make_session(model)
     assert cause in str(caught.value)
 
 

@@ -41,10 +41,11 @@ struct Epilogue {
 
 // The unified-CSR kernel: `sparseconv_csr_<f32|f16>_b<sub_batch>`, sub_batch 1, 2, 4 or 8.
 //
-// 1x1 of one image whose map is a pixel, of one group: `sparseconv_pixel_<f32|f16>`; see pixel_conv.cuh.
-//
 // Grid: x = blocks of positions, y = block_rows output channels each, z = blocks of sub_batch images. Each thread
 // computes one output position for sub_batch images. Every convolution is a 3-D one; leading axes have size 1.
+//
+// `sparseconv_pixel_<f32|f16>` takes the same: 1x1 of one image whose map is a pixel, of one group; see pixel_conv.cuh
+// for its grid.
 struct CsrParams {
   const void* x;  // [N, C, D, H, W]
   void* y;        // [N, K, OD, OH, OW]
