@@ -490,6 +490,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-first": lambda: gpu_layers_table("gpu-layers-first"),
     "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
+    "gpu-layers-sm80": lambda: gpu_layers_table("gpu-layers-sm80"),
     "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table(
         "gpu-models-half", "gpu-models-half-octets", "gpu-models", "gpu-models-float"

@@ -20,7 +20,7 @@ class CudaMode:
             a transpose on either side of each.
         cuda_graph: the whole model is recorded once as a CUDA graph and replayed. It needs fixed shapes, inputs and
             outputs at fixed places in device memory, and every node on CUDA.
-        tf32: float operators may round their inputs to TF32; SparseConv's kernel on warpgroups, to as many bits.
+        tf32: float operators may round their inputs to TF32; SparseConv's kernels on tensor cores, to as many bits.
     """
 
     prefer_nhwc: bool = False

@@ -46,10 +46,10 @@ Array = NDArray[Any]
 REFERENCE_PROVIDER: Provider = "cpu"
 TF32_NOTES: Mapping[bool, str] = {
     # It would round the inputs of convolutions that stayed dense to 11 bits: an error that is not the conversion's.
-    False: "TF32 is switched off in the converted model (with it, float layers may run on warpgroups of tensor cores, "
+    False: "TF32 is switched off in the converted model (with it, float layers may run on tensor cores, "
     "which round inputs to 11 bits, as dense ones do); --tf32 verifies it as it runs by default",
-    True: "TF32 is allowed in the converted model, as by default: float layers, dense ones and those on warpgroups of "
-    "tensor cores, may round their inputs to 11 bits",
+    True: "TF32 is allowed in the converted model, as by default: float layers, dense and sparse ones on tensor "
+    "cores, may round their inputs to 11 bits",
 }
 
 

@@ -308,7 +308,7 @@ class OrtBench:
         """Refuse what is fast and wrong."""
         depth = numerical_depth(piece)
         if self._provider == "cuda":
-            # Float layers, dense ones and those on warpgroups, round their inputs.
+            # Float layers on tensor cores, dense and sparse ones, round their inputs.
             depth = rounded_to_tf32(depth)
         tolerance = derive_tolerance(depth, None, None)
         for name, array in expected.items():

@@ -65,9 +65,10 @@ def run_clusters(place):
 
 def run_tensor(place):
     for name, types in SAMPLE.items():
-        if np.float16 in types:
-            case, x_shape = case_of(name, np.float16)
-            sys.stdout.write(f"{name}: {check(place, case, x_shape, model=make_model(case), cuda_kernel='tensor')}\n")
+        for dtype in types:
+            case, x_shape = case_of(name, dtype)
+            done = check(place, case, x_shape, model=make_model(case), cuda_kernel="tensor")
+            sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
 def run_others(place, target):

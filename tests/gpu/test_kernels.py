@@ -41,11 +41,10 @@ def test_any_convolution_in_csr(gpu, drawn, sub_batch):
 
 
 @settings(max_examples=200, **PROPERTY)
-@given(drawn=cases(ranks=(1, 2)), batch=st.sampled_from([1, 4, 8, 11]))
-def test_any_convolution_on_tensor_cores(gpu, drawn, batch):
+@given(drawn=cases(ranks=(1, 2)), batch=st.sampled_from([1, 4, 8, 11]), dtype=st.sampled_from(TYPES))
+def test_any_convolution_on_tensor_cores(gpu, drawn, batch, dtype):
     case, x_shape = drawn
-    half = np.dtype(np.float16)
-    case = dataclasses.replace(case, weight=case.weight.astype(half), dtype=half)
+    case = dataclasses.replace(case, weight=case.weight.astype(dtype), dtype=np.dtype(dtype))
     assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="tensor") == "cuda.tensor"
 
 
@@ -64,7 +63,7 @@ def test_depthwise(gpu, name, has_residual, dtype):
     [
         ("depthwise", "3x3"),
         *(("wgmma", name) for name in ("3x3, 14 wide", "3x3, three channels", "1x1", "1x1, few rows")),
-        ("cluster", "3x3, 14 wide"),
+        *((kernel, "3x3, 14 wide") for kernel in ("cluster", "tensor")),
     ],
 )
 @pytest.mark.parametrize("dtype", TYPES)
@@ -163,7 +162,7 @@ def test_much_work_is_not_left_to_the_csr_kernel(gpu, weight_shape, geometry, x_
     assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.cluster", "cuda.tensor")
 
 
-@pytest.mark.parametrize("kernel", ["wgmma", "cluster"])
+@pytest.mark.parametrize("kernel", ["wgmma", "cluster", "tensor"])
 @pytest.mark.parametrize("name", WARPGROUPS)
 def test_floats_that_halves_cannot_hold(gpu, name, kernel):
     """All of them, or one value, are computed once more by the blocks that read them."""

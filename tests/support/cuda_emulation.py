@@ -15,7 +15,13 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.support.cuda_host_build import library_image, tensor_image, wgmma_float_image, wgmma_image
+from tests.support.cuda_host_build import (
+    library_image,
+    tensor_float_image,
+    tensor_image,
+    wgmma_float_image,
+    wgmma_image,
+)
 from tests.support.native_build import ROOT, build_library, find_tool
 
 # A bare name: it is found because `FakeDriver` has loaded the file, and not where nobody has.
@@ -110,9 +116,8 @@ class FakeDriver:
     """The stand-in, loaded into this process; it stays loaded."""
 
     def __init__(self) -> None:
-        os.environ[_KERNELS_VARIABLE] = ":".join(
-            str(image) for image in (library_image(), tensor_image(), wgmma_image(), wgmma_float_image())
-        )
+        images = (library_image, tensor_image, tensor_float_image, wgmma_image, wgmma_float_image)
+        os.environ[_KERNELS_VARIABLE] = ":".join(str(image()) for image in images)
         self._library = ctypes.CDLL(str(build_driver()))
         self._library.fake_cuda_calls.restype = ctypes.c_long
         self._library.fake_cuda_all_calls.restype = ctypes.c_long

@@ -24,6 +24,7 @@ import numpy as np
 
 from onnx_sparseconv.kernels.device_sources import (
     LIBRARY_KERNELS,
+    TENSOR_FLOAT_KERNELS,
     TENSOR_KERNELS,
     WGMMA_FLOAT_KERNELS,
     WGMMA_KERNELS,
@@ -82,6 +83,12 @@ def library_image() -> Path:
 def tensor_image() -> Path:
     """Those for sparse tensor cores."""
     return build_host_image(read_device_sources()[TENSOR_KERNELS])
+
+
+@functools.cache
+def tensor_float_image() -> Path:
+    """The same for float."""
+    return build_host_image(read_device_sources()[TENSOR_FLOAT_KERNELS])
 
 
 @functools.cache

@@ -275,7 +275,7 @@ constexpr int kTensorUnits = 4, kWideTensorUnits = 2;
 // Tiles, fastest first: row_blocks_per_group of warps_m row tiles, groups, tiles_x, tiles_y, and 8 images. 1-D
 // convolutions have in_h = out_h = 1.
 struct TileParams {
-  const void* x;  // [N, C, H, W], halves
+  const void* x;  // [N, C, H, W]
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;
   int batch;
@@ -298,7 +298,8 @@ struct TileParams {
   int line_pitch;           // pixels. Where each lies, TensorTile::PixelAt and WgmmaConv::PixelOf say
 };
 
-// The tensor-core kernel, float16: `sparseconv_tensor_r<row tiles>_p<positions>`. tensor_conv.cuh says how it works.
+// The tensor-core kernel: `sparseconv_tensor_r<row tiles>_p<positions>`, float16, and
+// `sparseconv_tensor_f32_r<row tiles>_p<positions>`, floats that it rounds. tensor_conv.cuh says how it works.
 //
 // A stage holds [chunk_channels][channel_pitch] pixels, and the chunk's steps of all row tiles. tile_w is a multiple of
 // a warp's positions, line_pitch 1 more than a multiple of 8, and there are two stages.
@@ -310,13 +311,15 @@ struct TensorParams {
   int num_chunks;
   int chunk_channels;
   int column_steps[3];  // pixels, from a unit's first column to the others
-  int unit_columns;  // that are loaded together: 4 or 2 where in_w is a multiple of it and X begins at a multiple of as
-                     // many halves, else 1
-  int channel_pitch;  // pixels, 1 more than a multiple of 8
-  int input_bytes;    // of a stage, a multiple of 16; behind them, steps
-  int max_steps;      // of a row tile in a chunk
-  int is_y_paired;    // tile_w and out_w are even, and Y and the residual begin at multiples of 4 bytes
-  int sum_pitch;      // words from one row of outputs to the next, in shared memory
+  int unit_columns;  // that are loaded together: 4 halves or 2 elements, where in_w is a multiple of it and X begins at
+                     // a multiple of as many, else 1
+  int channel_pitch;    // pixels, 1 more than a multiple of 8
+  int input_bytes;      // of a stage, a multiple of 16; behind them, steps
+  int max_steps;        // of a row tile in a chunk
+  int is_y_paired;      // tile_w and out_w are even, and Y and the residual begin at multiples of two elements
+  int sum_pitch;        // words from one row of outputs to the next, in shared memory
+  const float* scales;  // [K], of floats: the weight's rows are scaled by them
+  RecomputeParams recompute;
 };
 
 // Interleaves images: `sparseconv_interleave`, and `sparseconv_interleave_f32`, which rounds floats to halves. X as the

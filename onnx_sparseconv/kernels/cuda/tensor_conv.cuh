@@ -1,4 +1,5 @@
-// Sparse convolution on the sparse tensor cores (float16, sm_80 and later).
+// Sparse convolution on the sparse tensor cores (sm_80 and later), of halves, and of floats that are rounded to halves
+// as they are staged, where these hold them (magnitude.cuh).
 //
 // A tensor core multiplies a matrix with at most two non-zeros in every four of a row (2:4) by a dense one, at up to
 // twice the rate of two dense matrices. Weights pruned without structure are not of this form, but the product does not
@@ -14,27 +15,86 @@
 // bring: input channels come in chunks, two stages.
 #pragma once
 
+#include "recompute.cuh"
 #include "tensor_input.cuh"
 
 namespace sparseconv::cuda {
 
-template <int kSubtiles, int kPositions>
-class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
+// Neighbouring columns of Y or of the residual, which are loaded and stored together: a `Word` of them.
+template <class T, int kWidth>
+struct Neighbours;
+
+template <>
+struct Neighbours<Half, 1> {
+  using Word = Half;
+  static __device__ __forceinline__ float At(Word word, int) { return ToFloat(word); }
+  static __device__ __forceinline__ Word Of(const float (&values)[1]) { return ToHalf(values[0]); }
+};
+
+template <>
+struct Neighbours<Half, 2> {
+  using Word = Half2;
+  static __device__ __forceinline__ float At(Word word, int i) { return ToFloat(i == 0 ? Lower(word) : Upper(word)); }
+  static __device__ __forceinline__ Word Of(const float (&values)[2]) { return ToHalves(values[0], values[1]); }
+};
+
+template <>
+struct Neighbours<float, 1> {
+  using Word = float;
+  static __device__ __forceinline__ float At(Word word, int) { return word; }
+  static __device__ __forceinline__ Word Of(const float (&values)[1]) { return values[0]; }
+};
+
+template <>
+struct Neighbours<float, 2> {
+  using Word = uint2;
+  static __device__ __forceinline__ float At(const Word& word, int i) { return BitsToFloat(i == 0 ? word.x : word.y); }
+  static __device__ __forceinline__ Word Of(const float (&values)[2]) {
+    return {FloatToBits(values[0]), FloatToBits(values[1])};
+  }
+};
+
+// T is the type of X and Y.
+template <class T, int kSubtiles, int kPositions>
+class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   static constexpr int kStepBytes = 512 * (kSubtiles + 1);
-  using Input = TensorInput<kStepBytes>;
+  using Input = TensorInput<T, kStepBytes>;
 
  public:
-  __device__ __forceinline__ TensorConv(const TensorParams& params, const void* shared) : Input(params, shared) {}
+  __device__ __forceinline__ TensorConv(const TensorParams& params, const void* shared)
+      : Input(params, shared), shared_(shared) {}
 
-  __device__ __forceinline__ void Run() {
+  // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
+  __device__ __forceinline__ bool Run() {
     const Tile tile = this->TileAt(static_cast<int>(blockIdx.x));
+    unsigned seen = 0;
     if (Warp() < p_.product_warps) {
       Multiply(tile);
     } else {
-      this->Stage(tile);
+      seen = this->Stage(tile);
     }
     __syncthreads();
     Finish(tile);
+    return !kIsFloat || DidHalvesHold(SeenByBlock(seen));
+  }
+
+  // Of the block's tile, what was computed. To be called by all threads.
+  __device__ __forceinline__ void RecomputeTiles() const {
+    const Tile tile = this->TileAt(static_cast<int>(blockIdx.x));
+    const int first_channel = tile.first_row_tile * kRows;
+    OutputBox box;
+    box.channels = min(t_.warps_m * kRows, t_.group_out_channels - first_channel);
+    box.rows = min(t_.tile_h, t_.out_h - tile.y);
+    box.columns = min(t_.tile_w, t_.out_w - tile.x);
+    box.share = 0;
+    box.shares = 1;
+    for (int i = 0; i < tile.images; ++i) {
+      const long long plane = static_cast<long long>(tile.first_image + i) * t_.out_channels +
+                              tile.group * t_.group_out_channels + first_channel;
+      box.first = (plane * t_.out_h + tile.y) * t_.out_w + tile.x;
+      Recompute(p_.recompute, box, const_cast<void*>(shared_));
+    }
   }
 
  private:
@@ -73,19 +133,44 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
                     steps);
       if (at.chunk + 2 < p_.num_chunks) ArriveAtBarrier(FreeBarrier(at.stage), blockDim.x);
     }
+    if constexpr (kIsFloat) ScaleSums(tile, row_tile);
   }
 
+  // With the bias, but for those of a scaled weight.
   __device__ __forceinline__ void StartSums(const Tile& tile, int row_tile) {
 #pragma unroll
     for (int m = 0; m < kSubtiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int channel = row_tile * kRows + m * 16 + static_cast<int>(Lane()) / 4 + 8 * i;
-        const float bias = this->BiasOf(tile, channel);
+        const float bias = kIsFloat ? 0.0f : this->BiasOf(tile, ChannelOf(row_tile, m, i));
 #pragma unroll
         for (int j = 0; j < kPositions; ++j) sums_[m][j][2 * i] = sums_[m][j][2 * i + 1] = bias;
       }
     }
+  }
+
+  // To what they are of the weight as it was, and the bias.
+  __device__ __forceinline__ void ScaleSums(const Tile& tile, int row_tile) {
+#pragma unroll
+    for (int m = 0; m < kSubtiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int channel = ChannelOf(row_tile, m, i);
+        if (channel >= t_.group_out_channels) continue;
+        const float scale = p_.scales[tile.group * t_.group_out_channels + channel];
+        const float bias = this->template BiasOf<float>(tile, channel);
+#pragma unroll
+        for (int j = 0; j < kPositions; ++j) {
+          sums_[m][j][2 * i] = sums_[m][j][2 * i] * scale + bias;
+          sums_[m][j][2 * i + 1] = sums_[m][j][2 * i + 1] * scale + bias;
+        }
+      }
+    }
+  }
+
+  // Of the tile's group, that the lane's sums 2i and 2i + 1 of a subtile belong to.
+  static __device__ __forceinline__ int ChannelOf(int row_tile, int subtile, int i) {
+    return row_tile * kRows + subtile * 16 + static_cast<int>(Lane()) / 4 + 8 * i;
   }
 
   // Where a column begins, in bytes from position (0, 0).
@@ -129,7 +214,7 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
   // images, then those of the odd ones.
   __device__ __forceinline__ void Finish(const Tile& tile) const {
     const Epilogue& e = t_.epilogue;
-    if (e.residual == nullptr && IsBound(e.activation)) {
+    if (!kIsFloat && e.residual == nullptr && IsBound(e.activation)) {
       KeepSums([](float even, float odd) { return ToHalves(even, odd); });
       __syncthreads();
       if (p_.is_y_paired) {
@@ -256,46 +341,43 @@ class TensorConv : private TensorInput<512 * (kSubtiles + 1)> {
   template <int kWidth>
   struct Sums {
     float columns[kWidth];
-    Half2 residual;
+    typename Neighbours<T, kWidth>::Word residual;
   };
 
   template <int kWidth>
   __device__ __forceinline__ void StoreSums(const Tile& tile, int odd) const {
+    using Together = Neighbours<T, kWidth>;
+    using Word = typename Together::Word;
     const Epilogue& e = t_.epilogue;
-    const Half* const residual = static_cast<const Half*>(e.residual);
+    const T* const residual = static_cast<const T*>(e.residual);
     const long long image = odd * static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
     const auto load = [&](Sums<kWidth>& sums, long long index, Shared from, bool has_odd) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         sums.columns[i] = BitsToFloat(LoadShared(from + 4u * static_cast<unsigned>(i)));
       }
-      sums.residual = 0;
+      sums.residual = {};
       if (residual == nullptr || (odd == 1 && !has_odd)) return;
-      if constexpr (kWidth == 1) {
-        sums.residual = LoadOnce(residual + index + image);
-      } else {
-        sums.residual = LoadOnce(reinterpret_cast<const Half2*>(residual + index + image));
-      }
+      sums.residual = LoadOnce(reinterpret_cast<const Word*>(residual + index + image));
     };
     const auto store = [&](const Sums<kWidth>& sums, long long index, bool has_odd) {
       if (odd == 1 && !has_odd) return;
-      Half* const output = static_cast<Half*>(t_.y) + index + image;
-      const float left = Finished(sums.columns[0], Lower(sums.residual));
-      if constexpr (kWidth == 1) {
-        StoreOnce(output, ToHalf(left));
-      } else {
-        StoreOnce(reinterpret_cast<Half2*>(output), ToHalves(left, Finished(sums.columns[1], Upper(sums.residual))));
-      }
+      float finished[kWidth];
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) finished[i] = Finished(sums.columns[i], Together::At(sums.residual, i));
+      StoreOnce(reinterpret_cast<Word*>(static_cast<T*>(t_.y) + index + image), Together::Of(finished));
     };
     ForOutputs<kWidth, 2, Sums<kWidth>>(tile, load, store);
   }
 
-  __device__ __forceinline__ float Finished(float sum, Half residual) const {
+  // Floats, too, need be no more accurate than what was rounded.
+  __device__ __forceinline__ float Finished(float sum, float residual) const {
     const Epilogue& e = t_.epilogue;
-    if (e.residual != nullptr) sum += ToFloat(residual);
+    if (e.residual != nullptr) sum += residual;
     return Activate<Half>(e.activation, sum, e.alpha, e.beta);
   }
 
+  const void* const shared_;
   float sums_[kSubtiles][kPositions][4];
 };
 

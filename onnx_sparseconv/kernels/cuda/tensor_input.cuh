@@ -1,41 +1,44 @@
 // How the tensor-core kernel (tensor_conv.cuh) gets its input and weights into shared memory: some warps of a block
 // stage them, in chunks of channels, while the others multiply. A pixel of a channel is that of 8 images, 16 contiguous
-// bytes, so that what a tap reads is aligned wherever it is.
+// bytes, so that what a tap reads is aligned wherever it is. Floats are rounded to halves as they are stored.
 #pragma once
 
+#include "magnitude.cuh"
 #include "tensor_tile.cuh"
 
 namespace sparseconv::cuda {
 
-// kStepBytes: of a step of a row tile, see tensor_weight.h.
-template <int kStepBytes>
+// T is the type of X. kStepBytes: of a step of a row tile, see tensor_weight.h.
+template <class T, int kStepBytes>
 class TensorInput : protected TensorTile {
  protected:
   __device__ __forceinline__ TensorInput(const TensorParams& params, const void* shared)
       : TensorTile(params.tile, shared), p_(params) {}
 
-  // To be called by the staging threads.
-  __device__ __forceinline__ void Stage(const Tile& tile) {
+  // To be called by the staging threads. Returns what a thread saw of X, where that is floats; see magnitude.cuh.
+  __device__ __forceinline__ unsigned Stage(const Tile& tile) {
     Staging staging;
     staging.first = static_cast<int>(threadIdx.x) - 32 * p_.product_warps;
     staging.threads = static_cast<int>(blockDim.x) - 32 * p_.product_warps;
     const int plane = t_.in_h * t_.in_w;
     staging.plane = static_cast<unsigned>(plane / p_.unit_columns);
     const long long image_size = static_cast<long long>(t_.in_channels) * plane;
-    const Half* image = static_cast<const Half*>(t_.x) + tile.first_image * image_size +
-                        static_cast<long long>(tile.group * t_.group_in_channels) * plane;
+    const T* image = static_cast<const T*>(t_.x) + tile.first_image * image_size +
+                     static_cast<long long>(tile.group * t_.group_in_channels) * plane;
 #pragma unroll
     for (int i = 0; i < kTensorImages; ++i) {
       staging.images[i] = image;
       if (i + 1 < tile.images) image += image_size;
     }
-    if (p_.unit_columns == 4) {
-      StageChunks<4>(tile, staging);
-    } else if (p_.unit_columns == 2) {
-      StageChunks<2>(tile, staging);
+    Magnitude magnitude;
+    if (p_.unit_columns == kMostColumns) {
+      StageChunks<kMostColumns>(tile, staging, magnitude);
+    } else if (kMostColumns > 2 && p_.unit_columns == 2) {
+      StageChunks<2>(tile, staging, magnitude);
     } else {
-      StageChunks<1>(tile, staging);
+      StageChunks<1>(tile, staging, magnitude);
     }
+    return magnitude.Seen();
   }
 
   // The steps of a row tile of the block, behind the input.
@@ -54,6 +57,9 @@ class TensorInput : protected TensorTile {
   const TensorParams& p_;
 
  private:
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
+  // Of a unit: eight bytes of a row.
+  static constexpr int kMostColumns = 8 / static_cast<int>(sizeof(T));
   // Of units that a staging thread has on their way.
   static constexpr int kBatches = 2;
   static constexpr unsigned kPixelBytes = 16;
@@ -72,7 +78,7 @@ class TensorInput : protected TensorTile {
   // The units that a thread has on their way.
   template <int kColumns>
   struct Batch {
-    static constexpr int kUnits = kColumns == 4 ? kWideTensorUnits : kTensorUnits;
+    static constexpr int kUnits = kColumns == kMostColumns ? kWideTensorUnits : kTensorUnits;
     Unit<kColumns> units[kUnits];
   };
 
@@ -80,7 +86,7 @@ class TensorInput : protected TensorTile {
   struct Staging {
     // The first channel of the tile's group of each image. Images that the batch does not have are the last one once
     // more: nothing is stored of them.
-    const Half* images[kTensorImages];
+    const T* images[kTensorImages];
     unsigned plane;  // units, of `unit_columns`
     int first, threads;
     int batches;  // that a thread stages a chunk in
@@ -94,7 +100,7 @@ class TensorInput : protected TensorTile {
   // Units are of kColumns columns. Each thread has batches on their way while an earlier one is stored, whether their
   // stages are free or not.
   template <int kColumns>
-  __device__ __forceinline__ void StageChunks(const Tile& tile, Staging& staging) {
+  __device__ __forceinline__ void StageChunks(const Tile& tile, Staging& staging, Magnitude& magnitude) {
     const int num_chunks = p_.num_chunks;
     if (num_chunks == 0) return;
     const Window window = WindowOf(tile);
@@ -113,7 +119,7 @@ class TensorInput : protected TensorTile {
         if (first + i == num_batches) break;
         const int next = i + kBatches - 1;
         if (first + next < num_batches) LoadBatch<kColumns>(tile, staging, loaded, batches[next % kBatches]);
-        StoreBatch<kColumns>(tile, staging, stored, batches[i]);
+        StoreBatch<kColumns>(tile, staging, stored, batches[i], magnitude);
       }
     }
   }
@@ -139,12 +145,12 @@ class TensorInput : protected TensorTile {
 
   template <int kColumns>
   __device__ __forceinline__ void StoreBatch(const Tile& tile, const Staging& staging, Cursor& cursor,
-                                             const Batch<kColumns>& batch) {
+                                             const Batch<kColumns>& batch, Magnitude& magnitude) {
     const Position at = cursor;
     if (cursor.batch == 0) BeginStage(tile, at, staging);
     const Shared stage = StageAddress(at.stage);
 #pragma unroll
-    for (int i = 0; i < Batch<kColumns>::kUnits; ++i) Store<kColumns>(batch.units[i], stage);
+    for (int i = 0; i < Batch<kColumns>::kUnits; ++i) Store<kColumns>(batch.units[i], stage, magnitude);
     if (AdvanceBatch(staging, cursor)) EndStage(at.stage);
   }
 
@@ -256,8 +262,10 @@ class TensorInput : protected TensorTile {
     offset += Channel(chunk, staged.target >> kChannelShift) * staging.plane;
 #pragma unroll
     for (int i = 0; i < kTensorImages; ++i) {
-      if constexpr (kColumns == 4) {
+      if constexpr (kColumns == kMostColumns) {
         staged.words[i] = LoadReadOnly(reinterpret_cast<const uint2*>(staging.images[i]) + offset);
+      } else if constexpr (kIsFloat) {
+        staged.words[i].x = FloatToBits(LoadReadOnly(staging.images[i] + offset));
       } else if constexpr (kColumns == 2) {
         staged.words[i].x = LoadReadOnly(reinterpret_cast<const Half2*>(staging.images[i]) + offset);
       } else {
@@ -268,19 +276,30 @@ class TensorInput : protected TensorTile {
 
   // From columns of images to images of columns.
   template <int kColumns>
-  __device__ __forceinline__ void Store(const Unit<kColumns>& staged, Shared stage) const {
+  __device__ __forceinline__ void Store(const Unit<kColumns>& staged, Shared stage, Magnitude& magnitude) const {
     const unsigned first = staged.target & kTargetBytes;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
+      const unsigned is_needed = staged.target & 1u << column;
       unsigned images[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint2 &even = staged.words[2 * i], &odd = staged.words[2 * i + 1];
-        images[i] = SelectBytes(column < 2 ? even.x : even.y, column < 2 ? odd.x : odd.y,
-                                column % 2 == 0 ? kLowerHalves : kUpperHalves);
+        images[i] = PairOf(staged.words[2 * i], staged.words[2 * i + 1], column, is_needed, magnitude);
       }
       const unsigned step = column == 0 ? 0u : static_cast<unsigned>(p_.column_steps[column - 1]) * kPixelBytes;
-      StoreSharedVectorIf(staged.target & 1u << column, stage + ((first + step) & kTargetBytes), images);
+      StoreSharedVectorIf(is_needed, stage + ((first + step) & kTargetBytes), images);
+    }
+  }
+
+  // A column of two images, as halves. What no tap needs is not to be seen.
+  static __device__ __forceinline__ Half2 PairOf(const uint2& even, const uint2& odd, int column, unsigned is_needed,
+                                                 Magnitude& magnitude) {
+    if constexpr (kIsFloat) {
+      const float lower = BitsToFloat(column == 0 ? even.x : even.y), upper = BitsToFloat(column == 0 ? odd.x : odd.y);
+      return magnitude.Rounded(is_needed != 0 ? lower : 0.0f, is_needed != 0 ? upper : 0.0f);
+    } else {
+      return SelectBytes(column < 2 ? even.x : even.y, column < 2 ? odd.x : odd.y,
+                         column % 2 == 0 ? kLowerHalves : kUpperHalves);
     }
   }
 

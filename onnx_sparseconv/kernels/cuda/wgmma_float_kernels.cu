@@ -6,9 +6,9 @@
 #include "octet_conv.cuh"
 #include "params.h"
 #include "pointwise_conv.cuh"
-#include "recompute.cuh"
+#include "product_kernel.cuh"
+#include "reduce_rounded.cuh"
 #include "space_to_depth.cuh"
-#include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
 using sparseconv::cuda::ClusterConv;

@@ -6,10 +6,10 @@
 #include "octet_conv.cuh"
 #include "params.h"
 #include "pointwise_conv.cuh"
+#include "product_kernel.cuh"
 #include "reduce.cuh"
 #include "ring_conv.cuh"
 #include "space_to_depth.cuh"
-#include "warpgroup_kernel.cuh"
 #include "wgmma_conv.cuh"
 
 using sparseconv::cuda::ClusterConv;
@@ -35,27 +35,27 @@ using sparseconv::cuda::SpaceToDepthParams;
 using sparseconv::cuda::WgmmaConv;
 using sparseconv::cuda::WgmmaParams;
 
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p16, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 16>)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p24, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 24>)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 28>)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 30>)
-SPARSECONV_WARPGROUP_KERNEL(wgmma_p32, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 32>)
-SPARSECONV_WARPGROUP_KERNEL(octets_n8, OctetParams, kOctetThreads, OctetConv<Half, 8>)
-SPARSECONV_WARPGROUP_KERNEL(octets_n15, OctetParams, kOctetThreads, OctetConv<Half, 15>)
-SPARSECONV_WARPGROUP_KERNEL(octets_n28, OctetParams, kOctetThreads, OctetConv<Half, 28>)
-SPARSECONV_WARPGROUP_KERNEL(octets_n29, OctetParams, kOctetThreads, OctetConv<Half, 29>)
-SPARSECONV_WARPGROUP_KERNEL(words_n8, OctetParams, kOctetThreads, OctetConv<Half, 8, true>)
-SPARSECONV_WARPGROUP_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Half, 15, true>)
-SPARSECONV_WARPGROUP_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
-SPARSECONV_WARPGROUP_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
-SPARSECONV_WARPGROUP_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)
-SPARSECONV_WARPGROUP_KERNEL(cluster_n8, ClusterParams, kClusterThreads, ClusterConv<Half, 8>)
-SPARSECONV_WARPGROUP_KERNEL(cluster_n15, ClusterParams, kClusterThreads, ClusterConv<Half, 15>)
-SPARSECONV_WARPGROUP_KERNEL(cluster_n19, ClusterParams, kClusterThreads, ClusterConv<Half, 19>)
-SPARSECONV_WARPGROUP_KERNEL(cluster_n29, ClusterParams, kClusterThreads, ClusterConv<Half, 29>)
-SPARSECONV_WARPGROUP_KERNEL(pointwise_s16, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 16>)
-SPARSECONV_WARPGROUP_KERNEL(pointwise_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 24>)
-SPARSECONV_WARPGROUP_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 32>)
+SPARSECONV_PRODUCT_KERNEL(wgmma_p16, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 16>)
+SPARSECONV_PRODUCT_KERNEL(wgmma_p24, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 24>)
+SPARSECONV_PRODUCT_KERNEL(wgmma_p28, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 28>)
+SPARSECONV_PRODUCT_KERNEL(wgmma_p30, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 30>)
+SPARSECONV_PRODUCT_KERNEL(wgmma_p32, WgmmaParams, kWgmmaThreads, WgmmaConv<Half, 32>)
+SPARSECONV_PRODUCT_KERNEL(octets_n8, OctetParams, kOctetThreads, OctetConv<Half, 8>)
+SPARSECONV_PRODUCT_KERNEL(octets_n15, OctetParams, kOctetThreads, OctetConv<Half, 15>)
+SPARSECONV_PRODUCT_KERNEL(octets_n28, OctetParams, kOctetThreads, OctetConv<Half, 28>)
+SPARSECONV_PRODUCT_KERNEL(octets_n29, OctetParams, kOctetThreads, OctetConv<Half, 29>)
+SPARSECONV_PRODUCT_KERNEL(words_n8, OctetParams, kOctetThreads, OctetConv<Half, 8, true>)
+SPARSECONV_PRODUCT_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Half, 15, true>)
+SPARSECONV_PRODUCT_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
+SPARSECONV_PRODUCT_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
+SPARSECONV_PRODUCT_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)
+SPARSECONV_PRODUCT_KERNEL(cluster_n8, ClusterParams, kClusterThreads, ClusterConv<Half, 8>)
+SPARSECONV_PRODUCT_KERNEL(cluster_n15, ClusterParams, kClusterThreads, ClusterConv<Half, 15>)
+SPARSECONV_PRODUCT_KERNEL(cluster_n19, ClusterParams, kClusterThreads, ClusterConv<Half, 19>)
+SPARSECONV_PRODUCT_KERNEL(cluster_n29, ClusterParams, kClusterThreads, ClusterConv<Half, 29>)
+SPARSECONV_PRODUCT_KERNEL(pointwise_s16, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 16>)
+SPARSECONV_PRODUCT_KERNEL(pointwise_s24, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 24>)
+SPARSECONV_PRODUCT_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 32>)
 
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave<Half>(params); }
 

@@ -11,6 +11,7 @@ from onnx_sparseconv.kernels import library_ptx, nvrtc
 from onnx_sparseconv.kernels.device_sources import (
     EARLY_KERNELS,
     LIBRARY_KERNELS,
+    TENSOR_FLOAT_KERNELS,
     TENSOR_KERNELS,
     WGMMA_FLOAT_KERNELS,
     WGMMA_KERNELS,
@@ -36,6 +37,7 @@ KERNELS = {
     LIBRARY_KERNELS: FOR_EVERY_GPU,
     EARLY_KERNELS: FOR_EVERY_GPU,
     TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
+    TENSOR_FLOAT_KERNELS: {f"sparseconv_tensor_f32_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
     WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_ring_p{n}" for n in (8, 16, 32)}
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
@@ -61,6 +63,7 @@ LIMITS = {
     LIBRARY_KERNELS: (80, 32, 4096),
     EARLY_KERNELS: (80, 32, 4096),
     TENSOR_KERNELS: (168, 96, 0),
+    TENSOR_FLOAT_KERNELS: (168, 128, 0),
     WGMMA_KERNELS: (168, 96, 0),
     WGMMA_FLOAT_KERNELS: (168, 176, 4096),
 }
@@ -112,7 +115,11 @@ def test_another_version_of_nvrtc_is_refused(capsys):
 
 @pytest.mark.parametrize(
     ("source", "architecture"),
-    [(source, a) for source in (LIBRARY_KERNELS, EARLY_KERNELS, TENSOR_KERNELS) for a in (75, 80, 86, 89, 90, 100, 120)]
+    [
+        (source, a)
+        for source in (LIBRARY_KERNELS, EARLY_KERNELS, TENSOR_KERNELS, TENSOR_FLOAT_KERNELS)
+        for a in (75, 80, 86, 89, 90, 100, 120)
+    ]
     + [(WGMMA_KERNELS, 90), (WGMMA_FLOAT_KERNELS, 90)],
 )
 def test_the_assembler_finds_registers_enough(source, architecture):

@@ -156,20 +156,32 @@ double CyclesOf(const std::optional<Launch>& launch) {
 
 // The weight as the tensor-core kernel reads it, in device memory, and that kernel.
 struct TensorProduct {
-  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight)
+  // `scales` are those of a ScaledWeight, and none where X is of halves.
+  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight,
+                const std::vector<float>& scales)
       : begins_offset(RoundedUp(weight.steps.size())),
-        memory(context, begins_offset + BytesOf(weight.step_begins)),
-        kernels(weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
+        scales_offset(begins_offset + RoundedUp(BytesOf(weight.step_begins))),
+        memory(context, scales_offset + RoundedUp(BytesOf(scales))),
+        kernels(scales.empty(), weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
     facts.form = weight.form;
     facts.num_steps = weight.step_begins.empty() ? 0 : weight.step_begins.back();
     facts.max_steps = weight.max_steps;
+    facts.element_bytes = scales.empty() ? sizeof(uint16_t) : sizeof(float);
     memory.Upload(0, weight.steps.data(), weight.steps.size());
     memory.Upload(begins_offset, weight.step_begins.data(), BytesOf(weight.step_begins));
+    if (!scales.empty()) memory.Upload(scales_offset, scales.data(), BytesOf(scales));
     SynchronizeUploads();  // the host's arrays go now
   }
 
+  // All pointers to the weight.
+  void Fill(TensorParams* params) const {
+    params->steps = memory.at(0);
+    params->step_begins = static_cast<const unsigned*>(memory.at(begins_offset));
+    params->scales = static_cast<const float*>(memory.at(scales_offset));
+  }
+
   TensorFacts facts;
-  const size_t begins_offset;
+  const size_t begins_offset, scales_offset;
   const Memory memory;
   const TensorKernels kernels;
 };
@@ -312,6 +324,7 @@ class CudaKernel final : public Kernel {
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
   Plan MakePlan(const PlanKey& key) const;
   bool PlanDepthwise(const PlanKey& key, Plan* plan) const;
+  bool MayMultiplyHalves(const PlanKey& key) const;
   double PlanOthers(const PlanKey& key, Plan* plan) const;
   void PlanWithoutStrides(const PlanKey& key, Plan* plan) const;
   double PlanWindows(const PlanKey& key, Plan* plan) const;
@@ -373,7 +386,7 @@ class CudaKernel final : public Kernel {
   std::optional<WgmmaProduct> wgmma_;
   std::optional<WindowProduct> windows_;
   std::optional<WindowProduct> copied_windows_;  // of the convolution without strides
-  std::optional<HostFlag> was_recomputed_;       // a call of floats, on warpgroups
+  std::optional<HostFlag> was_recomputed_;       // a call of floats that are rounded
   std::optional<GeneratedImage> image_;
   mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
   mutable std::atomic<bool> has_warned_{false}, has_warned_of_range_{false};
@@ -392,8 +405,9 @@ CudaKernel::CudaKernel(const OpDescription& op, const ort::NodeInfo& node, Spars
   const ScopedContext scope(context_.handle());
   device_ = ReadFacts(context_.device());
   LoadDepthwiseProduct(attributes);
-  LoadTensorProduct(attributes);
   LoadWgmmaProduct(attributes);
+  LoadTensorProduct(attributes);
+  if (!is_half() && (tensor_ || wgmma_)) was_recomputed_.emplace(context_);
   LoadImage(node, attributes);
   library_kernels_.emplace(is_half(), device_);
   csr_weight_.emplace(context_, attributes.weight);
@@ -417,16 +431,24 @@ void CudaKernel::LoadDepthwiseProduct(const SparseConvAttributes& attributes) {
 void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
   const bool must_run = op_.cuda.kernel == KernelChoice::kTensor;
   if (op_.cuda.kernel != KernelChoice::kAuto && !must_run) return;
-  if (!is_half() || device_.architecture < kMinTensorArchitecture || !HasTensorForm(attributes.weight, geometry_)) {
+  // Where floats may run on warpgroups, these are the faster ones.
+  if (!is_half() && wgmma_ && !must_run) return;
+  const bool can_load = device_.architecture >= kMinTensorArchitecture;
+  const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
+  if (!can_load || !HasTensorForm(halves, geometry_)) {
     if (must_run) {
       Fail(
-          "'sparseconv.cuda_kernel' asks for the tensor-core kernel, which runs float16 in 1-D and 2-D, weights that "
-          "are halves, on compute capability 8.0 and later");
+          "'sparseconv.cuda_kernel' asks for the tensor-core kernel, which runs 1-D and 2-D, weights that are halves, "
+          "or "
+          "finite floats, on compute capability 8.0 and later");
     }
     return;
   }
-  tensor_.emplace(context_, device_, PackTensorWeight(attributes.weight, geometry_, ChooseTensorForm(geometry_)));
-  running_.store(RunningKernel::kTensor);
+  tensor_.emplace(context_, device_, PackTensorWeight(halves, geometry_, ChooseTensorForm(geometry_)),
+                  scaled ? scaled->scales : std::vector<float>());
+  // Whether floats run there, the calls' provider decides.
+  if (is_half() && !wgmma_) running_.store(RunningKernel::kTensor);
 }
 
 void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
@@ -457,11 +479,8 @@ void CudaKernel::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     const SparseWeight copied = WithoutStrides(halves, geometry_);
     copied_windows_.emplace(context_, device_, PackWindowWeight(copied, WithoutStrides(geometry_)), is_half());
   }
-  if (!is_half()) {
-    was_recomputed_.emplace(context_);
-    return;  // whether it runs, the calls' provider decides
-  }
-  running_.store(must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma);
+  // Whether floats run there, the calls' provider decides.
+  if (is_half()) running_.store(must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma);
 }
 
 // Finds the node's image for this GPU. Where it carries some but none that fits, says so.
@@ -536,14 +555,20 @@ bool CudaKernel::PlanDepthwise(const PlanKey& key, Plan* plan) const {
   return plan->depthwise.has_value();
 }
 
+// Whether what multiplies halves may run a call: floats are rounded to as many bits as TF32 has, where the session
+// allows that, or asks for such a kernel.
+bool CudaKernel::MayMultiplyHalves(const PlanKey& key) const {
+  return is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto;
+}
+
 // What runs a call that is not on warpgroups: the kernel for tensor cores where that is faster than the CSR kernel.
 // Returns its cycles.
 double CudaKernel::PlanOthers(const PlanKey& key, Plan* plan) const {
   const double csr =
       CsrCycles(geometry_, plan->sizes, key.batch, csr_weight_->num_entries(), device_) + SourceCycles(key);
-  if (!tensor_) return csr;
+  if (!tensor_ || !MayMultiplyHalves(key)) return csr;
   TensorFacts facts = tensor_->facts;
-  facts.x_columns = key.x_columns;
+  facts.x_columns = is_half() ? key.x_columns : std::max(key.x_columns / 2, 1);
   plan->tensor = ChooseTensorLaunch(geometry_, plan->sizes, key.batch, device_, facts);
   const double tensor = CyclesOf(plan->tensor) + SourceCycles(key);
   if (op_.cuda.kernel == KernelChoice::kTensor) {
@@ -655,9 +680,7 @@ Plan CudaKernel::MakePlan(const PlanKey& key) const {
   }
   if (PlanDepthwise(key, &plan)) return plan;
   const double others = PlanOthers(key, &plan);
-  if (wgmma_ && (is_half() || key.allows_tf32 || op_.cuda.kernel != KernelChoice::kAuto)) {
-    PlanWarpgroups(key, others, &plan);
-  }
+  if (wgmma_ && MayMultiplyHalves(key)) PlanWarpgroups(key, others, &plan);
   return plan;
 }
 
@@ -823,16 +846,6 @@ void CudaKernel::FillTile(const Call& call, Params* tile) {
   tile->epilogue = call.epilogue;
 }
 
-void CudaKernel::LaunchTensor(const Call& call) const {
-  const TensorLaunch& launch = *call.plan.tensor;
-  TensorParams params = launch.params;
-  FillTile(call, &params.tile);
-  params.is_y_paired = params.is_y_paired && IsPaired(call.y) && IsPaired(call.epilogue.residual);
-  params.steps = tensor_->memory.at(0);
-  params.step_begins = static_cast<const unsigned*>(tensor_->memory.at(tensor_->begins_offset));
-  cuda::Launch(tensor_->kernels.Product(launch.positions), launch.shape, params, call.stream);
-}
-
 // Lends memory of the session's allocator for what a warpgroup kernel reads instead of a tensor of the call.
 void* Lend(const ort::Context& context, const Inputs& inputs, size_t bytes,
            std::optional<ort::DeviceScratch>* scratch) {
@@ -852,6 +865,16 @@ int ColumnsAt(uintptr_t addresses, int columns, size_t element_bytes) {
 // The same where both Y and the residual, or null, have to be.
 int ColumnsOfBoth(const void* y, const void* residual, int columns, size_t element_bytes) {
   return ColumnsAt(reinterpret_cast<uintptr_t>(y) | reinterpret_cast<uintptr_t>(residual), columns, element_bytes);
+}
+
+void CudaKernel::LaunchTensor(const Call& call) const {
+  const TensorLaunch& launch = *call.plan.tensor;
+  TensorParams params = launch.params;
+  FillTile(call, &params.tile);
+  params.is_y_paired = params.is_y_paired && ColumnsOfBoth(call.y, call.epilogue.residual, 2, element_bytes()) == 2;
+  tensor_->Fill(&params);
+  FillRecompute(call, &params.recompute);
+  cuda::Launch(tensor_->kernels.Product(launch.positions), launch.shape, params, call.stream);
 }
 
 // Where blocks share tiles, they store sums that are not final, in memory that is lent for them, and behind these, what

@@ -16,6 +16,7 @@
 // Texts of the PTX files beside this one, which CMake turns into arrays; they end with a NUL.
 extern const unsigned char sparseconv_early_kernels_ptx[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
+extern const unsigned char sparseconv_tensor_float_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_kernels_ptx[];
 extern const unsigned char sparseconv_wgmma_float_kernels_ptx[];
 extern const unsigned char sparseconv_wgmma_kernels_ptx[];
@@ -51,9 +52,10 @@ std::shared_ptr<const Library> LibraryOfCsr(bool begin_early) {
   return (begin_early ? early : shared)->Get();
 }
 
-std::shared_ptr<const Library> LibraryOfTensor() {
-  static auto* const shared = new SharedLibrary(sparseconv_tensor_kernels_ptx);
-  return shared->Get();
+std::shared_ptr<const Library> LibraryOfTensor(bool is_half) {
+  static auto* const of_halves = new SharedLibrary(sparseconv_tensor_kernels_ptx);
+  static auto* const of_floats = new SharedLibrary(sparseconv_tensor_float_kernels_ptx);
+  return (is_half ? of_halves : of_floats)->Get();
 }
 
 std::shared_ptr<const Library> LibraryOfWgmma(bool is_half) {
@@ -114,8 +116,10 @@ ProductKernels::ProductKernels(std::shared_ptr<const Library> library, const std
   }
 }
 
-TensorKernels::TensorKernels(int tile_rows, int max_shared_bytes)
-    : ProductKernels(LibraryOfTensor(), "sparseconv_tensor_r" + std::to_string(tile_rows / kSubtileRows) + "_p",
+TensorKernels::TensorKernels(bool is_half, int tile_rows, int max_shared_bytes)
+    : ProductKernels(LibraryOfTensor(is_half),
+                     std::string("sparseconv_tensor_") + (is_half ? "r" : "f32_r") +
+                         std::to_string(tile_rows / kSubtileRows) + "_p",
                      TensorPositions(tile_rows), max_shared_bytes) {}
 
 WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)

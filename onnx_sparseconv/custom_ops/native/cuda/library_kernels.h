@@ -69,7 +69,7 @@ class ProductKernels {
 // Those for a weight in tiles of `tile_rows`. The GPU must have sparse tensor cores.
 class TensorKernels : public ProductKernels {
  public:
-  TensorKernels(int tile_rows, int max_shared_bytes);
+  TensorKernels(bool is_half, int tile_rows, int max_shared_bytes);
 };
 
 // Those of warpgroups for windows, and what interleaves their X. The GPU must be of kWgmmaArchitecture.

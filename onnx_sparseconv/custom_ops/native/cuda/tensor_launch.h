@@ -2,6 +2,7 @@
 // them stages its input (kernels/cuda/tensor_input.cuh).
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "../../../kernels/cuda/params.h"
@@ -38,12 +39,13 @@ struct TensorUnits {
   int64_t table_bytes = 0;
 
   // `x_columns`: as many as X is aligned to. Columns of a unit are a constant apart in the stage at strides 1 and 2.
-  static TensorUnits Choose(int x_columns, int64_t in_w, int64_t stride_x, int64_t channels, int64_t in_rows,
-                            int64_t in_columns, int64_t threads) {
-    constexpr int64_t kEntryBytes = 8;
+  static TensorUnits Choose(int x_columns, int64_t element_bytes, int64_t in_w, int64_t stride_x, int64_t channels,
+                            int64_t in_rows, int64_t in_columns, int64_t threads) {
+    constexpr int64_t kEntryBytes = 8, kUnitBytes = 8;
+    const auto most = static_cast<int>(kUnitBytes / element_bytes);
     TensorUnits units;
     for (const int columns : {4, 2}) {
-      if (columns <= x_columns && in_w % columns == 0 && stride_x <= 2) {
+      if (columns <= std::min(x_columns, most) && in_w % columns == 0 && stride_x <= 2) {
         units.columns = columns;
         break;
       }
@@ -51,7 +53,7 @@ struct TensorUnits {
     // They begin at multiples of their columns in X, not in the tile.
     const int64_t in_row = (in_columns + 2 * units.columns - 2) / units.columns;
     units.count = CeilDivide(channels, int64_t{units.columns}) * units.columns * in_rows * in_row;
-    const int64_t at_once = (units.columns == 4 ? kWideTensorUnits : kTensorUnits) * threads;
+    const int64_t at_once = (units.columns == most ? kWideTensorUnits : kTensorUnits) * threads;
     units.table_bytes = CeilDivide(units.count, at_once) * at_once * kEntryBytes;
     return units;
   }

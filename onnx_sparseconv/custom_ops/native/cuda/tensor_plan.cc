@@ -103,12 +103,13 @@ class Planner {
     const int64_t step_bytes = static_cast<int64_t>(form.step_bytes());
     const int64_t stage_bytes = input_bytes + tiling.warps_m * facts_.max_steps * step_bytes;
     const int64_t staging_threads = tiling.staging_warps * kWarp;
-    const auto units = TensorUnits::Choose(facts_.x_columns, sizes_.in_dims[2], stride_x, form.chunk_channels, in_rows,
-                                           in_columns, staging_threads);
+    const auto units = TensorUnits::Choose(facts_.x_columns, facts_.element_bytes, sizes_.in_dims[2], stride_x,
+                                           form.chunk_channels, in_rows, in_columns, staging_threads);
     const int64_t slots = tiling.tile_h * tiling.tile_w, sum_pitch = slots | 1;
     const int64_t rows = tiling.warps_m * form.tile_rows;
     const int64_t shared_bytes =
-        std::max(2 * stage_bytes + units.table_bytes, rows * (kTensorImages / 2) * sum_pitch * int64_t{4});
+        std::max({2 * stage_bytes + units.table_bytes, rows * (kTensorImages / 2) * sum_pitch * int64_t{4},
+                  int64_t{kRecomputeBytes}});
     if (shared_bytes + kReservedSharedBytes > device_.max_shared_bytes) return std::nullopt;
     const int64_t threads = product_warps * kWarp + staging_threads;
     if (slots > threads) return std::nullopt;  // each output of a channel has a thread that stores it
@@ -169,7 +170,7 @@ class Planner {
     const double product = rounds * steps * subtiles * positions * kProductCycles * wide;
     const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
                           params.tile.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
-    const int64_t row_bytes = params.tile.in_columns * int64_t{2} + kRowBytes;
+    const int64_t row_bytes = params.tile.in_columns * facts_.element_bytes + kRowBytes;
     const double bytes = params.tile.warps_m * steps * static_cast<double>(form.step_bytes()) +
                          static_cast<double>(form.chunk_channels * params.tile.in_rows * row_bytes * kTensorImages);
     const double staging = units * kUnitCycles / static_cast<double>(tiling.staging_warps * resident);
@@ -183,7 +184,7 @@ class Planner {
     const auto outputs = static_cast<double>(batch_ * geometry_.out_channels) *
                          static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]);
     return kBeginCycles + kUnitsToCycles * static_cast<double>(rounds_of_blocks * form.num_chunks) * chunk +
-           2.0 * outputs / (kStoredBytesACycle * device_.num_multiprocessors);
+           static_cast<double>(facts_.element_bytes) * outputs / (kStoredBytesACycle * device_.num_multiprocessors);
   }
 
   const ConvGeometry& geometry_;

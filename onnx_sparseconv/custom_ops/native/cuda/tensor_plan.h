@@ -20,9 +20,10 @@ constexpr int kMinTensorArchitecture = 80;
 // What of the packed weight and of the call decides about the launch.
 struct TensorFacts {
   TensorForm form;
-  int64_t num_steps = 0;  // of all tiles and chunks
-  int max_steps = 0;      // of a tile in a chunk
-  int x_columns = 4;      // X begins at a multiple of so many halves: 4, 2 or 1
+  int64_t num_steps = 0;      // of all tiles and chunks
+  int max_steps = 0;          // of a tile in a chunk
+  int x_columns = 4;          // X begins at a multiple of so many elements: 4, 2 or 1
+  int64_t element_bytes = 2;  // of X and Y
 };
 
 struct TensorLaunch {
