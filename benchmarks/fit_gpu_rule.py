@@ -52,6 +52,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     library_work,
     pointwise_work,
     sparse_work,
+    tensor_work,
     warpgroup_work,
 )
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
@@ -66,11 +67,14 @@ CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
 # Of all kinds, of ResNets with few to many images, and the first ones of networks.
 ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches", "first")]
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
+TENSOR_RESULTS = RESULTS.with_name("gpu-layers-sm80.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 HALF_NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels-h100.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
 DOCUMENT = ROOT / "docs" / "gpu-rule.md"
 ARCHITECTURE = 90
+# Without warpgroups, and with as much shared memory as the GPUs that were measured.
+TENSOR_ARCHITECTURE = 100
 # Clock under load of the GPU that is measured, and its multiprocessors.
 CLOCK_MHZ = 1755.0
 MULTIPROCESSORS = 132.0
@@ -192,6 +196,7 @@ class LibraryRows:
         clusters: one to four images, by clusters; not fitted to.
         pointwise: on the warpgroup kernel for 1x1.
         floats: of floats, where TF32 is allowed; not fitted to.
+        tensor: on the kernel for sm_80 and later; not fitted to.
         all_kinds: layers of all kinds, by the kernel that ran them; not fitted to.
     """
 
@@ -199,6 +204,7 @@ class LibraryRows:
     clusters: KernelRows
     pointwise: KernelRows
     floats: KernelRows
+    tensor: KernelRows
     all_kinds: KernelRows
 
 
@@ -213,6 +219,7 @@ def read_library_rows() -> LibraryRows:
         _read_kernel_rows([CLUSTER_RESULTS], cluster_work, kernels=("cuda.cluster",)),
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
         _read_kernel_rows([FLOAT_RESULTS], library_work),
+        _read_kernel_rows([TENSOR_RESULTS], tensor_work, kernels=("cuda.tensor",), architecture=TENSOR_ARCHITECTURE),
         _read_kernel_rows(
             ALL_KINDS_RESULTS, fastest_work, kernels=("cuda.cluster", "cuda.wgmma", "cuda.csr"), by_kernel=True
         ),
@@ -227,6 +234,7 @@ def _read_kernel_rows(
     least_batch: int = 1,
     least_channels: int = 1,
     by_kernel: bool = False,
+    architecture: int = ARCHITECTURE,
 ) -> KernelRows:
     names, works, times = [], [], []
     for results in (json.loads(path.read_text()) for path in paths):
@@ -236,7 +244,7 @@ def _read_kernel_rows(
             if kernel not in kernels or setting["batch"] < least_batch or layer["in_channels"] < least_channels:
                 continue
             made = make_measured_layer(layer, setting, record["nonzeros"])
-            work = work_of(made, ARCHITECTURE, setting["batch"], MULTIPROCESSORS)
+            work = work_of(made, architecture, setting["batch"], MULTIPROCESSORS)
             if work is not None:
                 names.append(kernel if by_kernel else layer["name"])
                 works.append(work)
@@ -615,6 +623,7 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
         "gpu-rule-clusters": library_table(library.clusters, model.cycles_us(library.clusters.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
         "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
+        "gpu-rule-tensor": library_table(library.tensor, model.cycles_us(library.tensor.work)),
         "gpu-rule-all-kinds": library_table(library.all_kinds, model.cycles_us(library.all_kinds.work), "ran on"),
         "gpu-rule-network": network_table(measured.network, constants.network),
         "gpu-rule-half-network": network_table(measured.half_network, constants.half_network),

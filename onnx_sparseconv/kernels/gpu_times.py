@@ -3,7 +3,7 @@
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
 generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `cluster_work`,
-`depthwise_work`, `csr_work`).
+`tensor_work`, `depthwise_work`, `csr_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
+from onnx_sparseconv.kernels.tensor_plan import plan_tensor
 from onnx_sparseconv.kernels.warpgroup_plan import (
     CHANNELS,
     EARLY_CYCLES,
@@ -83,7 +84,7 @@ class LibraryWork:
     """What one of the library's own kernels has to do, for a batch.
 
     Attributes:
-        kcycles: of a multiprocessor, in thousands, by `plan_warpgroups`, `plan_pointwise` or `csr_cycles`.
+        kcycles: of a multiprocessor, in thousands, by `plan_warpgroups`, `plan_tensor`, `csr_cycles` and their like.
     """
 
     kcycles: Figure
@@ -261,7 +262,8 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 
 # What a kernel has to do, and what that runs on.
 _Choice = tuple[LibraryWork, str]
-ON_WARPGROUPS, BY_CSR, BY_DEPTHWISE = "warpgroups", "the CSR kernel", "the depthwise kernel"
+ON_WARPGROUPS, ON_TENSOR_CORES = "warpgroups", "sparse tensor cores"
+BY_CSR, BY_DEPTHWISE = "the CSR kernel", "the depthwise kernel"
 
 
 def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
@@ -368,6 +370,28 @@ def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocess
     return None if plan is None else LibraryWork(plan.cycles / 1000)
 
 
+# The first GPUs with sparse tensor cores.
+_TENSOR_ARCHITECTURE = 80
+
+
+def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's kernel for sparse tensor cores, on GPUs from sm_80 on but those with warpgroups, whose
+    kernels are nearly always the faster ones.
+    """
+    found = _on_tensor_cores(layer, architecture, batch, multiprocessors)
+    return None if found is None else found[0]
+
+
+def _on_tensor_cores(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
+    if architecture < _TENSOR_ARCHITECTURE or architecture == _ARCHITECTURE or _zeros(layer) > _MOST_ZEROS:
+        return None
+    plan = plan_tensor(layer, architecture, batch, multiprocessors)
+    by_csr = csr_cycles(layer, batch, multiprocessors)
+    if plan is None or plan.cycles >= by_csr:
+        return LibraryWork(by_csr / 1000), BY_CSR
+    return LibraryWork(plan.cycles / 1000), ON_TENSOR_CORES
+
+
 # Of the library's kernel for depthwise convolutions: a call, bytes that a multiprocessor reads and writes in a cycle,
 # and cycles of a tap for each of its outputs. Of MobileNetV2's layers in both types, in the network, on an H100.
 _DEPTHWISE_CALL = 2500.0
@@ -413,7 +437,7 @@ def _library_work(layer: SparseLayer, architecture: int, batch: int, multiproces
     call = (layer, architecture, batch, multiprocessors)
     if (by_depthwise := depthwise_work(*call)) is not None:
         return by_depthwise, BY_DEPTHWISE
-    if (found := _on_points(*call) or _on_windows(*call)) is not None:
+    if (found := _on_points(*call) or _on_windows(*call) or _on_tensor_cores(*call)) is not None:
         return found
     by_csr = csr_work(*call)
     return None if by_csr is None else (by_csr, BY_CSR)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
 from onnx_sparseconv.kernels.schedule import columns_per_slot, words_and_taps
 
-# Dynamic shared memory of a block, by architecture (major * 10 + minor); the highest that is not above counts.
+# Shared memory of a block, by architecture (major * 10 + minor); the highest that is not above counts.
 _SHARED_BYTES = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 87: 163 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
 MIN_ARCHITECTURE = 75
 # Static shared memory: `kMaxStaticBytes` of ``cuda/generated_conv.cuh``.
@@ -246,7 +246,7 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
         return None
     wanted = int(_CHUNK_INSTRUCTIONS / max(1.0, code_bytes / _INSTRUCTION_BYTES / tile_in_channels))
     chunks = _Chunks(tile_in_channels, max(wanted, _MIN_CHUNK_CHANNELS), tile_in_channels // passes)
-    room = _SHARED_BYTES[max(k for k in _SHARED_BYTES if k <= architecture)] - _STATIC_BYTES
+    room = shared_bytes_of(architecture) - _STATIC_BYTES
     stage = _packed_stage(layer, threads, chunks, room) or _stage(layer, threads, chunks, room)
     if stage is None:
         return None
@@ -438,6 +438,11 @@ def _code_bytes(layer: SparseLayer, tile_channels: int) -> int:
     if layer.element_type == np.float16:
         instructions += multiply_adds // HALF_TERMS
     return int(instructions.max()) * _INSTRUCTION_BYTES
+
+
+def shared_bytes_of(architecture: int) -> int:
+    """Shared memory that a block may have, in bytes; ``architecture`` is 90 for sm_90."""
+    return _SHARED_BYTES[max(known for known in _SHARED_BYTES if known <= architecture)]
 
 
 def estimate_cycles(layer: SparseLayer, plan: GeneratedPlan, batch: int) -> float:

@@ -395,7 +395,7 @@ def _notes(provider: Provider, cuda: CudaBench, *, has_sparse_nodes: bool) -> tu
     return (
         *ordinary,
         f"{graph}; of the modes that were tried the fastest counts, for each model",
-        "ONNX Runtime's own float operators may round inputs to TF32; SparseConv on tensor cores rounds to as many bits",
+        "ONNX Runtime's own float operators may round inputs to TF32; SparseConv on tensor cores, to as many bits",
         "a layer's time is measured with the GPU waited for after every kernel, so it holds one launch or more",
     )
 

@@ -93,6 +93,17 @@ def test_layers_that_are_foretold_to_lose_stay_dense():
     assert "us dense, " in found[1].text
 
 
+@pytest.mark.parametrize("architecture", [80, 86, 120])
+def test_layers_without_code_are_foretold_on_sparse_tensor_cores(architecture):
+    """In both types, where a GPU has no warpgroups; on older ones there is nothing that is known to be fast."""
+    for to_half in (False, True):
+        rule = GpuRule((architecture,), batches=(64,), to_half=to_half, with_images=False)
+        (verdict,) = verdicts(network(NARROW), rule)
+        assert verdict.reason is Reason.REWRITE
+        assert "on sparse tensor cores)" in verdict.text
+        assert not verdicts(network(NARROW), dataclasses.replace(rule, architectures=(75,)))[0].rewrite
+
+
 def test_a_layer_has_to_save_what_a_network_pays_for_it(monkeypatch):
     """However many times faster it is: a change of layout takes microseconds, not a share."""
     monkeypatch.setattr(gpu_rule, "MOST_WEIGHTS_TAKEN_ALONG", 0)
@@ -199,12 +210,11 @@ def test_a_kernel_that_gains_enough_everywhere_goes_before_one_that_gains_more(m
 
 def test_kernels_are_chosen_for_each_architecture():
     wide, shape = sparse_layer((512, 512, 3, 3), dtype=np.float16), (None, 512, 28, 28)
-    by_architecture = choose_kernels(wide, shape, GpuRule((80, 90), (64,)))
-    assert (by_architecture[80].kernel, by_architecture[90]) == ("generated", CSR)
+    by_architecture = choose_kernels(wide, shape, GpuRule((75, 80, 90), (64,)))
+    assert (by_architecture[75].kernel, by_architecture[80], by_architecture[90]) == ("generated", CSR, CSR)
     assert choose_kernels(wide, (64, *shape[1:]), GpuRule((90,), (1,))) == {90: CSR}  # the model's own batch size
     assert choose_kernels(wide, (None, 512, None, 28), GpuRule((90,), (64,))) == {90: CSR}
     assert choose_kernels(wide, shape, GpuRule((90,), (64, 4))) == {90: CSR}
-    assert choose_kernels(wide, shape, GpuRule((80,), (64,)))[80].kernel == "generated"
     narrow = sparse_layer((64, 64, 3, 3), size=(56, 56), density=0.05, dtype=np.float16)
     chosen = choose_kernels(narrow, (64, 64, 56, 56), GpuRule((90,)))[90]
     assert (chosen.kernel, chosen.min_batch) == ("generated", 0)
@@ -745,7 +755,8 @@ def test_layers_with_few_zeros_get_no_code_where_a_kernel_of_the_library_is_know
     for density, expected in ((0.45, "code"), (0.55, CSR)):
         layer = sparse_layer((64, 64, 3, 3), size=shape[2:], density=density)
         assert choose_kernels(layer, shape, GpuRule((90,))) == {90: expected}
-        assert choose_kernels(layer, shape, GpuRule((80,))) == {80: "code"}
+        assert choose_kernels(layer, shape, GpuRule((80,))) == {80: expected}
+        assert choose_kernels(layer, shape, GpuRule((75,))) == {75: "code"}
 
 
 def test_no_batch_size_is_advised_where_the_model_has_its_own(times):

@@ -20,9 +20,11 @@ from onnx_sparseconv.kernels.gpu_times import (
     library_work,
     pointwise_work,
     sparse_work,
+    tensor_work,
     warpgroup_work,
 )
 from onnx_sparseconv.kernels.plan import choose_plan, estimate_cycles
+from onnx_sparseconv.kernels.tensor_plan import plan_tensor
 from onnx_sparseconv.kernels.warpgroup_plan import csr_cycles, plan_pointwise, plan_warpgroups, without_strides
 from tests.support.sparse_layers import sparse_layer
 
@@ -304,3 +306,42 @@ def test_what_is_not_depthwise_or_too_wide_is_not_foretold_so():
     assert depthwise_work(depthwise_layer(channels=1), 90, 64, 132.0) is not None
     assert depthwise_work(depthwise_layer(size=(9, 10_000)), 90, 64, 132.0) is not None
     assert depthwise_work(depthwise_layer(size=(9, 20_000)), 90, 64, 132.0) is None
+
+
+def on_tensor_cores(layer, batch=64, architecture=86):
+    return tensor_work(layer, architecture, batch, MODEL.multiprocessors)
+
+
+@pytest.mark.parametrize("shape", [(128, 128, 3, 3), (256, 64, 1, 1), (64, 12, 7, 7), (100, 300, 1, 3)], ids=str)
+def test_what_a_layer_has_to_do_on_sparse_tensor_cores(shape):
+    half, whole = (on_tensor_cores(make(shape, dtype=dtype)) for dtype in (np.float16, np.float32))
+    assert 0 < half.kcycles < whole.kcycles  # floats have more bytes
+    assert on_tensor_cores(make(shape), 128).kcycles > 1.5 * whole.kcycles
+    # It is the kernel that the library takes.
+    assert library_work(make(shape), 86, 64, MODEL.multiprocessors) == whole
+
+
+def test_fewer_zeros_take_more_steps_on_sparse_tensor_cores():
+    shape = (256, 256, 3, 3)
+    cycles = [on_tensor_cores(make(shape, density=density)).kcycles for density in (0.05, 0.1, 0.3, 0.5, 1.0)]
+    assert cycles == sorted(cycles)
+    assert cycles[-1] > 1.3 * cycles[0]
+
+
+@pytest.mark.parametrize("architecture", [75, 90])
+def test_other_gpus_have_none_or_better(architecture):
+    assert on_tensor_cores(make((128, 128, 3, 3)), architecture=architecture) is None
+
+
+def test_next_to_no_weights_are_not_foretold_on_sparse_tensor_cores():
+    assert on_tensor_cores(make((128, 128, 3, 3), density=0.01)) is None
+
+
+def test_where_the_csr_kernel_is_faster_than_sparse_tensor_cores_it_runs():
+    layer = make((16, 16, 3, 3), size=(7, 7))
+    assert on_tensor_cores(layer, 1).kcycles == csr_cycles(layer, 1, MODEL.multiprocessors) / 1000
+
+
+def test_rows_too_long_for_shared_memory_are_not_foretold_on_sparse_tensor_cores():
+    layer = dataclasses.replace(make((64, 64, 3, 3), size=(3, 9000)), dilations=(1, 4000))
+    assert plan_tensor(layer, 86, 8, MODEL.multiprocessors) is None

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.tensor_plan import plan_tensor
 from tests.native.cuda.test_csr import run_and_check
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
+from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
 
 HALF = np.dtype(np.float16)
@@ -127,6 +129,31 @@ def test_tiles_fit_what_shared_memory_there_is(driver, make_session, max_shared_
     driver.set_device(max_shared_bytes=max_shared_bytes)
     run_and_check(make_session(make_model(CASE)), CASE, (8, 12, 14, 14))
     assert driver.take_launches()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ((64, 64, 3, 3), (14, 14), geometry_2d(pad=1)),
+        ((130, 32, 3, 3), (7, 7), geometry_2d(pad=1)),
+        ((32, 64, 1, 1), (9, 28), geometry_2d(1, pad=0)),
+        ((24, 11, 5, 5), (15, 15), geometry_2d(5, 2, 2)),
+        ((100, 96, 1, 3), (1, 56), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1))),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("gpu", [(80, 163 << 10), (86, 99 << 10)], ids=["sm_80", "sm_86"])
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, gpu):
+    """Of dense weights, whose steps are known: twice as many as columns fill, and chunks that are all full."""
+    (architecture, max_shared_bytes), (weight_shape, size, geometry) = gpu, layer
+    driver.set_device(architecture, num_multiprocessors=8, max_shared_bytes=max_shared_bytes)
+    for dtype in (HALF, np.dtype(np.float32)):
+        case = SparseConvCase(random_weight(weight_shape, 1.0, dtype=dtype), geometry, Activation.NONE, dtype=dtype)
+        session = make_session(make_model(case), cuda_kernel="tensor")
+        driver.take_launches()
+        session.run(None, random_inputs(case, (11, weight_shape[1], *size)))
+        ((_, (blocks, *_), _, _),) = driver.take_launches()
+        assert plan_tensor(layer_of(case, size), architecture, 11, 8).blocks == blocks, (dtype, blocks)
 
 
 def test_an_older_gpu_runs_csr(driver, make_session):

@@ -445,7 +445,8 @@ void CudaKernel::LoadTensorProduct(const SparseConvAttributes& attributes) {
     }
     return;
   }
-  tensor_.emplace(context_, device_, PackTensorWeight(halves, geometry_, ChooseTensorForm(geometry_)),
+  tensor_.emplace(context_, device_,
+                  PackTensorWeight(halves, geometry_, ChooseTensorForm(geometry_, device_.max_shared_bytes)),
                   scaled ? scaled->scales : std::vector<float>());
   // Whether floats run there, the calls' provider decides.
   if (is_half() && !wgmma_) running_.store(RunningKernel::kTensor);

@@ -35,6 +35,8 @@ constexpr double kStrideFactor = 1.4;    // of a chunk, where columns that are r
 constexpr double kOneChunkFactor = 2.6;  // where a tile has one chunk: then none is staged while another is multiplied
 constexpr double kBeginCycles = 8800.0;
 constexpr double kStoredBytesACycle = 7.2;  // of a multiprocessor
+constexpr double kFloatBytesACycle = 5.2;   // likewise, of what floats have more than halves
+constexpr int64_t kHalfBytes = 2;
 
 // The least number that is 1 more than a multiple of 8: neighbouring lines and channels then begin in other banks.
 int64_t OddPitch(int64_t pixels) { return RoundUp(pixels - 1, 8) + 1; }
@@ -170,7 +172,7 @@ class Planner {
     const double product = rounds * steps * subtiles * positions * kProductCycles * wide;
     const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
                           params.tile.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
-    const int64_t row_bytes = params.tile.in_columns * facts_.element_bytes + kRowBytes;
+    const int64_t row_bytes = params.tile.in_columns * kHalfBytes + kRowBytes;
     const double bytes = params.tile.warps_m * steps * static_cast<double>(form.step_bytes()) +
                          static_cast<double>(form.chunk_channels * params.tile.in_rows * row_bytes * kTensorImages);
     const double staging = units * kUnitCycles / static_cast<double>(tiling.staging_warps * resident);
@@ -183,8 +185,13 @@ class Planner {
     const int64_t rounds_of_blocks = CeilDivide(blocks, device_.num_multiprocessors * resident) * resident;
     const auto outputs = static_cast<double>(batch_ * geometry_.out_channels) *
                          static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]);
+    const auto inputs = static_cast<double>(batch_ * geometry_.in_channels) *
+                        static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
+    const double moved =
+        static_cast<double>(kHalfBytes) * outputs / kStoredBytesACycle +
+        static_cast<double>(facts_.element_bytes - kHalfBytes) * (inputs + outputs) / kFloatBytesACycle;
     return kBeginCycles + kUnitsToCycles * static_cast<double>(rounds_of_blocks * form.num_chunks) * chunk +
-           static_cast<double>(facts_.element_bytes) * outputs / (kStoredBytesACycle * device_.num_multiprocessors);
+           moved / device_.num_multiprocessors;
   }
 
   const ConvGeometry& geometry_;

@@ -44,7 +44,8 @@ struct TensorWeight {
 // may carry floats.
 bool HasTensorForm(const SparseWeight& weight, const ConvGeometry& geometry);
 
-TensorForm ChooseTensorForm(const ConvGeometry& geometry);
+// `max_shared_bytes`: of a block.
+TensorForm ChooseTensorForm(const ConvGeometry& geometry, int max_shared_bytes);
 
 TensorWeight PackTensorWeight(const SparseWeight& weight, const ConvGeometry& geometry, const TensorForm& form);
 
