@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,14 +22,20 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """Give the name of a temporary file beside ``path`` that takes its place when the block ends well.
 
     When the block raises, the temporary file is removed and ``path`` is what it was. A symbolic link keeps being one:
-    its target is replaced.
+    its target is replaced. What is no file, a device or a pipe, keeps being that: all bytes go there in the end.
 
     Raises:
         OutputError: the file cannot be written there.
     """
-    target = Path(path).resolve()
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
+    temporary = None
     try:
+        target = Path(path).resolve()
+        if is_special(target):
+            with tempfile.TemporaryDirectory() as folder:
+                yield Path(folder) / "output"
+                pass_on(Path(folder) / "output", target)
+            return
+        temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
         with temporary.open("xb"):
             pass
         yield temporary
@@ -35,8 +43,20 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+
+def is_special(path: str | Path) -> bool:
+    """Whether something that is neither a file nor a directory has this name: a device or a pipe, say."""
+    return is_there(path) and not Path(path).is_file() and not is_directory(path)
+
+
+def pass_on(source: Path, target: Path) -> None:
+    """Write all bytes of a file to what is special."""
+    with source.open("rb") as reader, target.open("wb") as writer:
+        shutil.copyfileobj(reader, writer)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -69,8 +89,15 @@ def identities(path: str | Path) -> frozenset[str | tuple[int, int]]:
     try:
         found = Path(path).stat()
     except OSError:
-        return frozenset({os.path.realpath(path)})
-    return frozenset({os.path.realpath(path), (found.st_dev, found.st_ino)})
+        return frozenset({_real_path(path)})
+    return frozenset({_real_path(path), (found.st_dev, found.st_ino)})
+
+
+def _real_path(path: str | Path) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError:  # the current directory is gone
+        return os.fspath(path)
 
 
 def same_file(first: str | Path, second: str | Path) -> bool:

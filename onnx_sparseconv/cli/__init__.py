@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 from onnx_sparseconv.cli import interrupts
 from onnx_sparseconv.cli.exit_codes import INTERRUPTED
 
 
 def main() -> None:
     """Entry point of the ``sparseconv`` script."""
+    _open_closed_streams()
     interrupts.raise_on_interrupt()
     try:
         # Here, because it takes a while, in which Ctrl-C shall not show a traceback either.
@@ -25,3 +29,14 @@ def main() -> None:
         return
     interrupts.tell()
     raise SystemExit(INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Give Python's streams that were closed when the program began, as some service managers do, to nobody.
+
+    In the order of their numbers: each file that is opened takes the lowest one that is free.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
+            setattr(sys, name, os.fdopen(descriptor, "r" if number == 0 else "w"))

@@ -1,4 +1,4 @@
-"""Ctrl-C that does not get lost.
+"""Ctrl-C that does not get lost, and SIGTERM, which is answered in the same way.
 
 Python raises KeyboardInterrupt wherever the program happens to be. Two of those places lose it:
 
@@ -13,6 +13,7 @@ import atexit
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import NoReturn
 
@@ -35,10 +36,12 @@ def was_told() -> bool:
 
 
 def raise_on_interrupt() -> None:
-    """Raise KeyboardInterrupt in the main thread on Ctrl-C; again where that was dropped."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell lets background jobs ignore it
-        signal.signal(signal.SIGINT, _interrupt)
-        _raise_again_where_dropped()
+    """Raise KeyboardInterrupt in the main thread on Ctrl-C, and on SIGTERM; again where that was dropped."""
+    # Whoever starts a program may have it ignore either: a shell does so with Ctrl-C for jobs in the background.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is usual:
+            signal.signal(number, _interrupt)
+            _raise_again_where_dropped()
 
 
 def raise_what_was_put_off() -> None:
@@ -49,9 +52,24 @@ def raise_what_was_put_off() -> None:
 
 
 def raise_on_termination() -> None:
-    """Raise KeyboardInterrupt on the first SIGTERM, and write nothing on stderr any more: nobody waits for it."""
+    """Raise KeyboardInterrupt on the first SIGTERM, and write nothing on stderr any more: nobody waits for it.
+
+    The same in a process of multiprocessing whose parent is gone.
+    """
     signal.signal(signal.SIGTERM, _terminate)
     _raise_again_where_dropped()
+    import multiprocessing  # noqa: PLC0415 - it takes a while, and most commands have no use of it
+
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    from multiprocessing.connection import wait  # noqa: PLC0415
+
+    wait([sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _raise_again_where_dropped() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper
 from onnx_sparseconv.converter.conv_sites import QUANTISED_CONVS, ConvSite, output_positions
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
-from onnx_sparseconv.custom_ops.schema import MAX_GEOMETRY_VALUE, MAX_SPATIAL_RANK
+from onnx_sparseconv.custom_ops.schema import MAX_GEOMETRY_VALUE, MAX_SPATIAL_RANK, MAX_TAPS
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 
@@ -129,6 +130,8 @@ def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
     if largest > MAX_GEOMETRY_VALUE:
         text = f"one of its strides, dilations and pads is {largest}, more than {MAX_GEOMETRY_VALUE}"
         return Reason.UNSUPPORTED_FORM, text
+    if (taps := math.prod(geometry.kernel_shape)) > MAX_TAPS:
+        return Reason.UNSUPPORTED_FORM, f"its kernel has {taps} positions; up to {MAX_TAPS} are supported"
     if any(p < 0 for p in geometry.pads):
         return Reason.UNSUPPORTED_FORM, f"it has negative pads {list(geometry.pads)}"
     if geometry.auto_pad != "NOTSET" and any(d != 1 for d in geometry.dilations):

@@ -18,9 +18,10 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_model, set_external_data, uses_external_data
 
+from onnx_sparseconv.converter.loose_models import sort_nodes, state_output_shapes
 from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.files import is_there
+from onnx_sparseconv.files import is_special, is_there, pass_on
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
@@ -68,13 +69,16 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
             raise ModelError("the model is not valid ONNX: a name in it is not UTF-8")
         if any(uses_external_data(t) for t in iterate_tensors(proto)):
             raise ModelError("the model's data are in another file: load them, or give the model's path")
-        _spell_default_domain(proto)
+        _respell(proto)
         _check_proto(proto, "the model")
         return LoadedModel(proto, None, tensor_bytes(proto), external=False)
     path = Path(source)
     proto = _parse(path)
     outside = [(t, _location(t)) for t in iterate_tensors(proto) if uses_external_data(t)]
-    respelled = _spell_default_domain(proto)
+    try:
+        respelled = _respell(proto) or not _is_utf8(path)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
     try:
         if not respelled:
             onnx.checker.check_model(str(path))
@@ -104,8 +108,14 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
         ModelError: the model breaks a rule of ONNX or cannot be written, or the file for its external data is there
             and no part of the model that is replaced. Nothing is left behind.
     """
-    given, path = path, Path(path).resolve()  # a link keeps being one: its target is replaced
+    given = path
+    try:
+        path = Path(path).resolve()  # a link keeps being one: its target is replaced
+    except OSError as error:
+        raise ModelError(f"{given}: cannot be written: {error.strerror or error}") from error
     external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
+    if is_special(path):
+        return _save_to_special(proto, path, external)
     data = path.with_name(data_name(path))
     if external and len(os.fsencode(data.name)) > _MAX_NAME_BYTES:
         raise ModelError(f"{given}: cannot be written: the name of {data.name} beside it would be too long")
@@ -122,6 +132,18 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     except OSError as error:
         raise ModelError(f"{given}: cannot be written: {error.strerror or error}") from error
     return size
+
+
+def _save_to_special(proto: ModelProto, path: Path, external: bool) -> int:
+    if external:
+        raise ModelError(f"{path} is no file, and the model needs one for its data beside its own: name a file")
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            (written,) = _write_into(proto, Path(temporary), "model.onnx", external)
+            pass_on(written, path)
+            return written.stat().st_size
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def data_name(path: Path) -> str:
@@ -212,6 +234,25 @@ def _check_proto(proto: ModelProto, name: str) -> None:
         onnx.checker.check_model(proto)
     except Exception as error:
         raise ModelError(f"{name}: is not valid ONNX: {one_line(error)}") from error
+
+
+def _respell(proto: ModelProto) -> bool:
+    """Write what ONNX Runtime takes as onnx's checker wants it; return whether anything was written otherwise."""
+    changes = [
+        _spell_default_domain(proto),
+        *(sort_nodes(owner) for owner in (proto.graph, *proto.functions)),
+        state_output_shapes(proto),
+    ]
+    return any(changes)
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether onnx can be given the file's name."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _spell_default_domain(proto: ModelProto) -> bool:

@@ -49,6 +49,10 @@ class ShapeMap:
         shape = self._find(name, scope)
         return None if shape is None else tuple(size if isinstance(size, int) else None for size in shape)
 
+    def of_model(self, name: str) -> tuple[int | str | None, ...] | None:
+        """The same of a tensor of the model's own graph, with the names of sizes that have one."""
+        return self._shapes.get(((), name))
+
     def are_same(self, first: str, second: str, scope: Scope) -> bool:
         """Whether two tensors certainly have one shape: all sizes are equal numbers, or the same symbol."""
         shape = self._find(first, scope)

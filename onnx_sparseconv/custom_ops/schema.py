@@ -28,6 +28,8 @@ MAX_CONCAT_INPUTS = 8
 CONCAT_OPS = {f"SparseConvConcat{n}": n for n in range(2, MAX_CONCAT_INPUTS + 1)}
 OP_TYPES = (SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, *CONCAT_OPS)
 MAX_SPATIAL_RANK = 3
+# Positions of a kernel: `kMaxTaps` of native/cpu/cpu_kernel.cc. The CUDA kernels take more.
+MAX_TAPS = 1 << 16
 # The native library counts strides, dilations and pads in 32 bits.
 MAX_GEOMETRY_VALUE = 2**31 - 1
 

@@ -409,9 +409,11 @@ def _channel_pitch(layer: SparseLayer, threads: int) -> int:
         return np.where(end > begin, -(-(elements * size) // 16) * 16 + 32, 0)
 
     begins = np.arange(plane)
-    bytes_ = part(begins, np.minimum(begins + threads, plane))
-    for image in range(1, -(-threads // plane) + 1):
-        bytes_ = bytes_ + part(np.zeros_like(begins), np.clip(begins + threads - image * plane, 0, plane))
+    ends = begins + threads
+    # The rest of the image in which a group begins, whole ones, and the beginning of the one in which it ends.
+    whole = np.maximum(ends // plane - 1, 0)
+    bytes_ = part(begins, np.minimum(ends, plane)) + whole * part(np.zeros(1, np.int64), np.full(1, plane))
+    bytes_ = bytes_ + part(np.zeros_like(begins), np.where(ends > plane, ends % plane, 0))
     return _ZERO_BYTES + int(bytes_.max())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -123,10 +124,16 @@ class RestoreConv:
         if self._opset < 11:
             return gs.Node("Clip", name, bounds, [source], [])
         constants = [
-            gs.Constant(self._unique_name(f"{name}_{key}"), np.asarray(value, attributes.element_type))
+            gs.Constant(self._unique_name(f"{name}_{key}"), _rounded(value, attributes.element_type))
             for key, value in bounds.items()
         ]
         return gs.Node("Clip", name, {}, [source, *constants], [])
+
+
+def _rounded(value: float, element_type: np.dtype[Any]) -> Array:
+    """A bound in another type; one beyond its range, as of a Clip that is open at one end, is infinite."""
+    with np.errstate(over="ignore"):
+        return np.asarray(value, element_type)
 
 
 def dense_weight(attributes: SparseConvAttributes) -> Array:

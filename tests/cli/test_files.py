@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
@@ -61,3 +62,30 @@ def test_one_file_is_recognised_by_any_path(tmp_path, monkeypatch):
         assert same_file("a", other)
     assert not same_file("a", "b")
     assert same_file("new", tmp_path / "new")
+
+
+def read_from_pipe(path):
+    """A thread that reads all of a pipe, and what it has read."""
+    read = []
+    reader = threading.Thread(target=lambda: read.append(path.read_bytes()))
+    reader.start()
+    return reader, read
+
+
+def test_a_pipe_stays_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    reader, read = read_from_pipe(tmp_path / "pipe")
+    write_text(tmp_path / "pipe", "new")
+    reader.join()
+    assert read == [b"new"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_a_current_directory_that_is_gone_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SparseConvError, match="cannot write out: No such file"):
+        write_text("out", "text")
+    assert not same_file("out", "other")

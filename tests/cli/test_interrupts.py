@@ -12,7 +12,7 @@ import typer
 
 from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.exit_codes import INTERRUPTED
-from tests.support.processes import environment, heed_interrupts, interrupt_when
+from tests.support.processes import environment, heed_interrupts, interrupt_when, wait_for
 
 START = """
 import os, signal, sys, time
@@ -73,6 +73,15 @@ def test_a_process_that_is_told_to_end_does_so_without_a_word(place):
     assert done.stderr == ""
 
 
+def test_being_told_to_end_is_an_interrupt():
+    """As ``timeout`` and ``docker stop`` do; unless the caller has it ignored."""
+    code = "interrupts.raise_on_interrupt()\ntry:\n    signal.raise_signal(signal.SIGTERM)\n    wait()\n"
+    code += "except KeyboardInterrupt:\n    print('ended')\n"
+    assert _run(START + code).stdout == "ended\n"
+    ignored = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ninterrupts.raise_on_interrupt()\n"
+    assert _run(START + ignored + "signal.raise_signal(signal.SIGTERM)\nprint('went on')").stdout == "went on\n"
+
+
 def test_other_errors_of_finalizers_are_still_told():
     code = "interrupts.raise_on_interrupt()\nclass Object:\n    def __del__(self):\n        1 / 0\nObject()\n"
     assert "ZeroDivisionError" in _run(START + code).stderr
@@ -114,6 +123,20 @@ def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
     done = interrupt_when(lambda: len(list(tmp_path.glob("*.tmp"))) == 2, script)
     assert "KeyboardInterrupt" in done.stderr
     assert list(tmp_path.glob("*.tmp")) == []
+
+
+def test_children_whose_parent_was_killed_tidy_up_and_end(tmp_path):
+    script = tmp_path / "main.py"
+    script.write_text(
+        "from onnx_sparseconv.cli.batch import run_all\n"
+        "from tests.cli import tasks\n"
+        "if __name__ == '__main__':\n"
+        f"    list(run_all(tasks.leave_a_mark, [{str(tmp_path)!r}] * 3, jobs=2))\n"
+    )
+    with subprocess.Popen([sys.executable, script], env=environment()) as process:
+        wait_for(lambda: len(list(tmp_path.glob("*.tmp"))) == 2)
+        process.kill()
+    wait_for(lambda: not list(tmp_path.glob("*.tmp")))
 
 
 def test_an_interrupt_that_typer_answers_itself_is_told():

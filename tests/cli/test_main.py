@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import typer
 
 from onnx_sparseconv import __version__
 from onnx_sparseconv.cli import failures
+from onnx_sparseconv.converter.model_io import load
 from onnx_sparseconv.errors import ModelError
 from tests.runtime import networks
 from tests.support.processes import environment, interrupt_when
@@ -170,6 +172,31 @@ def test_a_reader_that_goes_away_is_no_error(model):
     assert done.returncode == 0
     assert done.stderr == ""
     assert len(done.stdout.splitlines()) == 1
+
+
+def test_streams_that_are_closed_are_no_error(model, tmp_path):
+    """As some service managers start programs; and no file that is written takes their place."""
+    command = [
+        sys.executable,
+        "-m",
+        "onnx_sparseconv",
+        "convert",
+        str(model),
+        "-o",
+        str(tmp_path / "out.onnx"),
+        "--force",
+    ]
+    closed = f"exec {' '.join(map(shlex.quote, command))} <&- >&- 2>&-"
+    done = subprocess.run(["sh", "-c", closed], env=environment(), check=False)
+    assert done.returncode == 0
+    assert load(tmp_path / "out.onnx").proto.functions
+
+
+def test_a_name_that_is_no_text_is_read(model):
+    odd = model.with_name(os.fsdecode(b"odd\xff.onnx"))
+    model.rename(odd)
+    done = _process("inspect", odd)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("doctor",), ("inspect",), ("inspect", "--json")])

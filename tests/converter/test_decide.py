@@ -178,6 +178,15 @@ def test_integer_convolutions_are_listed(op):
     assert layer.dtype == "uint8"
 
 
+def test_a_kernel_that_the_library_cannot_address_stays_dense():
+    weight = np.zeros((2, 1, (1 << 16) + 1), np.float32)
+    weight[:, :, ::100] = 1
+    proto = one_conv(weight, sizes=(70000,), pads=[0, 0])
+    (layer,) = inspect(proto, FORCE).layers
+    assert layer.verdict.reason is Reason.UNSUPPORTED_FORM
+    assert layer.verdict.text == "its kernel has 65537 positions; up to 65536 are supported"
+
+
 def test_sparsity_is_measured_overall_and_by_channel():
     weight = np.ones((4, 8, 4, 4), np.float32)
     weight[0] = 0

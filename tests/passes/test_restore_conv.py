@@ -35,6 +35,20 @@ OPERATORS = {
 }
 
 
+@pytest.mark.parametrize("opset", [10, 13])
+def test_a_clip_that_is_open_at_one_end_stays_so(opset):
+    """In float16, whose range its bound is beyond; without a warning."""
+    weight = pruned((8, 4, 3, 3), 0.8, np.float16)
+    attributes = attributes_for(weight, activation=Activation.CLIP)
+    model = sparse_model(
+        dataclasses.replace(attributes, alpha=0.0, beta=float(np.finfo(np.float32).max)), SPARSE_CONV, opset=opset
+    )
+    restore(model)
+    x = np.linspace(-9, 9, 2 * 4 * 5 * 6, dtype=np.float16).reshape(2, 4, 5, 6)
+    expected = np.maximum(convolve(x, weight, pads=(1,) * 4), 0)
+    np.testing.assert_allclose(run(model, {"X": x})[0], expected, rtol=2e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize("opset", [9, 10, 11, 13, newest_opset()])
 @pytest.mark.parametrize("op_type", [SPARSE_CONV, SPARSE_CONV_ADD, SPARSE_CONV_MAX_POOL, concat_op(3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])

@@ -18,6 +18,14 @@ def heed_interrupts():
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def wait_for(ready, timeout_s=60):
+    """Wait until ``ready()`` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, f"not ready after {timeout_s} s"
+        time.sleep(0.02)
+
+
 def interrupt_when(ready, *arguments, timeout_s=60):
     """Run Python, send Ctrl-C to its group of processes once ``ready()`` holds, and wait for its end.
 
@@ -33,10 +41,7 @@ def interrupt_when(ready, *arguments, timeout_s=60):
         preexec_fn=heed_interrupts,
     ) as process:
         try:
-            deadline = time.monotonic() + timeout_s
-            while not ready() and process.poll() is None:
-                assert time.monotonic() < deadline, f"not ready after {timeout_s} s"
-                time.sleep(0.02)
+            wait_for(lambda: ready() or process.poll() is not None, timeout_s)
             with contextlib.suppress(ProcessLookupError):  # it was over already: the exit code tells
                 os.killpg(process.pid, signal.SIGINT)
             stdout, stderr = process.communicate(timeout=timeout_s)

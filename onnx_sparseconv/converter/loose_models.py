@@ -1,0 +1,94 @@
+"""Models that break a rule of ONNX which ONNX Runtime does not insist on: they are loaded as if they kept it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
+
+from onnx_sparseconv.converter.model_view import subgraphs
+from onnx_sparseconv.converter.shapes import ShapeMap
+from onnx_sparseconv.errors import ModelError
+
+_STATE_IT = "state its shape, with names for sizes that are open"
+
+
+def sort_nodes(owner: GraphProto | FunctionProto) -> bool:
+    """Put each node behind those whose outputs it reads, in the graph or function and in its subgraphs; return whether
+    one was in front of them. Nodes that need not be moved keep their order; those of a circle keep their places.
+
+    ONNX Runtime's own tool that turns models into float16 adds its Cast nodes at the end.
+    """
+    inner = [sort_nodes(graph) for node in owner.node for graph in subgraphs(node)]
+    makers = {name: index for index, node in enumerate(owner.node) for name in node.output if name}
+    order: list[int] = []
+    placed: set[int] = set()
+    for index in range(len(owner.node)):
+        _place(owner, makers, index, order, placed)
+    if order == list(range(len(owner.node))):
+        return any(inner)
+    nodes = [owner.node[index] for index in order]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del owner.node[:]
+    owner.node.extend(copies)
+    return True
+
+
+def _place(
+    owner: GraphProto | FunctionProto, makers: dict[str, int], index: int, order: list[int], placed: set[int]
+) -> None:
+    """Append a node that is not placed yet, behind what it reads. Without recursion: chains of nodes are long."""
+    begun: set[int] = set()
+    stack = [index]
+    while stack:
+        at = stack[-1]
+        if at in placed:
+            stack.pop()
+            continue
+        begun.add(at)
+        before = (makers[name] for name in _read_by(owner.node[at]) if name in makers)
+        waiting = next((one for one in before if one not in placed and one not in begun), None)
+        if waiting is not None:
+            stack.append(waiting)
+            continue
+        order.append(at)
+        placed.add(at)
+        stack.pop()
+
+
+def _read_by(node: NodeProto) -> Iterator[str]:
+    """Names that a node reads, by itself or in its subgraphs from around them."""
+    yield from node.input
+    for graph in subgraphs(node):
+        own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+        own |= {tensor.values.name for tensor in graph.sparse_initializer}
+        own |= {name for inner in graph.node for name in inner.output}
+        read = [name for inner in graph.node for name in _read_by(inner)] + [output.name for output in graph.output]
+        yield from (name for name in read if name not in own)
+
+
+def state_output_shapes(proto: ModelProto) -> bool:
+    """Give outputs of the model that have a type but no shape the one that is inferred; return whether there are such.
+
+    Raises:
+        ModelError: the shape of one cannot be inferred, or that of an input is not stated.
+    """
+    for info in filter(_lacks_shape, proto.graph.input):
+        raise ModelError(f"the model's input {info.name!r} has a type but no shape, which ONNX asks for: {_STATE_IT}")
+    unstated = [info for info in proto.graph.output if _lacks_shape(info)]
+    shapes = ShapeMap(proto) if unstated else None
+    for info in unstated:
+        shape = shapes.of_model(info.name) if shapes is not None else None
+        if shape is None:
+            raise ModelError(
+                f"the model's output {info.name!r} has a type but no shape, which ONNX asks for, and none can be "
+                f"inferred: {_STATE_IT}"
+            )
+        element_type = info.type.tensor_type.elem_type
+        info.type.CopyFrom(onnx.helper.make_tensor_type_proto(element_type, shape))
+    return bool(unstated)
+
+
+def _lacks_shape(info: onnx.ValueInfoProto) -> bool:
+    return info.type.HasField("tensor_type") and not info.type.tensor_type.HasField("shape")
