@@ -209,6 +209,19 @@ def gpu_layers_table(results: str, kernels: Sequence[str] = (), sparsities: Sequ
     return table(head, [_gpu_row(record) for record in records])
 
 
+def before_and_after_table(before: str, after: str) -> str:
+    """Layers of two results files: the fastest dense mode of the second, and SparseConv in each."""
+    if not all((RESULTS / f"{results}.json").is_file() for results in (before, after)):
+        return NOT_MEASURED
+    rows = []
+    for old, new in zip(gpu_layer_records(before), gpu_layer_records(after), strict=True):
+        assert (old["layer"], old["setting"]) == (new["layer"], new["setting"])
+        name, dtype, zeros, batch, dense, mode, sparse, _, speedup, *_ = _gpu_row(new)
+        rows.append([name, dtype, zeros, batch, dense, mode, _gpu_row(old)[6], sparse, speedup])
+    head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv, before", "SparseConv", "speed-up"]
+    return table(head, rows)
+
+
 def _best_comparison(record: Record) -> Record:
     """With a CUDA graph or without, whichever lets the dense side run fastest; empty where nothing ran."""
     best: Record = record["comparisons"][record["best"]] if record.get("best") else {}
@@ -491,6 +504,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-layers-sm80": lambda: gpu_layers_table("gpu-layers-sm80"),
+    "gpu-layers-sm86": lambda: before_and_after_table("gpu-layers-sm86-before", "gpu-layers-sm86"),
     "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table(
         "gpu-models-half", "gpu-models-half-octets", "gpu-models", "gpu-models-float"
