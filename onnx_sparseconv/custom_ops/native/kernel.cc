@@ -19,12 +19,14 @@ std::unique_ptr<Kernel> CreateKernel(const OpDescription& op, const ort::NodeInf
   Fail("unknown execution provider");
 }
 
+std::string SourceName(size_t index) { return index == 0 ? "X" : "X" + std::to_string(index + 1); }
+
 // X of its sources: their shape, but for the channels. Throws `Error` where they do not fit together.
 static void ReadSources(const ort::Context& context, const std::vector<int64_t>& begins, Inputs* inputs) {
   inputs->num_sources = begins.size() - 1;
   for (size_t i = 0; i < inputs->num_sources; ++i) {
     ort::TensorView& source = inputs->sources[i];
-    const std::string name = i == 0 ? "X" : "X" + std::to_string(i + 1);
+    const std::string name = SourceName(i);
     if (!context.GetInput(i == 0 ? 0 : i + 1, &source)) Fail("input ", name, " is absent");
     if (i == 0) inputs->x = source;
     ort::Shape wanted = inputs->x.shape;

@@ -73,6 +73,9 @@ struct Inputs {
   Axes in_dims{1, 1, 1};
 };
 
+// The schema's name of one of the inputs that are concatenated to X.
+std::string SourceName(size_t index);
+
 // `source_begins` are those of SparseConvAttributes.
 Inputs ReadInputs(const ort::Context& context, const OpDescription& op, const ConvGeometry& geometry,
                   const std::vector<int64_t>& source_begins);

@@ -1,0 +1,189 @@
+#include "call_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "../checked.h"
+#include "concatenate_plan.h"
+#include "tensor_launch.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int64_t kVectorBytes = 16;
+constexpr int64_t kHalfBytes = 2;
+
+// No launch takes for ever.
+template <class Launch>
+double CyclesOf(const std::optional<Launch>& launch) {
+  return launch ? launch->cycles : std::numeric_limits<double>::infinity();
+}
+
+class Planner {
+ public:
+  explicit Planner(const NodeKernels& node) : node_(node) {}
+
+  Plan Make(const PlanKey& key) const;
+
+ private:
+  bool PlanDepthwise(const PlanKey& key, Plan* plan) const;
+  bool MayMultiplyHalves(const PlanKey& key) const;
+  double PlanOthers(const PlanKey& key, Plan* plan) const;
+  void PlanWithoutStrides(const PlanKey& key, Plan* plan) const;
+  double PlanWindows(const PlanKey& key, Plan* plan) const;
+  double PlanPointwise(const PlanKey& key, Plan* plan) const;
+  double PlanCluster(const PlanKey& key, Plan* plan) const;
+  double SourceCycles(const PlanKey& key) const;
+  void PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const;
+
+  const NodeKernels& node_;
+};
+
+// Whether the kernel for depthwise convolutions runs a call: wherever it can.
+bool Planner::PlanDepthwise(const PlanKey& key, Plan* plan) const {
+  if (!node_.depthwise) return false;
+  plan->depthwise = ChooseDepthwiseLaunch(node_.geometry, plan->sizes, key.batch,
+                                          static_cast<int64_t>(node_.element_bytes()), node_.device);
+  if (!plan->depthwise && node_.op.cuda.kernel == KernelChoice::kDepthwise) {
+    Fail("the depthwise kernel cannot run this call: a block has no room for its rows, or there are too many of them");
+  }
+  return plan->depthwise.has_value();
+}
+
+// Whether what multiplies halves may run a call: floats are rounded to as many bits as TF32 has, where the session
+// allows that, or asks for such a kernel.
+bool Planner::MayMultiplyHalves(const PlanKey& key) const {
+  return node_.is_half() || key.allows_tf32 || node_.op.cuda.kernel != KernelChoice::kAuto;
+}
+
+// What runs a call that is not on warpgroups: the kernel for tensor cores where that is faster than the CSR kernel.
+// Returns its cycles.
+double Planner::PlanOthers(const PlanKey& key, Plan* plan) const {
+  const double csr = CsrCycles(node_.geometry, plan->sizes, key.batch, node_.csr_weight->num_entries(), node_.device) +
+                     SourceCycles(key);
+  if (!node_.tensor || !MayMultiplyHalves(key)) return csr;
+  TensorFacts facts = node_.tensor->facts;
+  facts.x_columns = node_.is_half() ? key.x_columns : std::max(key.x_columns / 2, 1);
+  plan->tensor = ChooseTensorLaunch(node_.geometry, plan->sizes, key.batch, node_.device, facts);
+  const double tensor = CyclesOf(plan->tensor) + SourceCycles(key);
+  if (node_.op.cuda.kernel == KernelChoice::kTensor) {
+    if (!plan->tensor) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
+    return tensor;
+  }
+  if (tensor >= csr) plan->tensor.reset();
+  return std::min(tensor, csr);
+}
+
+// By octets, from a copy of X without strides. Without these, that kernel runs no such node.
+void Planner::PlanWithoutStrides(const PlanKey& key, Plan* plan) const {
+  const ResolvedGeometry copied = WithoutStrides(plan->sizes, node_.geometry);
+  const auto bytes = static_cast<int64_t>(node_.element_bytes());
+  plan->space_to_depth = ChooseSpaceToDepth(node_.geometry, plan->sizes, copied, key.batch, bytes, node_.device);
+  if (!plan->space_to_depth) return;
+  plan->octets = ChooseOctetLaunch(WithoutStrides(node_.geometry), copied, key.batch, node_.device,
+                                   node_.copied_windows->form, bytes,
+                                   /*is_copied=*/true);
+  if (plan->octets) plan->octets->cycles += plan->space_to_depth->cycles;
+}
+
+// By the fastest one of the kernels of warpgroups but for clusters, without regard to others. Returns its cycles.
+double Planner::PlanWindows(const PlanKey& key, Plan* plan) const {
+  plan->wgmma = ChooseWgmmaLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.wgmma->facts);
+  if (node_.windows && key.is_x_aligned) {
+    plan->octets = ChooseOctetLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.windows->form,
+                                     static_cast<int64_t>(node_.element_bytes()), /*is_copied=*/false);
+    if (!plan->octets && node_.windows->ring) {
+      plan->ring = ChooseRingLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.windows->form);
+    }
+  }
+  if (node_.copied_windows) PlanWithoutStrides(key, plan);
+  const double wgmma = CyclesOf(plan->wgmma), octets = CyclesOf(plan->octets), ring = CyclesOf(plan->ring);
+  if (octets >= std::min(wgmma, ring)) plan->octets.reset();
+  if (ring >= std::min(wgmma, CyclesOf(plan->octets))) plan->ring.reset();
+  return std::min({wgmma, octets, ring});
+}
+
+// The same of 1x1.
+double Planner::PlanPointwise(const PlanKey& key, Plan* plan) const {
+  plan->pointwise = ChoosePointwiseLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.wgmma->facts);
+  const bool reads_sources = plan->pointwise && plan->pointwise->is_whole;
+  return CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
+}
+
+// The same by clusters.
+double Planner::PlanCluster(const PlanKey& key, Plan* plan) const {
+  const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kHalfBytes * static_cast<int64_t>(key.x_columns);
+  plan->cluster =
+      ChooseClusterLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.wgmma->facts, x_alignment);
+  return CyclesOf(plan->cluster) + (CanClusterReadSources(node_, plan->sizes) ? 0.0 : SourceCycles(key));
+}
+
+// What it takes to copy the sources of X together; nothing where X is one.
+double Planner::SourceCycles(const PlanKey& key) const {
+  if (node_.source_begins.empty()) return 0.0;
+  const auto plane = static_cast<double>(key.in_dims[0]) * static_cast<double>(key.in_dims[1]) *
+                     static_cast<double>(key.in_dims[2] * static_cast<int64_t>(node_.element_bytes()));
+  return ConcatenateCycles(static_cast<double>(key.batch * node_.geometry.in_channels) * plane, node_.device);
+}
+
+// On warpgroups, where that is faster than what takes `others` cycles.
+void Planner::PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const {
+  const KernelChoice choice = node_.op.cuda.kernel;
+  double cycles = std::numeric_limits<double>::infinity();
+  if (choice != KernelChoice::kCluster) {
+    cycles = IsPointwise(node_.geometry) ? PlanPointwise(key, plan) : PlanWindows(key, plan);
+    if (choice == KernelChoice::kWgmma && std::isinf(cycles)) {
+      Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
+    }
+  }
+  if (choice != KernelChoice::kWgmma) {
+    const double clusters = PlanCluster(key, plan);
+    if (choice == KernelChoice::kCluster && !plan->cluster) {
+      Fail(
+          "the cluster kernel cannot run this call: no tile of it fits with its part of the weight, the tensors or the "
+          "weight are too large, or this GPU runs no clusters");
+    }
+    if (clusters >= cycles) plan->cluster.reset();
+    cycles = std::min(cycles, clusters);
+  }
+  if (choice == KernelChoice::kAuto && cycles - kEarlyCycles >= others) plan->LeaveWarpgroups();
+}
+
+Plan Planner::Make(const PlanKey& key) const {
+  Plan plan;
+  plan.sizes = Resolve(node_.geometry, key.in_dims);
+  CheckCsrSizes(node_.geometry, plan.sizes, key.batch);
+  if (key.batch == 0) return plan;
+  plan.csr = ChooseCsrLaunch(node_.geometry, plan.sizes, key.batch, node_.csr_weight->num_entries(), node_.device,
+                             node_.op.cuda.sub_batch);
+  const bool must_run_image = node_.op.cuda.kernel == KernelChoice::kGenerated;
+  if (node_.image && (must_run_image || key.batch >= node_.image->min_batch)) {
+    if (const auto sizes = FindPlaneSizes(node_.image->plan, plan.sizes, key.batch, &plan.reason)) {
+      GeneratedFacts facts = node_.image->facts;
+      facts.is_x_aligned = key.is_x_aligned;
+      plan.generated = ChooseLaunch(node_.image->plan, *sizes, node_.device, facts, node_.op.cuda, &plan.reason);
+    }
+    if (plan.generated) return plan;
+    if (must_run_image) {
+      Fail("the image for sm_", node_.image->architecture, " cannot run this call: ", plan.reason);
+    }
+  }
+  if (PlanDepthwise(key, &plan)) return plan;
+  const double others = PlanOthers(key, &plan);
+  if (node_.wgmma && MayMultiplyHalves(key)) PlanWarpgroups(key, others, &plan);
+  return plan;
+}
+
+}  // namespace
+
+Plan MakePlan(const NodeKernels& node, const PlanKey& key) { return Planner(node).Make(key); }
+
+bool CanClusterReadSources(const NodeKernels& node, const ResolvedGeometry& sizes) {
+  const auto image = static_cast<double>(node.geometry.in_channels) * static_cast<double>(sizes.in_dims[0]) *
+                     static_cast<double>(sizes.in_dims[1] * sizes.in_dims[2]);
+  return IsPointwise(node.geometry) && IsPlain(node.geometry) && sizes.out_dims == sizes.in_dims &&
+         image * static_cast<double>(node.element_bytes()) < static_cast<double>(1 << kClusterSourceShift);
+}
+
+}  // namespace sparseconv::cuda

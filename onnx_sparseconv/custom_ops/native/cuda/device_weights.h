@@ -1,0 +1,106 @@
+// What a node's kernels read besides a call's tensors: its weight in device memory, in each kernel's form, and these
+// kernels themselves; its own code likewise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "csr_plan.h"
+#include "driver.h"
+#include "generated_plan.h"
+#include "images.h"
+#include "library_kernels.h"
+#include "tensor_plan.h"
+#include "tensor_weight.h"
+#include "wgmma_plan.h"
+#include "wgmma_weight.h"
+#include "window_weight.h"
+
+namespace sparseconv::cuda {
+
+// The weight as the tensor-core kernel reads it, in device memory, and that kernel.
+struct TensorProduct {
+  // `scales` are those of a ScaledWeight, and none where X is of halves.
+  TensorProduct(const Context& context, const DeviceFacts& device, const TensorWeight& weight,
+                const std::vector<float>& scales);
+
+  // All pointers to the weight.
+  void Fill(TensorParams* params) const {
+    params->steps = memory.at(0);
+    params->step_begins = static_cast<const unsigned*>(memory.at(begins_offset));
+    params->scales = static_cast<const float*>(memory.at(scales_offset));
+  }
+
+  TensorFacts facts;
+  const size_t begins_offset, scales_offset;
+  const Memory memory;
+  const TensorKernels kernels;
+};
+
+// The weight as the warpgroup kernels read it, in device memory, and these kernels.
+struct WgmmaProduct {
+  // `scales` are those of a ScaledWeight, and none where X is of halves.
+  WgmmaProduct(const Context& context, const DeviceFacts& device, const WgmmaWeight& weight, const WgmmaFacts& about,
+               const std::vector<float>& scales);
+
+  // Of the weight's rows; of floats alone.
+  const float* scales() const { return static_cast<const float*>(memory.at(scales_offset)); }
+
+  // All pointers to the weight.
+  void Fill(WarpgroupParams* params) const {
+    params->scales = scales();
+    params->chunks = memory.at(0);
+    params->chunk_begins = static_cast<const unsigned*>(memory.at(chunk_begins));
+    params->block_begins = static_cast<const unsigned*>(memory.at(block_begins));
+    params->channels = static_cast<const int*>(memory.at(channels));
+  }
+
+  const WgmmaFacts facts;
+  const size_t chunk_begins, block_begins, channels, taps, scales_offset;  // offsets
+  const Memory memory;
+  const WgmmaKernels kernels;
+  const ClusterKernels clusters;
+  const PointwiseKernels pointwise;
+};
+
+// The weight as the kernel for depthwise convolutions reads it, likewise.
+struct DepthwiseProduct {
+  DepthwiseProduct(const Context& context, const std::vector<float>& weight);
+
+  const Memory memory;
+};
+
+// The weight as the kernels for windows of few channels read it, likewise.
+struct WindowProduct {
+  WindowProduct(const Context& context, const DeviceFacts& device, const WindowWeight& weight, bool is_half);
+
+  // All pointers to the weight.
+  template <class Params>
+  void Fill(Params* params) const {
+    params->weight = memory.at(0);
+    params->channels = static_cast<const int*>(memory.at(channels));
+  }
+
+  const WindowForm form;
+  const size_t channels;  // offset
+  const Memory memory;
+  std::optional<RingKernels> ring;  // of halves alone
+  const OctetKernels octets, words;
+  const SpaceToDepthKernel space_to_depth;
+};
+
+// The node's own kernel, loaded.
+struct GeneratedImage {
+  GeneratedImage(const Image& image, const DeviceFacts& device);
+
+  const GeneratedPlan plan;
+  const unsigned architecture;
+  const int64_t min_batch;
+  const Library library;
+  FunctionHandle function = nullptr;
+  GeneratedFacts facts;
+};
+
+}  // namespace sparseconv::cuda

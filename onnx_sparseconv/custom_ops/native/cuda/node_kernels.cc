@@ -1,0 +1,171 @@
+#include "node_kernels.h"
+
+#include <utility>
+
+#include "../checked.h"
+#include "depthwise_plan.h"
+#include "half_rounding.h"
+#include "provider.h"
+#include "space_to_depth.h"
+#include "tensor_launch.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int kMinArchitecture = 75;
+
+int Attribute(Device device, DeviceAttribute attribute) {
+  int value = 0;
+  GetDriver().device_attribute(&value, attribute, device);
+  return value;
+}
+
+DeviceFacts ReadFacts(Device device) {
+  DeviceFacts facts;
+  facts.architecture = 10 * Attribute(device, kComputeCapabilityMajor) + Attribute(device, kComputeCapabilityMinor);
+  facts.num_multiprocessors = Attribute(device, kMultiprocessorCount);
+  facts.max_shared_bytes = Attribute(device, kMaxSharedMemoryPerBlockOptin);
+  if (facts.architecture < kMinArchitecture) {
+    Fail("the GPU has compute capability ", facts.architecture / 10, ".", facts.architecture % 10,
+         ", 7.5 is needed; run the model on the CPUExecutionProvider");
+  }
+  return facts;
+}
+
+}  // namespace
+
+NodeKernels::NodeKernels(const OpDescription& description, const ort::NodeInfo& node,
+                         const SparseConvAttributes& attributes)
+    : op(description),
+      name(node.Name()),
+      geometry(attributes.geometry),
+      activation(attributes.activation),
+      pool(attributes.pool),
+      source_begins(attributes.source_begins),
+      context(node.DeviceId()) {
+  CheckCsrGeometry(geometry);
+  const ScopedContext scope(context.handle());
+  device = ReadFacts(context.device());
+  LoadDepthwiseProduct(attributes);
+  LoadWgmmaProduct(attributes);
+  LoadTensorProduct(attributes);
+  if (!is_half() && (tensor || wgmma)) was_recomputed.emplace(context);
+  LoadImage(node, attributes);
+  library_kernels.emplace(is_half(), device);
+  csr_weight.emplace(context, attributes.weight);
+}
+
+void NodeKernels::LoadDepthwiseProduct(const SparseConvAttributes& attributes) {
+  const bool must_run = op.cuda.kernel == KernelChoice::kDepthwise;
+  if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  if (!HasDepthwiseForm(geometry)) {
+    if (must_run) {
+      Fail(
+          "'sparseconv.cuda_kernel' asks for the depthwise kernel, which runs 1-D and 2-D, with as many groups as "
+          "input and as output channels, and kernels of up to 1024 taps");
+    }
+    return;
+  }
+  depthwise.emplace(context, DepthwiseWeight(attributes.weight, geometry));
+  likely = RunningKernel::kDepthwise;
+}
+
+void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
+  const bool must_run = op.cuda.kernel == KernelChoice::kTensor;
+  if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  // Where floats may run on warpgroups, these are the faster ones.
+  if (!is_half() && wgmma && !must_run) return;
+  const bool can_load = device.architecture >= kMinTensorArchitecture;
+  const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
+  if (!can_load || !HasTensorForm(halves, geometry)) {
+    if (must_run) {
+      Fail(
+          "'sparseconv.cuda_kernel' asks for the tensor-core kernel, which runs 1-D and 2-D, weights that are halves, "
+          "or finite floats, on compute capability 8.0 and later");
+    }
+    return;
+  }
+  tensor.emplace(context, device,
+                 PackTensorWeight(halves, geometry, ChooseTensorForm(geometry, device.max_shared_bytes)),
+                 scaled ? scaled->scales : std::vector<float>());
+  // Whether floats run there, the calls' provider decides.
+  if (is_half() && !wgmma) likely = RunningKernel::kTensor;
+}
+
+void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
+  const bool must_cluster = op.cuda.kernel == KernelChoice::kCluster;
+  const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster;
+  if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  const bool can_load = device.architecture == kWgmmaArchitecture && GetDriver().version >= kWgmmaDriver;
+  const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
+  if (!can_load || !HasWgmmaForm(halves, geometry)) {
+    if (must_run) {
+      Fail("'sparseconv.cuda_kernel' asks for the ", must_cluster ? "cluster" : "warpgroup",
+           " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
+           "halves, or finite floats, groups of 8 output channels at least, kernels of up to 49 taps; on "
+           "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
+    }
+    return;
+  }
+  const WgmmaWeight weight = PackWgmmaWeight(halves, geometry, ChooseWgmmaForm(geometry), source_begins);
+  const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
+  if (!must_run && !IsWorthWarpgroups(facts, geometry)) return;
+  wgmma.emplace(context, device, weight, facts, scaled ? scaled->scales : std::vector<float>());
+  device.max_clusters = wgmma->clusters.MaxClusters();
+  if (HasWindowForm(geometry, device.max_shared_bytes)) {
+    windows.emplace(context, device, PackWindowWeight(halves, geometry), is_half());
+  }
+  if (HasFewPlaces(geometry) && HasWindowForm(WithoutStrides(geometry), device.max_shared_bytes)) {
+    const SparseWeight copied = WithoutStrides(halves, geometry);
+    copied_windows.emplace(context, device, PackWindowWeight(copied, WithoutStrides(geometry)), is_half());
+  }
+  // Whether floats run there, the calls' provider decides.
+  if (is_half()) likely = must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma;
+}
+
+// Finds the node's image for this GPU. Where it carries some but none that fits, says so.
+void NodeKernels::LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes) {
+  const auto container = node.GetTensor("cuda_images");
+  if (container.element_type() != ort::kUint8) {
+    Fail("attribute 'cuda_images' must be a tensor of uint8, found element type ", container.element_type());
+  }
+  const auto images = ParseImages(container.data<uint8_t>(), container.size(), attributes);
+  const bool must_run = op.cuda.kernel == KernelChoice::kGenerated;
+  if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  if (images.empty()) {
+    if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and the node carries no image");
+    return;
+  }
+  std::string reason;
+  const Image* chosen = ChooseImage(images, op.element_type, device.architecture, GetDriver().version, &reason);
+  if (chosen == nullptr) {
+    if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and ", reason);
+    WarnOfImage(node, reason);
+    return;
+  }
+  // The driver wants its images aligned.
+  const std::vector<uint8_t> code(chosen->code, chosen->code + chosen->size);
+  Image aligned = *chosen;
+  aligned.code = code.data();
+  try {
+    image.emplace(aligned, device);
+  } catch (const DriverError& error) {
+    // The driver knows best what it can load.
+    if (must_run || (error.result() != kInvalidImage && error.result() != kNoBinaryForGpu)) throw;
+    WarnOfImage(node, Concat("its image for sm_", chosen->architecture, " does not fit, ", error.what()));
+    return;
+  }
+  likely = RunningKernel::kGenerated;
+}
+
+void NodeKernels::WarnOfImage(const ort::NodeInfo& node, const std::string& reason) {
+  has_warned = true;
+  const std::string kernel = depthwise         ? "the depthwise kernel"
+                             : tensor || wgmma ? "a kernel on tensor cores, or with little work the CSR kernel"
+                                               : "the CSR kernel";
+  node.Warn(Concat(op.name(), " node '", name, "' runs ", kernel, ": ", reason));
+}
+
+}  // namespace sparseconv::cuda
