@@ -89,8 +89,8 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
   tensor.emplace(context, device,
                  PackTensorWeight(halves, geometry, ChooseTensorForm(geometry, device.max_shared_bytes)),
                  scaled ? scaled->scales : std::vector<float>());
-  // Whether floats run there, the calls' provider decides.
-  if (is_half() && !wgmma) likely = RunningKernel::kTensor;
+  // Whether floats run there, the calls' provider decides, unless the session does.
+  if (must_run || (is_half() && !wgmma)) likely = RunningKernel::kTensor;
 }
 
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
@@ -121,8 +121,8 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     const SparseWeight copied = WithoutStrides(halves, geometry);
     copied_windows.emplace(context, device, PackWindowWeight(copied, WithoutStrides(geometry)), is_half());
   }
-  // Whether floats run there, the calls' provider decides.
-  if (is_half()) likely = must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma;
+  // Whether floats run there, the calls' provider decides, unless the session does.
+  if (must_run || is_half()) likely = must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma;
 }
 
 // Finds the node's image for this GPU. Where it carries some but none that fits, says so.
