@@ -48,6 +48,20 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
                 temporary.unlink(missing_ok=True)
 
 
+def require_text_name(path: str | Path) -> None:
+    """Refuse the name of a model's file that is not UTF-8: neither onnx nor ONNX Runtime takes it.
+
+    Raises:
+        SparseConvError: it is not.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise SparseConvError(
+            f"{path}: its name is not UTF-8, and ONNX Runtime cannot open it: rename the file"
+        ) from error
+
+
 def is_special(path: str | Path) -> bool:
     """Whether something that is neither a file nor a directory has this name: a device or a pipe, say."""
     return is_there(path) and not Path(path).is_file() and not is_directory(path)

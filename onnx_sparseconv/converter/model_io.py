@@ -21,7 +21,7 @@ from onnx.external_data_helper import load_external_data_for_model, set_external
 from onnx_sparseconv.converter.loose_models import sort_nodes, state_output_shapes
 from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.files import is_special, is_there, pass_on
+from onnx_sparseconv.files import is_special, is_there, pass_on, require_text_name
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
@@ -73,10 +73,11 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
         _check_proto(proto, "the model")
         return LoadedModel(proto, None, tensor_bytes(proto), external=False)
     path = Path(source)
+    require_text_name(path)
     proto = _parse(path)
     outside = [(t, _location(t)) for t in iterate_tensors(proto) if uses_external_data(t)]
     try:
-        respelled = _respell(proto) or not _is_utf8(path)
+        respelled = _respell(proto)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     try:
@@ -109,6 +110,7 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
             and no part of the model that is replaced. Nothing is left behind.
     """
     given = path
+    require_text_name(given)
     try:
         path = Path(path).resolve()  # a link keeps being one: its target is replaced
     except OSError as error:
@@ -244,15 +246,6 @@ def _respell(proto: ModelProto) -> bool:
         state_output_shapes(proto),
     ]
     return any(changes)
-
-
-def _is_utf8(path: Path) -> bool:
-    """Whether onnx can be given the file's name."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _spell_default_domain(proto: ModelProto) -> bool:

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from onnx_sparseconv.errors import ModelError, NativeLibraryError, ProviderError, SparseConvError, UsageError
+from onnx_sparseconv.files import require_text_name
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.runtime.cuda_libraries import load_cuda_libraries
 
@@ -177,6 +178,7 @@ def _model_source(model: str | Path | bytes | onnx.ModelProto) -> tuple[str | by
         return model, "the model"
     if isinstance(model, (str, Path)):
         path = Path(model)
+        require_text_name(path)
         if not path.is_file():
             raise ModelError(f"{path}: {'not a file' if path.exists() else 'no such file'}")
         return str(path), str(path)

@@ -192,11 +192,15 @@ def test_streams_that_are_closed_are_no_error(model, tmp_path):
     assert load(tmp_path / "out.onnx").proto.functions
 
 
-def test_a_name_that_is_no_text_is_read(model):
+def test_a_name_that_is_no_text_is_one_line(model):
+    """Neither onnx nor ONNX Runtime can open such a file."""
     odd = model.with_name(os.fsdecode(b"odd\xff.onnx"))
-    model.rename(odd)
-    done = _process("inspect", odd)
-    assert done.returncode == 0, done.stderr
+    odd.write_bytes(model.read_bytes())
+    for arguments in (("inspect", odd), ("convert", model, "-o", odd), ("bench", odd, odd)):
+        done = _process(*arguments)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        assert "its name is not UTF-8" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("--version",), ("doctor",), ("inspect",), ("inspect", "--json")])
