@@ -1,5 +1,5 @@
-"""Kernels for float that multiply halves, through ONNX Runtime: where halves cannot hold X, outputs that read it are
-computed once more."""
+"""Kernels for float that multiply halves, through ONNX Runtime: what halves hold is exact, and where they cannot hold
+X, outputs that read it are computed once more."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_tensor import LAYERS
+from tests.native.cuda.test_wgmma_float import POINTS
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -20,6 +22,7 @@ from tests.support.sparse_models import (
     random_inputs,
     random_weight,
 )
+from tests.support.warpgroup_layers import WINDOWS
 
 LINEAR = SparseConvCase(random_weight((70, 40, 3, 3), 0.1), geometry_2d(pad=1))
 LINEAR_POINTWISE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1), geometry_2d(1, 1, 0))
@@ -39,6 +42,26 @@ PRUNED, WIDE_PRUNED, PRUNED_POINTWISE = (
     )
     for shape in ((40, 3, 3), (320, 3, 3), (40, 1, 1))
 )
+
+
+@pytest.mark.parametrize(
+    ("kernel", "layer"),
+    [*(("wgmma", layer) for layer in WINDOWS + POINTS), *(("tensor", layer) for layer in LAYERS)],
+    ids=str,
+)
+def test_values_that_are_halves_are_not_rounded(make_session, kernel, layer):
+    """Rows of the weight may be of any magnitude: powers of two times halves."""
+    weight_shape, size, geometry = layer
+    rng = np.random.default_rng(0)
+    weight = random_weight(weight_shape, 0.1, dtype=np.float16).astype(np.float32)
+    weight *= np.exp2(rng.integers(-60, 60, weight_shape[0])).astype(np.float32)[:, None, None, None]
+    case = SparseConvCase(weight, geometry, Activation.NONE)
+    inputs = random_inputs(case, (3, weight_shape[1] * geometry.group, *size))
+    inputs["X"] = inputs["X"].astype(np.float16).astype(np.float32)
+    (y,) = make_session(make_model(case), cuda_kernel=kernel).run(None, inputs)
+    assert_within(y, *oracle(case, inputs))
+
+
 # What rounds X, what multiplies, and what adds up, on a GPU of so many multiprocessors.
 ROUNDED = [
     ("wgmma", 4, LINEAR, (9, 40, 11, 13), ["interleave_f32", "wgmma_f32"]),
