@@ -141,7 +141,7 @@ def _save_to_special(proto: ModelProto, path: Path, external: bool) -> int:
         raise ModelError(f"{path} is no file, and the model needs one for its data beside its own: name a file")
     try:
         with tempfile.TemporaryDirectory() as temporary:
-            (written,) = _write_into(proto, Path(temporary), "model.onnx", external)
+            (written,) = _write_into(proto, Path(temporary), "model.onnx", external=False)
             pass_on(written, path)
             return written.stat().st_size
     except OSError as error:

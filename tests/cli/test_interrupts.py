@@ -112,7 +112,9 @@ def test_ctrl_c_never_reaches_the_children_of_a_batch(tmp_path):
     assert done.stdout == "[True, True, True]\nFalse\n"
 
 
-def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
+@pytest.fixture
+def marking_script(tmp_path):
+    """A program whose children each leave a mark in its folder while they work."""
     script = tmp_path / "main.py"
     script.write_text(
         "from onnx_sparseconv.cli.batch import run_all\n"
@@ -120,20 +122,17 @@ def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path):
         "if __name__ == '__main__':\n"
         f"    list(run_all(tasks.leave_a_mark, [{str(tmp_path)!r}] * 3, jobs=2))\n"
     )
-    done = interrupt_when(lambda: len(list(tmp_path.glob("*.tmp"))) == 2, script)
+    return script
+
+
+def test_an_interrupt_ends_the_children_and_lets_them_tidy_up(tmp_path, marking_script):
+    done = interrupt_when(lambda: len(list(tmp_path.glob("*.tmp"))) == 2, marking_script)
     assert "KeyboardInterrupt" in done.stderr
     assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_children_whose_parent_was_killed_tidy_up_and_end(tmp_path):
-    script = tmp_path / "main.py"
-    script.write_text(
-        "from onnx_sparseconv.cli.batch import run_all\n"
-        "from tests.cli import tasks\n"
-        "if __name__ == '__main__':\n"
-        f"    list(run_all(tasks.leave_a_mark, [{str(tmp_path)!r}] * 3, jobs=2))\n"
-    )
-    with subprocess.Popen([sys.executable, script], env=environment()) as process:
+def test_children_whose_parent_was_killed_tidy_up_and_end(tmp_path, marking_script):
+    with subprocess.Popen([sys.executable, marking_script], env=environment()) as process:
         wait_for(lambda: len(list(tmp_path.glob("*.tmp"))) == 2)
         process.kill()
     wait_for(lambda: not list(tmp_path.glob("*.tmp")))

@@ -120,8 +120,8 @@ def test_shapes_that_are_not_known_are_asked_for(tmp_path):
         inspect(proto)
 
 
-def test_rounding_does_not_matter_to_what_is_sorted():
-    """As ONNX Runtime's own tool writes float16: casts at the end of the list."""
+def test_casts_at_the_end_are_sorted():
+    """As ONNX Runtime's own tool writes float16."""
     proto = chain()
     half = proto.graph.initializer[0]
     half.CopyFrom(tensor(pruned().astype(np.float16), "W"))

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <limits>
 #include <optional>
-#include <utility>
 
 #include "../checked.h"
 #include "../half.h"
@@ -18,8 +17,6 @@ constexpr unsigned kReduceThreads = 256;
 // Few, so that the little that there is spreads over the multiprocessors.
 constexpr unsigned kReduceVectorThreads = 64;
 constexpr int64_t kMaxReduceBlocks = 1 << 16;
-constexpr uintptr_t kVectorBytes = 16;
-constexpr uintptr_t kPairBytes = 4;  // of halves
 
 Bounds BoundsOf(const Activation& activation, bool is_half) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -11,13 +11,16 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kVectorBytes = 16;
-constexpr int64_t kHalfBytes = 2;
-
 // No launch takes for ever.
 template <class Launch>
 double CyclesOf(const std::optional<Launch>& launch) {
   return launch ? launch->cycles : std::numeric_limits<double>::infinity();
+}
+
+// Of an image of X.
+double ImageBytes(const NodeKernels& node, const Axes& in_dims) {
+  return static_cast<double>(node.geometry.in_channels) * static_cast<double>(in_dims[0]) *
+         static_cast<double>(in_dims[1] * in_dims[2]) * static_cast<double>(node.element_bytes());
 }
 
 class Planner {
@@ -113,18 +116,17 @@ double Planner::PlanPointwise(const PlanKey& key, Plan* plan) const {
 
 // The same by clusters.
 double Planner::PlanCluster(const PlanKey& key, Plan* plan) const {
-  const int64_t x_alignment = key.is_x_aligned ? kVectorBytes : kHalfBytes * static_cast<int64_t>(key.x_columns);
-  plan->cluster =
-      ChooseClusterLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.wgmma->facts, x_alignment);
+  const uintptr_t x_alignment =
+      key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<uintptr_t>(key.x_columns);
+  plan->cluster = ChooseClusterLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.wgmma->facts,
+                                      static_cast<int64_t>(x_alignment));
   return CyclesOf(plan->cluster) + (CanClusterReadSources(node_, plan->sizes) ? 0.0 : SourceCycles(key));
 }
 
 // What it takes to copy the sources of X together; nothing where X is one.
 double Planner::SourceCycles(const PlanKey& key) const {
   if (node_.source_begins.empty()) return 0.0;
-  const auto plane = static_cast<double>(key.in_dims[0]) * static_cast<double>(key.in_dims[1]) *
-                     static_cast<double>(key.in_dims[2] * static_cast<int64_t>(node_.element_bytes()));
-  return ConcatenateCycles(static_cast<double>(key.batch * node_.geometry.in_channels) * plane, node_.device);
+  return ConcatenateCycles(static_cast<double>(key.batch) * ImageBytes(node_, key.in_dims), node_.device);
 }
 
 // On warpgroups, where that is faster than what takes `others` cycles.
@@ -180,10 +182,8 @@ Plan Planner::Make(const PlanKey& key) const {
 Plan MakePlan(const NodeKernels& node, const PlanKey& key) { return Planner(node).Make(key); }
 
 bool CanClusterReadSources(const NodeKernels& node, const ResolvedGeometry& sizes) {
-  const auto image = static_cast<double>(node.geometry.in_channels) * static_cast<double>(sizes.in_dims[0]) *
-                     static_cast<double>(sizes.in_dims[1] * sizes.in_dims[2]);
   return IsPointwise(node.geometry) && IsPlain(node.geometry) && sizes.out_dims == sizes.in_dims &&
-         image * static_cast<double>(node.element_bytes()) < static_cast<double>(1 << kClusterSourceShift);
+         ImageBytes(node, sizes.in_dims) < static_cast<double>(1 << kClusterSourceShift);
 }
 
 }  // namespace sparseconv::cuda

@@ -2,7 +2,6 @@
 
 #include <atomic>
 #include <string>
-#include <utility>
 
 #include "../checked.h"
 #include "../plan_cache.h"
@@ -15,8 +14,6 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr uintptr_t kVectorBytes = 16;
-constexpr uintptr_t kPairBytes = 4;  // of halves
 // More than on the CPU: the batch is part of the key, and a plan is small.
 constexpr size_t kMaxPlans = 32;
 

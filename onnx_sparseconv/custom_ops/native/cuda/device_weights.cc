@@ -3,7 +3,6 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr size_t kVectorBytes = 16;
 constexpr int kClusterArchitecture = 90;
 
 size_t RoundedUp(size_t bytes) { return (bytes + kVectorBytes - 1) / kVectorBytes * kVectorBytes; }

@@ -20,6 +20,10 @@
 
 namespace sparseconv::cuda {
 
+// What vectors are aligned to, and two halves in one word.
+constexpr uintptr_t kVectorBytes = 16;
+constexpr uintptr_t kPairBytes = 4;
+
 // The weight as the tensor-core kernel reads it, in device memory, and that kernel.
 struct TensorProduct {
   // `scales` are those of a ScaledWeight, and none where X is of halves.

@@ -1,7 +1,5 @@
 #include "node_kernels.h"
 
-#include <utility>
-
 #include "../checked.h"
 #include "depthwise_plan.h"
 #include "half_rounding.h"
