@@ -6,25 +6,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import shared_bytes_of
-from onnx_sparseconv.kernels.warpgroup_plan import IMAGES, out_size
+from onnx_sparseconv.kernels.warpgroup_plan import IMAGES, Eights, eights_of, memory_cycles, out_size
 
-_WARP, _QUARTERS, _MAX_WARPS, _MAX_PRODUCT_WARPS = 32, 4, 12, 8
-_PIXEL_BYTES, _MAX_TILE_ROWS, _FEW_PRODUCT_WARPS = 16, 8, 4
+_WARP, _QUARTERS, _MAX_WARPS, _MAX_PRODUCT_WARPS, _MAX_PARTS = 32, 4, 12, 8, 16
+_PIXEL_BYTES, _MAX_TILE_ROWS, _FEW_PRODUCT_WARPS, _STAGE_BYTES = 16, 8, 4, 1 << 17
+_STAGING_WARPS, _MANY_STAGING_WARPS = (8, 4, 2), 8
 _POSITIONS = {64: (7, 8), 32: (14, 16)}
 _WIDE_POSITIONS, _SUBTILE_ROWS, _STEP_COLUMNS = 8, 16, 32
 _WANTED_COLUMNS, _FEW_COLUMNS, _AMPLE_BYTES, _MAX_CHUNK_CHANNELS = 288, 144, 160 << 10, 64
-_RESERVED_BYTES, _LEAST_BYTES, _UNIT_BYTES, _ENTRY_BYTES = 1024, 3072, 8, 8
+_RESERVED_BYTES, _LEAST_BYTES, _UNIT_BYTES, _ENTRY_BYTES, _SUM_BYTES = 1024, 3072, 8, 8, 4
 _UNITS, _WIDE_UNITS = 4, 2
-_PRODUCT_CYCLES, _WIDE_FACTOR, _SHARED_CYCLES, _SHARED_UNIT_CYCLES = 16.0, 1.3, 2.0, 18.0
-_UNIT_CYCLES, _L2_BYTES_A_CYCLE, _ROW_BYTES, _CHUNK_CYCLES, _OVERLAP = 480.0, 17.0, 76, 2150.0, 0.6
-_UNITS_TO_CYCLES, _STRIDE_FACTOR, _ONE_CHUNK_FACTOR, _BEGIN_CYCLES = 0.32, 1.4, 2.6, 8800.0
-_STORED_BYTES_A_CYCLE, _FLOAT_BYTES_A_CYCLE, _HALF_BYTES = 7.2, 5.2, 2
+_HALF_BYTES, _SECTOR_BYTES = 2, 32
+_PRODUCT_CYCLES, _WIDE_FACTOR, _STEP_CYCLES, _SHARED_CYCLES, _SHARED_UNIT_CYCLES = 6.1, 1.25, 220.0, 1.2, 18.0
+_UNIT_CYCLES, _L2_BYTES_A_CYCLE, _ROW_BYTES, _CHUNK_CYCLES, _OVERLAP = 310.0, 60.0, 76, 480.0, 0.05
+_STRIDE_FACTOR, _LAUNCH_AND_FIRST_CYCLES, _BLOCK_CYCLES, _FLOAT_BLOCK_CYCLES = 1.55, 6400.0, 1600.0, 3000.0
+_OUTPUT_CYCLES, _SHARE_CYCLES, _STORED_BYTES_A_CYCLE, _FLOAT_BYTES_A_CYCLE = 0.18, 135.0, 10.0, 6.0
+_REDUCE_CYCLES, _REDUCE_PART_CYCLES = 3400.0, 420.0
 # Steps that a tile of 64 rows, and of 32, takes of a chunk, for each that its columns would fill, by the share of
 # zeros: random weights, packed. The last ones are those of 1x1, whose chunks have few columns. A little of a step fits
 # anyway.
@@ -78,6 +81,7 @@ class _Call:
     max_shared_bytes: int
     batch: int
     multiprocessors: float
+    eights: Eights
 
 
 @dataclass(frozen=True)
@@ -88,8 +92,18 @@ class _Tiling:
     tile_h: int
     tile_w: int
     warps_m: int
-    product_warps: int
+    warps_k: int
     staging_warps: int
+    parts: int
+
+    @property
+    def base_warps(self) -> int:
+        """Those that have outputs of their own."""
+        return self.warps_m * self.tile_h * self.tile_w // self.positions
+
+    @property
+    def product_warps(self) -> int:
+        return self.base_warps * self.warps_k
 
 
 def plan_tensor(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> TensorPlan | None:
@@ -105,19 +119,22 @@ def plan_tensor(layer: SparseLayer, architecture: int, batch: int, multiprocesso
         ValueError: the input size is not known.
     """
     form = _form_of(layer, shared_bytes_of(architecture))
-    call = _Call(layer, form, shared_bytes_of(architecture), batch, multiprocessors)
-    for min_product_warps in (_FEW_PRODUCT_WARPS, 1):
-        plans = (_plan(call, tiling) for tiling in _tilings(layer, form, min_product_warps))
-        best = min((plan for plan in plans if plan is not None), key=lambda plan: plan.cycles, default=None)
-        if best is not None:
-            return best
-    return None
+    plans = []
+    for eights in eights_of(batch, _out_size(layer)[0]):
+        call = _Call(layer, form, shared_bytes_of(architecture), batch, multiprocessors, eights)
+        for min_product_warps in (_FEW_PRODUCT_WARPS, 1):
+            found = [plan for tiling in _tilings(call, min_product_warps) if (plan := _plan(call, tiling)) is not None]
+            plans += found
+            if found:
+                break
+    return min(plans, key=lambda plan: plan.cycles, default=None)
 
 
 def _form_of(layer: SparseLayer, max_shared_bytes: int) -> _Form:
     taps, rows = math.prod(layer.kernel_shape), layer.group_out_channels
     tile_rows = 32 if rows <= 32 else 64
-    columns = _FEW_COLUMNS if max_shared_bytes < _AMPLE_BYTES else _WANTED_COLUMNS
+    is_one_chunk = layer.group_in_channels <= max(_WANTED_COLUMNS // taps, 1)
+    columns = _FEW_COLUMNS if max_shared_bytes < _AMPLE_BYTES or is_one_chunk else _WANTED_COLUMNS
     channels = min(max(columns // taps, 1), _MAX_CHUNK_CHANNELS, layer.group_in_channels)
     zeros = 1 - np.count_nonzero(layer.used_weights) / layer.weight.size
     share = np.interp(zeros, _ZEROS, _POINTWISE_STEPS if taps == 1 else _STEPS[tile_rows])
@@ -130,22 +147,42 @@ def _form_of(layer: SparseLayer, max_shared_bytes: int) -> _Form:
     )
 
 
-def _tilings(layer: SparseLayer, form: _Form, min_product_warps: int) -> Iterator[_Tiling]:
-    out_h, out_w = _out_size(layer)
+def _tilings(call: _Call, min_product_warps: int) -> Iterator[_Tiling]:
+    form, out_w = call.form, _out_size(call.layer)[1]
     for positions in _POSITIONS[form.tile_rows]:
         for runs in range(1, min(math.ceil(out_w / positions), _MAX_PRODUCT_WARPS) + 1):
-            for tile_h in range(1, min(out_h, _MAX_TILE_ROWS) + 1):
-                warps_m = 1
-                while warps_m < 2 * form.tiles_per_group and warps_m * runs * tile_h <= _MAX_PRODUCT_WARPS:
-                    product_warps = warps_m * runs * tile_h
-                    for staging_warps in (4, 2) if product_warps >= min_product_warps else ():
-                        yield _Tiling(positions, tile_h, positions * runs, warps_m, product_warps, staging_warps)
-                    warps_m *= 2
+            for tile_h in range(1, min(call.eights.rows, _MAX_TILE_ROWS) + 1):
+                for warps_m in (1, 2, 4, 8):
+                    if warps_m >= 2 * form.tiles_per_group:
+                        break
+                    tile = (positions, tile_h, positions * runs, warps_m)
+                    yield from _sharings(call, tile, min_product_warps)
+
+
+def _sharings(call: _Call, tile: tuple[int, int, int, int], min_product_warps: int) -> Iterator[_Tiling]:
+    """All numbers of warps that share steps, of those that stage, and of parts of the chunks."""
+    blocks, chunks = _blocks(call, _Tiling(*tile, 1, 0, 1)), call.form.num_chunks
+    are_strips = call.eights != eights_of(call.batch, _out_size(call.layer)[0])[0]
+    max_parts = max(min(_MAX_PARTS, chunks, int(call.multiprocessors) // blocks), 1)
+    # A part more is for nothing where the longest stays as long.
+    all_parts = [n for n in range(1, max_parts + 1) if n == 1 or -(-chunks // n) < -(-chunks // (n - 1))]
+    for warps_k in (1, 2, 4, 8) if blocks < call.multiprocessors else (1,):
+        for staging_warps in _STAGING_WARPS:
+            tiling = _Tiling(*tile, warps_k, staging_warps, 1)
+            if not min_product_warps <= tiling.product_warps <= min(_MAX_PRODUCT_WARPS, _MAX_WARPS - staging_warps):
+                continue
+            if staging_warps != _MANY_STAGING_WARPS or are_strips:
+                yield from (replace(tiling, parts=parts) for parts in all_parts)
+
+
+def _blocks(call: _Call, tiling: _Tiling) -> int:
+    """Of one part of the chunks."""
+    tiles = math.ceil(_out_size(call.layer)[1] / tiling.tile_w) * math.ceil(call.eights.rows / tiling.tile_h)
+    return call.layer.group * math.ceil(call.form.tiles_per_group / tiling.warps_m) * tiles * call.eights.count
 
 
 def _plan(call: _Call, tiling: _Tiling) -> TensorPlan | None:
-    layer, form, batch = call.layer, call.form, call.batch
-    out_h, out_w = _out_size(layer)
+    layer, form = call.layer, call.form
     in_rows, in_columns = (
         (outputs - 1) * stride + (kernel - 1) * dilation + 1
         for outputs, stride, kernel, dilation in zip(
@@ -154,42 +191,68 @@ def _plan(call: _Call, tiling: _Tiling) -> TensorPlan | None:
     )
     stride_x = layer.strides[1]
     line_pitch = _odd_pitch(math.ceil(in_columns / stride_x))
-    channel_pitch = _odd_pitch(in_rows * stride_x * line_pitch)
-    stage_bytes = form.chunk_channels * channel_pitch * _PIXEL_BYTES + (tiling.warps_m * form.steps * form.step_bytes)
+    input_bytes = form.chunk_channels * _odd_pitch(in_rows * stride_x * line_pitch) * _PIXEL_BYTES
+    stage_bytes = input_bytes + tiling.warps_m * form.steps * form.step_bytes
     unit_columns, units, table_bytes = _units(layer, form, tiling, in_rows, in_columns)
     slots = tiling.tile_h * tiling.tile_w
-    sums_bytes = tiling.warps_m * form.tile_rows * (IMAGES // 2) * (slots | 1) * 4
+    sums_bytes = tiling.warps_m * form.tile_rows * (IMAGES // 2) * (slots | 1) * _SUM_BYTES
+    other_warps = tiling.product_warps - tiling.base_warps
+    sums_bytes += other_warps * form.subtiles * tiling.positions * _WARP * 4 * _SUM_BYTES
     shared_bytes = max(2 * stage_bytes + table_bytes, sums_bytes, _LEAST_BYTES)
     warps = tiling.product_warps + tiling.staging_warps
-    if shared_bytes + _RESERVED_BYTES > call.max_shared_bytes or slots > warps * _WARP:
+    if shared_bytes + _RESERVED_BYTES > call.max_shared_bytes or slots > warps * _WARP or input_bytes >= _STAGE_BYTES:
         return None
-    group_blocks = math.ceil(form.tiles_per_group / tiling.warps_m)
-    tiles = math.ceil(out_w / tiling.tile_w) * math.ceil(out_h / tiling.tile_h)
-    blocks = layer.group * group_blocks * tiles * math.ceil(batch / IMAGES)
+    blocks = _blocks(call, tiling)
 
     resident = max(min(_MAX_WARPS // warps, call.max_shared_bytes // (shared_bytes + _RESERVED_BYTES)), 1)
     staged_units = units * unit_columns // 2 / _WARP
     wide = _WIDE_FACTOR if tiling.positions == _WIDE_POSITIONS else 1.0
     rounds = math.ceil(tiling.product_warps * resident / _QUARTERS) / resident
-    product = rounds * form.steps * form.subtiles * tiling.positions * _PRODUCT_CYCLES * wide
+    products = rounds * form.subtiles * tiling.positions * _PRODUCT_CYCLES * wide
     shared = (
-        tiling.product_warps * form.steps * 4.0 * (tiling.positions + form.subtiles + 1)
+        tiling.base_warps * form.steps * 4.0 * (tiling.positions + form.subtiles + 1)
         + tiling.warps_m * form.steps * 4.0 * (form.subtiles + 1)
         + staged_units * _SHARED_UNIT_CYCLES
     )
     row_bytes = in_columns * _HALF_BYTES + _ROW_BYTES
     num_bytes = tiling.warps_m * form.steps * form.step_bytes + form.chunk_channels * in_rows * row_bytes * IMAGES
-    staging = staged_units * _UNIT_CYCLES / (tiling.staging_warps * resident)
-    parts = (product, shared * _SHARED_CYCLES, num_bytes / _L2_BYTES_A_CYCLE, staging)
-    chunk = (max(parts) + _OVERLAP * (sum(parts) - max(parts)) + _CHUNK_CYCLES / resident) * (
-        (_STRIDE_FACTOR if stride_x > 1 else 1.0) * (_ONE_CHUNK_FACTOR if form.num_chunks == 1 else 1.0)
+    needs = (
+        math.ceil(form.steps / tiling.warps_k) * (products + _STEP_CYCLES),
+        shared * _SHARED_CYCLES,
+        num_bytes / _L2_BYTES_A_CYCLE,
+        staged_units * _UNIT_CYCLES / (tiling.staging_warps * resident),
     )
-    turns = math.ceil(blocks / (call.multiprocessors * resident)) * resident
-    outputs = batch * layer.out_channels * out_h * out_w
-    both = outputs + batch * layer.in_channels * math.prod(layer.in_size or ())
-    more_bytes = (layer.element_type.itemsize - _HALF_BYTES) * both
-    moved = (_HALF_BYTES * outputs / _STORED_BYTES_A_CYCLE + more_bytes / _FLOAT_BYTES_A_CYCLE) / call.multiprocessors
-    return TensorPlan(_BEGIN_CYCLES + _UNITS_TO_CYCLES * turns * form.num_chunks * chunk + moved, blocks)
+    chunk = max(needs) + _OVERLAP * (sum(needs) - max(needs)) + _CHUNK_CYCLES / resident
+    chunk *= _STRIDE_FACTOR if stride_x > 1 else 1.0
+    more = _FLOAT_BLOCK_CYCLES if layer.element_type.itemsize > _HALF_BYTES else 0.0
+    block = _BLOCK_CYCLES + more + _OUTPUT_CYCLES * slots * tiling.warps_m * form.tile_rows * IMAGES
+    block += _SHARE_CYCLES * other_warps
+    turns = math.ceil(blocks * tiling.parts / (call.multiprocessors * resident)) * resident
+    cycles = turns * (block / resident + math.ceil(form.num_chunks / tiling.parts) * chunk)
+    cycles += _LAUNCH_AND_FIRST_CYCLES + _moved_cycles(call, tiling) + _reduce_cycles(call, tiling)
+    return TensorPlan(cycles, blocks * tiling.parts)
+
+
+def _moved_cycles(call: _Call, tiling: _Tiling) -> float:
+    """To bring outputs to memory; of floats, inputs as well have more bytes."""
+    layer, size, out_w = call.layer, call.layer.element_type.itemsize, _out_size(call.layer)[1]
+    num_bytes = min(tiling.tile_w, out_w) * size
+    has_sectors = num_bytes % _SECTOR_BYTES == 0 and out_w * size % _SECTOR_BYTES == 0
+    sectors = 1.0 if tiling.tile_w >= out_w or has_sectors else (num_bytes + _SECTOR_BYTES - _HALF_BYTES) / num_bytes
+    both = _num_outputs(call) + call.batch * layer.in_channels * math.prod(layer.in_size or ())
+    moved = _HALF_BYTES * _num_outputs(call) * sectors / _STORED_BYTES_A_CYCLE
+    return (moved + (size - _HALF_BYTES) * both / _FLOAT_BYTES_A_CYCLE) / call.multiprocessors
+
+
+def _reduce_cycles(call: _Call, tiling: _Tiling) -> float:
+    if tiling.parts == 1:
+        return 0.0
+    num_bytes = (2 * tiling.parts + 1) * call.layer.element_type.itemsize * _num_outputs(call)
+    return _REDUCE_CYCLES + _REDUCE_PART_CYCLES * tiling.parts + memory_cycles(num_bytes, call.multiprocessors)
+
+
+def _num_outputs(call: _Call) -> int:
+    return call.batch * call.layer.out_channels * math.prod(_out_size(call.layer))
 
 
 def _units(layer: SparseLayer, form: _Form, tiling: _Tiling, in_rows: int, in_columns: int) -> tuple[int, int, int]:

@@ -74,7 +74,7 @@ class WarpgroupPlan:
 
 
 @dataclass(frozen=True)
-class _Eights:
+class Eights:
     """What the parts of a pixel are: images, or strips of one image; `rows` are the outputs' of each."""
 
     count: int
@@ -114,7 +114,7 @@ def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: flo
         return None
     plans = [
         plan
-        for eight in _eights(batch, out_h)
+        for eight in eights_of(batch, out_h)
         for positions in _RING_POSITIONS
         for rows in range(1, eight.rows + 1)
         if (plan := _ring_plan(layer, eight, (positions, rows), (steps, multiprocessors))) is not None
@@ -188,7 +188,7 @@ def without_strides(layer: SparseLayer) -> SparseLayer | None:
 def copy_cycles(layer: SparseLayer, copied: SparseLayer, batch: int, multiprocessors: float) -> float:
     """Cycles of a multiprocessor that it takes to make the copy of `without_strides`."""
     elements = (one.in_channels * math.prod(one.in_size or ()) for one in (layer, copied))
-    return _LAUNCH_CYCLES + _memory_cycles(layer.element_type.itemsize * batch * sum(elements), multiprocessors)
+    return _LAUNCH_CYCLES + memory_cycles(layer.element_type.itemsize * batch * sum(elements), multiprocessors)
 
 
 def _has_octet_form(layer: SparseLayer) -> bool:
@@ -305,7 +305,7 @@ def _window_weight_bytes(steps: float) -> float:
 
 
 def _ring_plan(
-    layer: SparseLayer, eights: _Eights, tile: tuple[int, int], work: tuple[float, float]
+    layer: SparseLayer, eights: Eights, tile: tuple[int, int], work: tuple[float, float]
 ) -> WarpgroupPlan | None:
     (positions, rows), (steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
@@ -353,7 +353,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
     # A row of X is read as a whole where only some of its columns are.
     read = layer.element_type.itemsize * (math.prod(layer.in_size or ()) // layer.strides[0])
     moved = batch * layer.in_channels * (read + 2 * plane)
-    return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + _memory_cycles(moved, multiprocessors))
+    return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + memory_cycles(moved, multiprocessors))
 
 
 def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan | None:
@@ -466,7 +466,7 @@ def _cluster_plan(
     cycles += _CLUSTER_BEGIN_CYCLES - _CLUSTER_NEXT_CYCLES
     x_values, y_values = layer.in_channels * math.prod(layer.in_size or ()), layer.out_channels * out_h * out_w
     num_bytes = layer.element_type.itemsize * batch * (x_values + y_values)
-    cycles += _memory_cycles(max(num_bytes - _CACHED_BYTES, 0.0), multiprocessors)
+    cycles += memory_cycles(max(num_bytes - _CACHED_BYTES, 0.0), multiprocessors)
     return WarpgroupPlan(cycles, tiles, parts)
 
 
@@ -545,7 +545,7 @@ def _plans_of_runs(
     """With so many runs more in a row than are needed."""
     chunks, more = chunks_and_more
     out_h, out_w = out_size(layer)
-    for eight in _eights(batch, out_h):
+    for eight in eights_of(batch, out_h):
         for positions in _POSITIONS:
             in_row = min(math.ceil(out_w / positions) + more, out_w)
             run_w = math.ceil(out_w / in_row)
@@ -587,11 +587,11 @@ def _num_stages(layer: SparseLayer, tiling: _Tiling, line_pitch: int) -> int:
     return min(room // stage_bytes, _MAX_STAGES)
 
 
-def _eights(batch: int, out_h: int) -> list[_Eights]:
+def eights_of(batch: int, out_h: int) -> list[Eights]:
     """Of images and, where these leave parts of a pixel empty, of strips."""
-    eights = [_Eights(math.ceil(batch / IMAGES), out_h)]
+    eights = [Eights(math.ceil(batch / IMAGES), out_h)]
     if batch % IMAGES:
-        eights.append(_Eights(batch, math.ceil(out_h / IMAGES)))
+        eights.append(Eights(batch, math.ceil(out_h / IMAGES)))
     return eights
 
 
@@ -609,7 +609,7 @@ def _window(layer: SparseLayer, tiling: _Tiling) -> tuple[int, int]:
     return rows, columns
 
 
-def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int, float, float, int]) -> WarpgroupPlan:
+def _plan(layer: SparseLayer, eights: Eights, tiling: _Tiling, work: tuple[int, float, float, int]) -> WarpgroupPlan:
     batch, chunks, multiprocessors, stages = work
     out_h, out_w = out_size(layer)
     rows, columns = _window(layer, tiling)
@@ -633,9 +633,9 @@ def _plan(layer: SparseLayer, eights: _Eights, tiling: _Tiling, work: tuple[int,
     all_rows = (tiles_y - 1) * tiling.height * layer.strides[0] + rows
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     interleaved = 2 * IMAGES * eights.count * layer.in_channels * all_rows * tiles_x * window
-    before = _BEGIN_CYCLES + _memory_cycles(x_bytes + interleaved, multiprocessors)
+    before = _BEGIN_CYCLES + memory_cycles(x_bytes + interleaved, multiprocessors)
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
-    before += _memory_cycles(max(num_bytes - _KEPT_BYTES, 0.0), multiprocessors) if is_float else 0.0
+    before += memory_cycles(max(num_bytes - _KEPT_BYTES, 0.0), multiprocessors) if is_float else 0.0
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
     return WarpgroupPlan(before + cycles, tiles, parts)
 
@@ -647,10 +647,11 @@ def _share(
     of_chunks, of_tile = each
     best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
     for parts in range(2, int(min(multiprocessors // max(tiles, 1), chunks, _MAX_PARTS)) + 1):
-        reduced = _LAUNCH_CYCLES + _memory_cycles((2 * parts + 1) * num_bytes, multiprocessors)
+        reduced = _LAUNCH_CYCLES + memory_cycles((2 * parts + 1) * num_bytes, multiprocessors)
         best = min(best, (math.ceil(chunks / parts) / chunks * of_chunks + of_tile + reduced, parts))
     return best
 
 
-def _memory_cycles(num_bytes: float, multiprocessors: float) -> float:
+def memory_cycles(num_bytes: float, multiprocessors: float) -> float:
+    """Cycles of a multiprocessor until memory has moved so many bytes."""
     return num_bytes / (_MEMORY_BYTES_A_CYCLE * multiprocessors)

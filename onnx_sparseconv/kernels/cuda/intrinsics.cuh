@@ -147,6 +147,60 @@ __device__ __forceinline__ Half2 LoadReadOnly(const Half2* address) { return __l
 __device__ __forceinline__ uint2 LoadReadOnly(const uint2* address) { return __ldg(address); }
 __device__ __forceinline__ uint4 LoadReadOnly(const uint4* address) { return __ldg(address); }
 
+// The same, or zero where `exists` is. No branch: many of them are on their way together.
+__device__ __forceinline__ float LoadReadOnlyIf(unsigned exists, const float* address) {
+  float value;
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %1, 0;\n"
+      "mov.f32 %0, 0f00000000;\n"
+      "@loads ld.global.nc.f32 %0, [%2];\n"
+      "}"
+      : "=&f"(value)
+      : "r"(exists), "l"(address));
+  return value;
+}
+__device__ __forceinline__ Half LoadReadOnlyIf(unsigned exists, const Half* address) {
+  Half value;
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %1, 0;\n"
+      "mov.u16 %0, 0;\n"
+      "@loads ld.global.nc.u16 %0, [%2];\n"
+      "}"
+      : "=&h"(value)
+      : "r"(exists), "l"(address));
+  return value;
+}
+__device__ __forceinline__ Half2 LoadReadOnlyIf(unsigned exists, const Half2* address) {
+  Half2 value;
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %1, 0;\n"
+      "mov.u32 %0, 0;\n"
+      "@loads ld.global.nc.u32 %0, [%2];\n"
+      "}"
+      : "=&r"(value)
+      : "r"(exists), "l"(address));
+  return value;
+}
+__device__ __forceinline__ uint2 LoadReadOnlyIf(unsigned exists, const uint2* address) {
+  uint2 words;
+  asm volatile(
+      "{\n"
+      ".reg .pred loads;\n"
+      "setp.ne.u32 loads, %2, 0;\n"
+      "mov.u32 %0, 0;\nmov.u32 %1, 0;\n"
+      "@loads ld.global.nc.v2.u32 {%0, %1}, [%3];\n"
+      "}"
+      : "=&r"(words.x), "=&r"(words.y)
+      : "r"(exists), "l"(address));
+  return words;
+}
+
 // Loads by way of the caches what launches before may have written: where this one may have begun before these were
 // complete, that is not for LoadReadOnly.
 template <class Value>

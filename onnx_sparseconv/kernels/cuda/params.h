@@ -269,6 +269,8 @@ constexpr int kTensorImages = 8;
 constexpr int kMaxTensorThreads = 384;
 // Units of one or two columns, and of four, that a thread of the staging warps loads at a time.
 constexpr int kTensorUnits = 4, kWideTensorUnits = 2;
+// What a stage has less of, of input: where a pixel lies there, a unit has so many bits for.
+constexpr int kTensorStageBytes = 1 << 17;
 
 // What the tensor-core kernels compute; see tensor_tile.cuh.
 //
@@ -303,23 +305,43 @@ struct TileParams {
 //
 // A stage holds [chunk_channels][channel_pitch] pixels, and the chunk's steps of all row tiles. tile_w is a multiple of
 // a warp's positions, line_pitch 1 more than a multiple of 8, and there are two stages.
+//
+// A pixel holds 8 images, or strips of one, as many neighbouring rows of outputs each: then the tile's batch and out_h
+// are as if each strip were an image.
+//
+// Grid: x = tiles, y = parts of the chunks. Where there are several, the tile's y is memory for their sums, which are
+// not final.
 struct TensorParams {
   TileParams tile;
   const void* steps;            // of all row tiles; see tensor_weight.h
   const unsigned* step_begins;  // [groups * row_tiles_per_group][num_chunks + 1]
   int product_warps;            // of a block; the others stage
+  int warps_k;                  // of them, those that share the steps of the same outputs
+  Divisor by_row_blocks, by_groups, by_tiles_x, by_tiles_y;
   int num_chunks;
   int chunk_channels;
   int column_steps[3];  // pixels, from a unit's first column to the others
   int unit_columns;  // that are loaded together: 4 halves or 2 elements, where in_w is a multiple of it and X begins at
                      // a multiple of as many, else 1
-  int channel_pitch;    // pixels, 1 more than a multiple of 8
-  int input_bytes;      // of a stage, a multiple of 16; behind them, steps
-  int max_steps;        // of a row tile in a chunk
-  int is_y_paired;      // tile_w and out_w are even, and Y and the residual begin at multiples of two elements
-  int sum_pitch;        // words from one row of outputs to the next, in shared memory
+  int channel_pitch;  // pixels, 1 more than a multiple of 8
+  int input_bytes;    // of a stage, a multiple of 16; behind them, steps
+  int max_steps;      // of a row tile in a chunk
+  int is_y_paired;    // tile_w and out_w are even, and Y and the residual begin at multiples of two elements
+  int sum_pitch;      // words from one row of outputs to the next, in shared memory
+  // The outputs of a tile's channel, in words: pairs where they are stored as such. A block's threads store those of so
+  // many channels at a time, and of `1 << store_pairs` pairs of images.
+  int store_words, store_channels, store_pairs;
+  Divisor by_store_words, by_tile_w;
   const float* scales;  // [K], of floats: the weight's rows are scaled by them
+  int images;           // of a pixel at most: 8, or as many as an image has strips
+  int last_rows;        // of outputs that the last of them has, the others have out_h
+  int row_step;         // rows of X from one strip to the next, else 0
+  // From one image or strip of a pixel to the next, and from one eight to the next: in X, and in Y or in sums of it
+  // that are not final; there from one channel to the next, and from one part of the chunks to the next.
+  int x_image, y_image, y_plane;
+  long long x_eight, y_eight, y_part;
   RecomputeParams recompute;
+  unsigned* seen;  // where X was floats, and parts of the chunks are summed: [gridDim.y][gridDim.x], as of the former
 };
 
 // Interleaves images: `sparseconv_interleave`, and `sparseconv_interleave_f32`, which rounds floats to halves. X as the

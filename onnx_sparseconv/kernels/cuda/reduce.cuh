@@ -40,7 +40,6 @@ __device__ __forceinline__ void Reduce(const ReduceParams& p) {
   }
 }
 
-#if __CUDA_ARCH__ >= 900
 // Neighbouring outputs, of which the parts of a sum, and a residual, are vectors of 16 bytes.
 template <class T>
 class ReducedVector {
@@ -49,9 +48,10 @@ class ReducedVector {
 
   // `first`: the index of its first output, a multiple of kCount; there may be none.
   __device__ __forceinline__ ReducedVector(const ReduceParams& p, long long first)
-      : p_(p), first_(first), is_full_(first + kCount <= p.num_values) {}
+      : p_(p), first_(first), is_full_(first + kCount <= p.num_values), place_(PlaceOf(p, first)) {}
 
   __device__ __forceinline__ void SumParts() {
+    LoadBiases();
     const T* partial = static_cast<const T*>(p_.partial) + first_;
     if (is_full_) {
 #pragma unroll 8
@@ -106,18 +106,32 @@ class ReducedVector {
     }
   }
 
+  // That of the first output's channel and of the next one: on their way before the sums are added up.
+  __device__ __forceinline__ void LoadBiases() {
+    if (p_.epilogue.bias == nullptr) return;
+    bias_ = BiasOf(place_.channel);
+    next_bias_ = BiasOf(NextChannel(place_.channel));
+  }
+
   __device__ __forceinline__ void AddBiases() {
-    const auto* biases = static_cast<const T*>(p_.epilogue.bias);
-    OutputPlace place = PlaceOf(p_, first_);
-    float bias = LoadElementOnce(biases + place.channel);
+    OutputPlace place = place_;
 #pragma unroll
     for (int i = 0; i < kCount; ++i, ++place.position) {
       if (place.position == p_.plane) {
-        place = {place.channel + 1 == p_.out_channels ? 0 : place.channel + 1, 0};
-        bias = LoadElementOnce(biases + place.channel);
+        place = {NextChannel(place.channel), 0};
+        bias_ = next_bias_;
+        // Of the smallest planes, a vector has more than two.
+        if (p_.plane < kCount) next_bias_ = BiasOf(NextChannel(place.channel));
       }
-      sums_.at[i] += bias;
+      sums_.at[i] += bias_;
     }
+  }
+
+  __device__ __forceinline__ int NextChannel(int channel) const {
+    return channel + 1 == p_.out_channels ? 0 : channel + 1;
+  }
+  __device__ __forceinline__ float BiasOf(int channel) const {
+    return LoadElementOnce(static_cast<const T*>(p_.epilogue.bias) + channel);
   }
 
   __device__ __forceinline__ uint4 Rounded() const {
@@ -132,6 +146,8 @@ class ReducedVector {
   const ReduceParams& p_;
   const long long first_;
   const bool is_full_;
+  const OutputPlace place_;  // of the first
+  float bias_ = 0.0f, next_bias_ = 0.0f;
   Floats<kCount> sums_ = {};
 };
 
@@ -143,8 +159,8 @@ __device__ __forceinline__ void ReduceVectors(const ReduceParams& p, const Funct
   const long long step = static_cast<long long>(gridDim.x) * blockDim.x * kCount;
   long long first = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * kCount;
   LetNextLaunchBegin();
-  WaitForLaunchBefore();
   ReducedVector<T> vector(p, first);
+  WaitForLaunchBefore();
   if (first < p.num_values) vector.SumParts();
   if (!may_store() || first >= p.num_values) return;
   vector.Finish();
@@ -154,6 +170,5 @@ __device__ __forceinline__ void ReduceVectors(const ReduceParams& p, const Funct
     next.Finish();
   }
 }
-#endif
 
 }  // namespace sparseconv::cuda

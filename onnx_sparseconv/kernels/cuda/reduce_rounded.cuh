@@ -1,4 +1,4 @@
-// Adds up parts of sums whose X was rounded to halves (sm_90a).
+// Adds up parts of sums whose X was rounded to halves.
 #pragma once
 
 #include "recompute.cuh"

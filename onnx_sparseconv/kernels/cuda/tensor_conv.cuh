@@ -13,6 +13,10 @@
 // A product warp computes kSubtiles * 16 output channels at kPositions neighbouring positions of 8 images; its sums
 // stay in registers, as floats. The product warps of a block share the staged input and weights, which the other warps
 // bring: input channels come in chunks, two stages.
+//
+// With few images, strips of an image take the places of the 8 images. There are few outputs then, and they are shared
+// out: warps of a block each take some of the steps of the same outputs and add up their sums in shared memory, and
+// blocks some of the chunks, whose sums another launch adds up (reduce.cuh).
 #pragma once
 
 #include "recompute.cuh"
@@ -67,7 +71,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
 
   // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
   __device__ __forceinline__ bool Run() {
-    const Tile tile = this->TileAt(static_cast<int>(blockIdx.x));
+    const Tile tile = this->TileOfBlock();
     unsigned seen = 0;
     if (Warp() < p_.product_warps) {
       Multiply(tile);
@@ -76,33 +80,41 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
     }
     __syncthreads();
     Finish(tile);
-    return !kIsFloat || DidHalvesHold(SeenByBlock(seen));
+    if constexpr (!kIsFloat) return true;
+    const unsigned all = SeenByBlock(seen);
+    if (gridDim.y == 1) return DidHalvesHold(all);
+    // What adds up the parts will tell.
+    if (threadIdx.x == 0) p_.seen[blockIdx.y * gridDim.x + blockIdx.x] = all;
+    return true;
   }
 
   // Of the block's tile, what was computed. To be called by all threads.
   __device__ __forceinline__ void RecomputeTiles() const {
-    const Tile tile = this->TileAt(static_cast<int>(blockIdx.x));
+    const Tile tile = this->TileOfBlock();
     const int first_channel = tile.first_row_tile * kRows;
     OutputBox box;
     box.channels = min(t_.warps_m * kRows, t_.group_out_channels - first_channel);
-    box.rows = min(t_.tile_h, t_.out_h - tile.y);
     box.columns = min(t_.tile_w, t_.out_w - tile.x);
     box.share = 0;
     box.shares = 1;
     for (int i = 0; i < tile.images; ++i) {
-      const long long plane = static_cast<long long>(tile.first_image + i) * t_.out_channels +
-                              tile.group * t_.group_out_channels + first_channel;
-      box.first = (plane * t_.out_h + tile.y) * t_.out_w + tile.x;
-      Recompute(p_.recompute, box, const_cast<void*>(shared_));
+      box.rows = min(t_.tile_h, RowsOf(i) - tile.y);
+      box.first = FirstOutput(tile, i) + static_cast<long long>(first_channel) * p_.y_plane +
+                  static_cast<long long>(tile.y) * t_.out_w + tile.x;
+      if (box.rows > 0) Recompute(p_.recompute, box, const_cast<void*>(shared_));
     }
   }
 
  private:
+  using Input::EightOf;
+  using Input::EndChunk;
   using Input::FilledBarrier;
+  using Input::FirstChunk;
   using Input::FreeBarrier;
   using Input::Lane;
   using Input::p_;
   using Input::Split;
+  using Input::SplitFew;
   using Input::stages_;
   using Input::StepAddress;
   using Input::StepBegins;
@@ -114,43 +126,92 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
   static constexpr int kRows = 16 * kSubtiles;
   static constexpr int kImagePairs = kTensorImages / 2;
 
+  // Of outputs, that an image or strip of a pixel has.
+  __device__ __forceinline__ int RowsOf(int image) const { return image + 1 == p_.images ? p_.last_rows : t_.out_h; }
+
+  // Index in Y of the first output of an image or strip, of the tile's group.
+  __device__ __forceinline__ long long FirstOutput(const Tile& tile, int image) const {
+    return EightOf(tile) * p_.y_eight + static_cast<long long>(image) * p_.y_image +
+           static_cast<long long>(tile.group * t_.group_out_channels) * p_.y_plane;
+  }
+
+  // Product warps that have outputs of their own; the others share in the steps of these.
+  __device__ __forceinline__ int BaseWarps() const {
+    int rest;
+    return SplitFew(p_.product_warps, p_.warps_k, rest);
+  }
+
+  // What a product warp computes: a row tile of the block and a run of positions, and which share of the steps.
+  struct WarpPlace {
+    int row_tile, run, share;
+  };
+
+  __device__ __forceinline__ WarpPlace PlaceOfWarp() const {
+    WarpPlace place;
+    int warp;
+    place.share = SplitFew(Warp(), BaseWarps(), warp);
+    place.run = SplitFew(warp, t_.warps_m, place.row_tile);
+    return place;
+  }
+
   // --- products -----------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void Multiply(const Tile& tile) {
-    const int row_tile = tile.first_row_tile + Warp() % t_.warps_m;
+    const WarpPlace place = PlaceOfWarp();
+    const int row_tile = tile.first_row_tile + place.row_tile, share = place.share;
     const bool is_active = row_tile < t_.row_tiles_per_group;
     int x;
-    const int y = Split(Warp() / t_.warps_m, t_.tile_w / kPositions, x);
+    const int y = SplitFew(place.run, t_.tile_w / kPositions, x);
     const unsigned first =
         16u * static_cast<unsigned>(y * t_.strides[0] * t_.strides[1] * t_.line_pitch + x * kPositions);
-    StartSums(tile, row_tile);
+    const Biases biases = LoadBiases(tile, row_tile, share == 0);
+    this->StageFirst(tile);
+    StartSums(biases);
+    WaitForCopies<0>();
     Position at;
-    for (; at.chunk < p_.num_chunks; this->Advance(at)) {
+    const int end = EndChunk();
+    for (at.chunk = FirstChunk(); at.chunk < end; this->Advance(at)) {
       const unsigned* begins = StepBegins(tile, is_active ? row_tile : 0) + at.chunk;
-      const unsigned steps = is_active ? begins[1] - begins[0] : 0;
+      const int steps = is_active ? static_cast<int>(begins[1] - begins[0]) : 0;
       WaitAtBarrier(FilledBarrier(at.stage), blockDim.x);
-      MultiplyChunk(this->StageAddress(at.stage) + first, StepAddress(at.stage, Warp() % t_.warps_m) + Lane() * 16,
+      MultiplyChunk(this->StageAddress(at.stage) + first, StepAddress(at.stage, place.row_tile) + Lane() * 16, share,
                     steps);
-      if (at.chunk + 2 < p_.num_chunks) ArriveAtBarrier(FreeBarrier(at.stage), blockDim.x);
+      if (at.chunk + 2 < end) ArriveAtBarrier(FreeBarrier(at.stage), blockDim.x);
     }
-    if constexpr (kIsFloat) ScaleSums(tile, row_tile);
+    if constexpr (kIsFloat) ScaleSums(tile, row_tile, share == 0);
   }
 
-  // With the bias, but for those of a scaled weight.
-  __device__ __forceinline__ void StartSums(const Tile& tile, int row_tile) {
+  // What the lane's sums begin with.
+  struct Biases {
+    float at[kSubtiles][2];
+  };
+
+  // The bias, if that is the warp's to add, but for sums of a scaled weight.
+  __device__ __forceinline__ Biases LoadBiases(const Tile& tile, int row_tile, bool has_bias) const {
+    Biases biases;
 #pragma unroll
     for (int m = 0; m < kSubtiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float bias = kIsFloat ? 0.0f : this->BiasOf(tile, ChannelOf(row_tile, m, i));
+        biases.at[m][i] = kIsFloat || !has_bias ? 0.0f : this->BiasOf(tile, ChannelOf(row_tile, m, i));
+      }
+    }
+    return biases;
+  }
+
+  __device__ __forceinline__ void StartSums(const Biases& biases) {
 #pragma unroll
-        for (int j = 0; j < kPositions; ++j) sums_[m][j][2 * i] = sums_[m][j][2 * i + 1] = bias;
+    for (int m = 0; m < kSubtiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+#pragma unroll
+        for (int j = 0; j < kPositions; ++j) sums_[m][j][2 * i] = sums_[m][j][2 * i + 1] = biases.at[m][i];
       }
     }
   }
 
-  // To what they are of the weight as it was, and the bias.
-  __device__ __forceinline__ void ScaleSums(const Tile& tile, int row_tile) {
+  // To what they are of the weight as it was, with the bias, likewise.
+  __device__ __forceinline__ void ScaleSums(const Tile& tile, int row_tile, bool has_bias) {
 #pragma unroll
     for (int m = 0; m < kSubtiles; ++m) {
 #pragma unroll
@@ -158,7 +219,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
         const int channel = ChannelOf(row_tile, m, i);
         if (channel >= t_.group_out_channels) continue;
         const float scale = p_.scales[tile.group * t_.group_out_channels + channel];
-        const float bias = this->template BiasOf<float>(tile, channel);
+        const float bias = has_bias ? this->template BiasOf<float>(tile, channel) : 0.0f;
 #pragma unroll
         for (int j = 0; j < kPositions; ++j) {
           sums_[m][j][2 * i] = sums_[m][j][2 * i] * scale + bias;
@@ -180,10 +241,12 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
            (channel * static_cast<unsigned>(p_.channel_pitch) + line * static_cast<unsigned>(t_.line_pitch) + place);
   }
 
-  // The steps of a chunk, each of 32 columns, for the warp's positions, the first of which reads `input`.
-  __device__ __forceinline__ void MultiplyChunk(Shared input, Shared step, unsigned steps) {
+  // The warp's share of the steps of a chunk, each of 32 columns, for its positions, the first of which reads `input`.
+  __device__ __forceinline__ void MultiplyChunk(Shared input, Shared step, int share, int steps) {
+    const unsigned step_bytes = static_cast<unsigned>(p_.warps_k * kStepBytes);
+    step += static_cast<unsigned>(share * kStepBytes);
 #pragma unroll 1
-    for (unsigned i = 0; i < steps; ++i, step += kStepBytes) {
+    for (int i = share; i < steps; i += p_.warps_k, step += step_bytes) {
       const uint4 words = LoadSharedVector(step + kSubtiles * 512);
       uint4 values[kSubtiles];
 #pragma unroll
@@ -212,8 +275,9 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
   // To be called by all threads. Sums pass through shared memory, so that neighbouring threads store
   // neighbouring columns: those of two images in a word where they can be rounded at once, else first those of the even
   // images, then those of the odd ones.
-  __device__ __forceinline__ void Finish(const Tile& tile) const {
+  __device__ __forceinline__ void Finish(const Tile& tile) {
     const Epilogue& e = t_.epilogue;
+    if (p_.warps_k > 1) AddShares();
     if (!kIsFloat && e.residual == nullptr && IsBound(e.activation)) {
       KeepSums([](float even, float odd) { return ToHalves(even, odd); });
       __syncthreads();
@@ -236,6 +300,39 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
     }
   }
 
+  // Of warps that have the same outputs, the first one gets the sums of the others, in their order: through shared
+  // memory behind where KeepSums stores. To be called by all threads.
+  __device__ __forceinline__ void AddShares() {
+    constexpr int kSumVectors = kSubtiles * kPositions;
+    constexpr unsigned kWarpBytes = 512 * kSumVectors;
+    const int base_warps = BaseWarps();
+    const Shared others = SumAddress(t_.warps_m * kRows, 0, 0) + 16u * Lane();
+    if (Warp() >= base_warps && Warp() < p_.product_warps) {
+      Shared to = others + static_cast<unsigned>(Warp() - base_warps) * kWarpBytes;
+#pragma unroll
+      for (int i = 0; i < kSumVectors; ++i) {
+        const float (&sums)[4] = sums_[i / kPositions][i % kPositions];
+        const unsigned words[] = {FloatToBits(sums[0]), FloatToBits(sums[1]), FloatToBits(sums[2]),
+                                  FloatToBits(sums[3])};
+        StoreSharedVectorIf(1, to + 512u * i, words);
+      }
+    }
+    __syncthreads();
+    if (Warp() >= base_warps) return;
+    for (int share = 1; share < p_.warps_k; ++share) {
+      const Shared from = others + static_cast<unsigned>((share - 1) * base_warps + Warp()) * kWarpBytes;
+#pragma unroll
+      for (int i = 0; i < kSumVectors; ++i) {
+        const uint4 words = LoadSharedVector(from + 512u * i);
+        float (&sums)[4] = sums_[i / kPositions][i % kPositions];
+        sums[0] += BitsToFloat(words.x);
+        sums[1] += BitsToFloat(words.y);
+        sums[2] += BitsToFloat(words.z);
+        sums[3] += BitsToFloat(words.w);
+      }
+    }
+  }
+
   // Of the block's row, a pair of images, and a slot; see `SlotOf`.
   __device__ __forceinline__ Shared SumAddress(int row, int pair, int slot) const {
     return stages_ + 4u * static_cast<unsigned>((row * kImagePairs + pair) * p_.sum_pitch + slot);
@@ -245,9 +342,10 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
 
   template <class Word>
   __device__ __forceinline__ void KeepSums(const Word& word) const {
-    if (Warp() >= p_.product_warps) return;
-    const int first_row = Warp() % t_.warps_m * kRows + static_cast<int>(Lane()) / 4;
-    const int first_slot = Warp() / t_.warps_m * kPositions;
+    if (Warp() >= BaseWarps()) return;
+    int row_tile;
+    const int run = SplitFew(Warp(), t_.warps_m, row_tile);
+    const int first_row = row_tile * kRows + static_cast<int>(Lane()) / 4, first_slot = run * kPositions;
 #pragma unroll
     for (int m = 0; m < kSubtiles; ++m) {
 #pragma unroll
@@ -267,36 +365,33 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
   // its loads and stores alone.
   template <int kWidth, int kAtOnce, class Value, class Load, class Store>
   __device__ __forceinline__ void ForOutputs(const Tile& tile, const Load& load, const Store& store) const {
-    const int places = t_.tile_h * t_.tile_w / kWidth;
     int place, column;
-    const int row = Split(static_cast<int>(threadIdx.x), places, place);
-    const int line = Split(place * kWidth, t_.tile_w, column);
+    const int row = Split(static_cast<int>(threadIdx.x), p_.store_words, p_.by_store_words, place);
+    const int line = Split(place * kWidth, t_.tile_w, p_.by_tile_w, column);
     const int y = tile.y + line, x = tile.x + column;
-    const int rows_at_once = static_cast<int>(blockDim.x) / places;
-    const int pairs_at_once = rows_at_once >= kImagePairs ? kImagePairs : rows_at_once >= 2 ? 2 : 1;
-    const int channels_at_once = rows_at_once / pairs_at_once;
-    if (row >= channels_at_once * pairs_at_once || y >= t_.out_h || x >= t_.out_w) return;
-    const int plane = t_.out_h * t_.out_w;
+    const int pairs_at_once = 1 << p_.store_pairs, channels_at_once = p_.store_channels;
+    const int first = row >> p_.store_pairs;  // channel
+    if (first >= channels_at_once || x >= t_.out_w) return;
     const int first_channel = tile.first_row_tile * kRows;
     const int channels = min(t_.warps_m * kRows, t_.group_out_channels - first_channel);
-    const long long index_step = static_cast<long long>(channels_at_once) * plane;
+    const long long index_step = static_cast<long long>(channels_at_once) * p_.y_plane;
     const unsigned from_step = 4u * static_cast<unsigned>(channels_at_once * kImagePairs * p_.sum_pitch);
-    for (int pair = row % pairs_at_once; 2 * pair < tile.images; pair += pairs_at_once) {
-      const bool has_odd = 2 * pair + 1 < tile.images;
-      const int channel = row / pairs_at_once;
-      const long long k = tile.group * t_.group_out_channels + first_channel + channel;
+    for (int pair = row & (pairs_at_once - 1); 2 * pair < tile.images && y < RowsOf(2 * pair); pair += pairs_at_once) {
+      const bool has_odd = 2 * pair + 1 < tile.images && y < RowsOf(2 * pair + 1);
       long long index =
-          (static_cast<long long>(tile.first_image + 2 * pair) * t_.out_channels + k) * plane + y * t_.out_w + x;
-      Shared from = SumAddress(channel, pair, SlotOf(line, column));
-      for (int count = (channels - channel + channels_at_once - 1) / channels_at_once; count > 0; count -= kAtOnce) {
+          FirstOutput(tile, 2 * pair) + static_cast<long long>(first_channel + first) * p_.y_plane + y * t_.out_w + x;
+      Shared from = SumAddress(first, pair, SlotOf(line, column));
+#pragma unroll 1
+      for (int channel = first; channel < channels; channel += kAtOnce * channels_at_once) {
         Value values[kAtOnce];
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          if (i < count) load(values[i], index + i * index_step, from + static_cast<unsigned>(i) * from_step, has_odd);
+          if (channel + i * channels_at_once < channels)
+            load(values[i], index + i * index_step, from + static_cast<unsigned>(i) * from_step, has_odd);
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
-          if (i < count) store(values[i], index + i * index_step, has_odd);
+          if (channel + i * channels_at_once < channels) store(values[i], index + i * index_step, has_odd);
         }
         index += kAtOnce * index_step;
         from += kAtOnce * from_step;
@@ -312,8 +407,8 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
 
   template <int kWidth>
   __device__ __forceinline__ void StoreHalves(const Tile& tile) const {
-    Half* const outputs = static_cast<Half*>(t_.y);
-    const long long image = static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
+    Half* const outputs = Outputs<Half>();
+    const int image = p_.y_image;
     const Bounds& bounds = t_.epilogue.bounds;
     const auto load = [&](HalfPairs<kWidth>& pairs, long long, Shared from, bool) {
 #pragma unroll
@@ -350,7 +445,8 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
     using Word = typename Together::Word;
     const Epilogue& e = t_.epilogue;
     const T* const residual = static_cast<const T*>(e.residual);
-    const long long image = odd * static_cast<long long>(t_.out_channels) * t_.out_h * t_.out_w;
+    T* const outputs = Outputs<T>();
+    const int image = odd * p_.y_image;
     const auto load = [&](Sums<kWidth>& sums, long long index, Shared from, bool has_odd) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
@@ -365,9 +461,15 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
       float finished[kWidth];
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) finished[i] = Finished(sums.columns[i], Together::At(sums.residual, i));
-      StoreOnce(reinterpret_cast<Word*>(static_cast<T*>(t_.y) + index + image), Together::Of(finished));
+      StoreOnce(reinterpret_cast<Word*>(outputs + index + image), Together::Of(finished));
     };
     ForOutputs<kWidth, 2, Sums<kWidth>>(tile, load, store);
+  }
+
+  // Y, or where the sums of this part of the chunks go.
+  template <class Output>
+  __device__ __forceinline__ Output* Outputs() const {
+    return static_cast<Output*>(t_.y) + blockIdx.y * p_.y_part;
   }
 
   // Floats, too, need be no more accurate than what was rounded.

@@ -15,6 +15,23 @@ class TensorInput : protected TensorTile {
   __device__ __forceinline__ TensorInput(const TensorParams& params, const void* shared)
       : TensorTile(params.tile, shared), p_(params) {}
 
+  // What of the first stages does not wait for any input: their weights, and padding, which is the same for all chunks.
+  // To be called by the threads that do not stage, each of which has to wait for its copies before the first chunk.
+  __device__ __forceinline__ void StageFirst(const Tile& tile) {
+    const int thread = static_cast<int>(threadIdx.x), threads = 32 * p_.product_warps;
+    const bool has_second = FirstChunk() + 1 < EndChunk();
+    if (FirstChunk() < EndChunk()) {
+      for (int i = 0; i < t_.warps_m && tile.first_row_tile + i < t_.row_tiles_per_group; ++i) {
+        const unsigned* begins = StepBegins(tile, tile.first_row_tile + i) + FirstChunk();
+        const unsigned first = begins[0], second = begins[1], third = begins[has_second ? 2 : 1];
+        CopySteps(StepAddress(0, i), first, second, thread, threads);
+        CopySteps(StepAddress(1, i), second, third, thread, threads);
+      }
+    }
+    CommitCopies();
+    StorePadding(WindowOf(tile), thread / 32, p_.product_warps);
+  }
+
   // To be called by the staging threads. Returns what a thread saw of X, where that is floats; see magnitude.cuh.
   __device__ __forceinline__ unsigned Stage(const Tile& tile) {
     Staging staging;
@@ -22,14 +39,10 @@ class TensorInput : protected TensorTile {
     staging.threads = static_cast<int>(blockDim.x) - 32 * p_.product_warps;
     const int plane = t_.in_h * t_.in_w;
     staging.plane = static_cast<unsigned>(plane / p_.unit_columns);
-    const long long image_size = static_cast<long long>(t_.in_channels) * plane;
-    const T* image = static_cast<const T*>(t_.x) + tile.first_image * image_size +
+    const T* image = static_cast<const T*>(t_.x) + EightOf(tile) * p_.x_eight +
                      static_cast<long long>(tile.group * t_.group_in_channels) * plane;
 #pragma unroll
-    for (int i = 0; i < kTensorImages; ++i) {
-      staging.images[i] = image;
-      if (i + 1 < tile.images) image += image_size;
-    }
+    for (int i = 0; i < kTensorImages; ++i) staging.images[i] = image + static_cast<long long>(i) * p_.x_image;
     Magnitude magnitude;
     if (p_.unit_columns == kMostColumns) {
       StageChunks<kMostColumns>(tile, staging, magnitude);
@@ -39,6 +52,27 @@ class TensorInput : protected TensorTile {
       StageChunks<1>(tile, staging, magnitude);
     }
     return magnitude.Seen();
+  }
+
+  // With as many images, or strips of one, as it has.
+  __device__ __forceinline__ Tile TileOfBlock() const {
+    TilePlace place;
+    int index = static_cast<int>(blockIdx.x);
+    index = Split(index, t_.row_blocks_per_group, p_.by_row_blocks, place.row_block);
+    index = Split(index, t_.groups, p_.by_groups, place.group);
+    index = Split(index, t_.tiles_x, p_.by_tiles_x, place.column);
+    place.eight = Split(index, t_.tiles_y, p_.by_tiles_y, place.row);
+    Tile tile = TileAt(place);
+    tile.images = min(tile.images, p_.images);
+    return tile;
+  }
+  static __device__ __forceinline__ int EightOf(const Tile& tile) { return tile.first_image / kTensorImages; }
+
+  // Of the block's part of the chunks.
+  __device__ __forceinline__ int FirstChunk() const { return PartBegin(blockIdx.y); }
+  __device__ __forceinline__ int EndChunk() const { return PartBegin(blockIdx.y + 1); }
+  __device__ __forceinline__ int PartBegin(unsigned part) const {
+    return static_cast<int>(static_cast<unsigned>(p_.num_chunks) * part / gridDim.y);
   }
 
   // The steps of a row tile of the block, behind the input.
@@ -64,9 +98,11 @@ class TensorInput : protected TensorTile {
   static constexpr int kBatches = 2;
   static constexpr unsigned kPixelBytes = 16;
   // A unit's target: in its low bits, which of its columns are needed; the first column's place, in bytes from the
-  // stage's begin; above, the channel's place in the chunk.
-  static constexpr unsigned kTargetBytes = 0xFFFF0;
-  static constexpr int kChannelShift = 20;
+  // stage's begin; above, the channel's place in the chunk; and in the highest bits, which images have the row.
+  static constexpr unsigned kTargetBytes = kTensorStageBytes - kPixelBytes;
+  static constexpr int kChannelShift = 17, kImageShift = 24;
+  static constexpr unsigned kChannelMask = 0x7F;
+  static_assert(kTensorStageBytes == 1 << kChannelShift);
 
   // Neighbouring columns of an input row, of one channel and all images, on their way to shared memory.
   template <int kColumns>
@@ -84,10 +120,8 @@ class TensorInput : protected TensorTile {
 
   // What the staging threads share.
   struct Staging {
-    // The first channel of the tile's group of each image. Images that the batch does not have are the last one once
-    // more: nothing is stored of them.
-    const T* images[kTensorImages];
-    unsigned plane;  // units, of `unit_columns`
+    const T* images[kTensorImages];  // the first channel of the tile's group of each, if there is such an image
+    unsigned plane;                  // units, of `unit_columns`
     int first, threads;
     int batches;  // that a thread stages a chunk in
   };
@@ -101,13 +135,13 @@ class TensorInput : protected TensorTile {
   // stages are free or not.
   template <int kColumns>
   __device__ __forceinline__ void StageChunks(const Tile& tile, Staging& staging, Magnitude& magnitude) {
-    const int num_chunks = p_.num_chunks;
+    const int num_chunks = EndChunk() - FirstChunk();
     if (num_chunks == 0) return;
-    const Window window = WindowOf(tile);
-    PlanUnits<kColumns>(window, staging);
-    StorePadding(window, staging);
-    const int num_batches = num_chunks * staging.batches;
     Cursor loaded, stored;
+    loaded.chunk = stored.chunk = FirstChunk();
+    const Window window = WindowOf(tile);
+    PlanUnits<kColumns>(tile, window, staging);
+    const int num_batches = num_chunks * staging.batches;
     Batch<kColumns> batches[kBatches];
 #pragma unroll
     for (int i = 0; i + 1 < kBatches; ++i) {
@@ -154,8 +188,8 @@ class TensorInput : protected TensorTile {
     if (AdvanceBatch(staging, cursor)) EndStage(at.stage);
   }
 
-  // What a tile reads of a channel, as rows and columns of the tile: those that lie in the input, the others are
-  // padding.
+  // What a tile reads of a channel, as rows and columns of the tile: those that lie in the input, of a strip at least,
+  // the others are padding.
   struct Window {
     int first_y, first_x;  // of the input, where the tile begins
     int row, row_end, column, column_end;
@@ -165,16 +199,16 @@ class TensorInput : protected TensorTile {
     Window window;
     window.first_y = tile.y * t_.strides[0] - t_.pads_begin[0];
     window.first_x = tile.x * t_.strides[1] - t_.pads_begin[1];
-    window.row = max(-window.first_y, 0);
+    window.row = max(-window.first_y - (tile.images - 1) * p_.row_step, 0);
     window.row_end = max(min(t_.in_rows, t_.in_h - window.first_y), window.row);
     window.column = max(-window.first_x, 0);
     window.column_end = max(min(t_.in_columns, t_.in_w - window.first_x), window.column);
     return window;
   }
 
-  // Padding is the same for all chunks. A warp stores that of a row at a time.
-  __device__ __forceinline__ void StorePadding(const Window& window, const Staging& staging) {
-    for (int row = staging.first / 32; row < t_.in_rows; row += staging.threads / 32) {
+  // A warp stores that of a row at a time.
+  __device__ __forceinline__ void StorePadding(const Window& window, int warp, int warps) {
+    for (int row = warp; row < t_.in_rows; row += warps) {
       const bool has_inside = row >= window.row && row < window.row_end;
       StoreZeros(row, 0, has_inside ? window.column : t_.in_columns);
       if (has_inside) StoreZeros(row, window.column_end, t_.in_columns);
@@ -206,7 +240,7 @@ class TensorInput : protected TensorTile {
   // As many lanes as a unit has columns have the same columns of neighbouring channels: so eight of them, whose vectors
   // are stored together, meet eight banks.
   template <int kColumns>
-  __device__ __forceinline__ void PlanUnits(const Window& window, Staging& staging) {
+  __device__ __forceinline__ void PlanUnits(const Tile& tile, const Window& window, Staging& staging) {
     const int rows = max(window.row_end - window.row, 1);
     const bool is_empty = window.row_end == window.row || window.column_end == window.column;
     // Units begin at multiples of their columns in the input, so that one aligned load brings all.
@@ -225,10 +259,11 @@ class TensorInput : protected TensorTile {
       if (unit < units && place < ChunkChannels()) {
         const int row = window.row + at.row, x = first_x + at.unit * kColumns;
         const int column = x - window.first_x;  // negative where the first ones are not needed
-        offset = static_cast<unsigned>((window.first_y + row) * t_.in_w + x) / kColumns;
+        // In the first strip, the row may lie before the input.
+        offset = static_cast<unsigned>((window.first_y + row) * (t_.in_w / kColumns) + x / kColumns);
         // A first column that is not needed may lie before the stage.
         target = (static_cast<unsigned>(place) * ChannelBytes() + kPixelBytes * PixelAt(row, column)) & kTargetBytes;
-        target |= static_cast<unsigned>(place) << kChannelShift;
+        target |= static_cast<unsigned>(place) << kChannelShift | ImagesWith(tile, window.first_y + row) << kImageShift;
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
           if (column + i >= 0 && column + i < t_.in_columns) target |= 1u << i;
@@ -244,6 +279,16 @@ class TensorInput : protected TensorTile {
     }
   }
 
+  // A bit for each image, or strip, that has a row, which lies at `y` in the first one.
+  __device__ __forceinline__ unsigned ImagesWith(const Tile& tile, int y) const {
+    if (p_.row_step == 0) return (1u << tile.images) - 1;
+    unsigned bits = 0;
+    for (int i = 0; i < tile.images; ++i, y += p_.row_step) {
+      if (y >= 0 && y < t_.in_h) bits |= 1u << i;
+    }
+    return bits;
+  }
+
   // Of a unit: in its row, among the rows, and among as many channels as it has columns.
   struct Place {
     int unit, row, place;
@@ -251,25 +296,27 @@ class TensorInput : protected TensorTile {
 
   static __device__ __forceinline__ Place PlaceOfUnit(int unit, int rows, int row_units) {
     Place at;
-    at.place = Split(Split(unit, row_units, at.unit), rows, at.row);
+    at.place = SplitFew(SplitFew(unit, row_units, at.unit), rows, at.row);
     return at;
   }
 
   template <int kColumns>
   __device__ __forceinline__ void Load(const Staging& staging, int unit, int chunk, Unit<kColumns>& staged) {
-    unsigned offset;
-    LoadSharedPair(UnitAddress(unit), offset, staged.target);
-    offset += Channel(chunk, staged.target >> kChannelShift) * staging.plane;
+    unsigned place;
+    LoadSharedPair(UnitAddress(unit), place, staged.target);
+    const int offset =
+        static_cast<int>(place + Channel(chunk, staged.target >> kChannelShift & kChannelMask) * staging.plane);
 #pragma unroll
     for (int i = 0; i < kTensorImages; ++i) {
+      const unsigned has_row = staged.target & 1u << (kImageShift + i);
       if constexpr (kColumns == kMostColumns) {
-        staged.words[i] = LoadReadOnly(reinterpret_cast<const uint2*>(staging.images[i]) + offset);
+        staged.words[i] = LoadReadOnlyIf(has_row, reinterpret_cast<const uint2*>(staging.images[i]) + offset);
       } else if constexpr (kIsFloat) {
-        staged.words[i].x = FloatToBits(LoadReadOnly(staging.images[i] + offset));
+        staged.words[i].x = FloatToBits(LoadReadOnlyIf(has_row, staging.images[i] + offset));
       } else if constexpr (kColumns == 2) {
-        staged.words[i].x = LoadReadOnly(reinterpret_cast<const Half2*>(staging.images[i]) + offset);
+        staged.words[i].x = LoadReadOnlyIf(has_row, reinterpret_cast<const Half2*>(staging.images[i]) + offset);
       } else {
-        staged.words[i].x = LoadReadOnly(staging.images[i] + offset);
+        staged.words[i].x = LoadReadOnlyIf(has_row, staging.images[i] + offset);
       }
     }
   }
@@ -313,7 +360,8 @@ class TensorInput : protected TensorTile {
                static_cast<unsigned>(t_.group_in_channels - 1));
   }
   __device__ __forceinline__ void BeginStage(const Tile& tile, const Position& at, const Staging& staging) const {
-    if (at.round > 0) WaitAtBarrier(FreeBarrier(at.stage), blockDim.x);
+    if (at.round == 0) return;  // see StageFirst
+    WaitAtBarrier(FreeBarrier(at.stage), blockDim.x);
     StageSteps(tile, at, staging);
   }
 
@@ -325,16 +373,19 @@ class TensorInput : protected TensorTile {
   __device__ __forceinline__ void StageSteps(const Tile& tile, const Position& at, const Staging& staging) const {
     for (int i = 0; i < t_.warps_m && tile.first_row_tile + i < t_.row_tiles_per_group; ++i) {
       const unsigned* begins = StepBegins(tile, tile.first_row_tile + i) + at.chunk;
-      const unsigned bytes = (begins[1] - begins[0]) * kStepBytes;
-      const unsigned char* from =
-          static_cast<const unsigned char*>(p_.steps) + static_cast<size_t>(begins[0]) * kStepBytes;
-      const Shared to = StepAddress(at.stage, i);
-      const unsigned stride = static_cast<unsigned>(staging.threads) * 16;
-      for (unsigned byte = static_cast<unsigned>(staging.first) * 16; byte < bytes; byte += stride) {
-        CopyAsync16Cached(to + byte, from + byte);
-      }
+      CopySteps(StepAddress(at.stage, i), begins[0], begins[1], staging.first, staging.threads);
     }
     CommitCopies();
+  }
+
+  // By so many threads, of which this is one.
+  __device__ __forceinline__ void CopySteps(Shared to, unsigned begin, unsigned end, int thread, int threads) const {
+    const unsigned char* from = static_cast<const unsigned char*>(p_.steps) + static_cast<size_t>(begin) * kStepBytes;
+    const unsigned bytes = (end - begin) * kStepBytes, stride = static_cast<unsigned>(threads) * 16;
+#pragma unroll 4
+    for (unsigned byte = static_cast<unsigned>(thread) * 16; byte < bytes; byte += stride) {
+      CopyAsync16Cached(to + byte, from + byte);
+    }
   }
 };
 

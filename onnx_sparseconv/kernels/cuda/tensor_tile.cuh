@@ -2,6 +2,7 @@
 // memory: a stage holds a chunk of channels, as pixels (a row's columns) of 8 images.
 #pragma once
 
+#include "divide.cuh"
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
 #include "params.h"
@@ -44,6 +45,22 @@ class TensorTile {
   static __device__ __forceinline__ int Split(int dividend, int divisor, int& remainder) {
     const int quotient = dividend / divisor;
     remainder = dividend - quotient * divisor;
+    return quotient;
+  }
+
+  // The same by a number that the host has prepared.
+  static __device__ __forceinline__ int Split(int dividend, int divisor, const Divisor& by, int& remainder) {
+    const int quotient = Divide(dividend, by);
+    remainder = dividend - quotient * divisor;
+    return quotient;
+  }
+
+  // The same of numbers below 2^22, in fewer instructions.
+  static __device__ __forceinline__ int SplitFew(int dividend, int divisor, int& remainder) {
+    auto quotient = static_cast<int>(static_cast<float>(dividend) * Reciprocal(static_cast<float>(divisor)));
+    remainder = dividend - quotient * divisor;
+    if (remainder < 0) --quotient, remainder += divisor;
+    if (remainder >= divisor) ++quotient, remainder -= divisor;
     return quotient;
   }
 

@@ -88,6 +88,8 @@ ROUNDED = [
     ("tensor", 4, WORDS, (3, 140, 1, 56), ["tensor_f32_r4"]),
     ("tensor", 4, LINEAR_POINTWISE, (9, 40, 12, 16), ["tensor_f32_r4"]),
     ("tensor", 4, PRUNED, (9, 40, 11, 13), ["tensor_f32_r4"]),
+    ("tensor", 132, LINEAR, (1, 40, 19, 13), ["tensor_f32_r4"]),
+    ("tensor", 132, WIDE_PRUNED, (1, 320, 7, 7), ["tensor_f32_r4", "reduce_rounded"]),
 ]
 
 

@@ -71,6 +71,11 @@ Value LoadReadOnly(const Value* address) {
 }
 
 template <class Value>
+Value LoadReadOnlyIf(unsigned exists, const Value* address) {
+  return exists != 0 ? LoadReadOnly(address) : Value{};
+}
+
+template <class Value>
 Value LoadWritten(const Value* address) {
   cuda_on_host::CheckGlobal(address, sizeof(Value));
   cuda_on_host::CheckTouch();

@@ -97,7 +97,7 @@ class Launcher {
   template <class Params>
   static void FillTile(const Call& call, Params* tile);
   void LaunchTensor(const Call& call) const;
-  void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, WarpgroupParams* params,
+  void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile, unsigned** seen,
                 std::optional<ort::DeviceScratch>* sums) const;
   void LaunchWgmma(const Call& call) const;
   void* LendHalves(const Call& call, size_t bytes, size_t num_seen, unsigned** seen, RecomputeParams* recompute,
@@ -113,8 +113,17 @@ class Launcher {
   GeneratedParams MakeGeneratedParams(const Call& call) const;
   void LaunchSplits(const Call& call) const;
   ReduceParams MakeReduceParams(const Call& call, const void* partial, int num_splits, int64_t part_values) const;
-  void ReduceParts(const Call& call, const WarpgroupParams& params, const LaunchShape& shape,
-                   int64_t part_values) const;
+  // Sums that are not final, and what adds them up.
+  struct Parts {
+    FunctionHandle reduce;
+    const void* sums;
+    int64_t values;  // of a part
+    const unsigned* seen;
+    RecomputeParams recompute;
+  };
+  template <class Params>
+  Parts PartsOf(const Params& params) const;
+  void ReduceParts(const Call& call, const Parts& parts, const LaunchShape& shape) const;
   void LaunchPasses(const Call& call) const;
   size_t NumOutputs(const Call& call) const;
   void Pool(const Call& call, const Axes& pooled_dims, void* y) const;
@@ -217,23 +226,29 @@ void Launcher::LaunchTensor(const Call& call) const {
   const TensorLaunch& launch = *call.plan.tensor;
   TensorParams params = launch.params;
   FillTile(call, &params.tile);
+  std::optional<ort::DeviceScratch> sums;
+  LendSums(call, launch.shape, params.y_part, &params.tile, &params.seen, &sums);
   params.is_y_paired =
-      params.is_y_paired && ColumnsOfBoth(call.y, call.epilogue.residual, 2, node_.element_bytes()) == 2;
+      params.is_y_paired && ColumnsOfBoth(params.tile.y, params.tile.epilogue.residual, 2, node_.element_bytes()) == 2;
+  FillStores(static_cast<int>(launch.shape.threads), &params);
   node_.tensor->Fill(&params);
   FillRecompute(call, &params.recompute);
-  cuda::Launch(node_.tensor->kernels.Product(launch.positions), launch.shape, params, call.stream);
+  const TensorKernels& kernels = node_.tensor->kernels;
+  cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
+  if (!sums) return;
+  ReduceParts(call, {kernels.Reduce(), params.tile.y, params.y_part, params.seen, params.recompute}, launch.shape);
 }
 
 // Where blocks share tiles, they store sums that are not final, in memory that is lent for them, and behind these, what
 // they saw of floats that they, or launches before, rounded to halves.
-void Launcher::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, WarpgroupParams* params,
-                        std::optional<ort::DeviceScratch>* sums) const {
+void Launcher::LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile,
+                        unsigned** seen, std::optional<ort::DeviceScratch>* sums) const {
   const unsigned parts = shape.grid[1];
   if (parts == 1) return;
   const size_t bytes = parts * static_cast<size_t>(part_values) * node_.element_bytes();
-  params->tile.y = Lend(call.context, call.inputs, bytes + BlocksOf(shape) * sizeof(unsigned), sums);
-  params->tile.epilogue = EpilogueOf(nullptr, nullptr, {}, node_.is_half());
-  params->seen = reinterpret_cast<unsigned*>(static_cast<unsigned char*>(params->tile.y) + bytes);
+  tile->y = Lend(call.context, call.inputs, bytes + BlocksOf(shape) * sizeof(unsigned), sums);
+  tile->epilogue = EpilogueOf(nullptr, nullptr, {}, node_.is_half());
+  *seen = reinterpret_cast<unsigned*>(static_cast<unsigned char*>(tile->y) + bytes);
 }
 
 void Launcher::LaunchWgmma(const Call& call) const {
@@ -243,7 +258,7 @@ void Launcher::LaunchWgmma(const Call& call) const {
   FillTile(call, &tile);
   node_.wgmma->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, sums;
-  LendSums(call, launch.shape, params.y_part, &params.common, &sums);
+  LendSums(call, launch.shape, params.y_part, &tile, &params.common.seen, &sums);
   params.out_columns = ColumnsOfBoth(tile.y, tile.epilogue.residual, params.out_columns, node_.element_bytes());
   InterleaveParams interleave = launch.interleave.params;
   interleave.x = tile.x;
@@ -252,7 +267,7 @@ void Launcher::LaunchWgmma(const Call& call) const {
                                        &interleave.seen, &params.common.recompute, &x);
   cuda::Launch(node_.wgmma->kernels.Interleave(), launch.interleave.shape, interleave, call.stream);
   cuda::Launch(node_.wgmma->kernels.Product(launch.positions), launch.shape, params, call.stream);
-  if (sums) ReduceParts(call, params.common, launch.shape, params.y_part);
+  if (sums) ReduceParts(call, PartsOf(params), launch.shape);
 }
 
 // Lends so many bytes for X as halves, and behind them, where these are rounded, for what is seen of X then.
@@ -341,7 +356,7 @@ void Launcher::LaunchPointwise(const Call& call) const {
   FillTile(call, &tile);
   node_.wgmma->Fill(&params.common);
   std::optional<ort::DeviceScratch> x, residual, sums;
-  LendSums(call, launch.shape, params.y_part, &params.common, &sums);
+  LendSums(call, launch.shape, params.y_part, &tile, &params.common.seen, &sums);
   // The residual of halves is staged, as X is.
   const auto residual_begin = node_.is_half() ? 0 : reinterpret_cast<uintptr_t>(tile.epilogue.residual);
   params.kept_bounds = residual_begin == 0 ? tile.epilogue.bounds : BoundsOf({}, node_.is_half());
@@ -374,7 +389,7 @@ void Launcher::LaunchPointwise(const Call& call) const {
     }
   }
   cuda::Launch(node_.wgmma->pointwise.Product(launch.segments), launch.shape, params, call.stream);
-  if (sums) ReduceParts(call, params.common, launch.shape, params.y_part);
+  if (sums) ReduceParts(call, PartsOf(params), launch.shape);
 }
 
 // One launch of all chunks that starts from nothing and stores its sums as they are.
@@ -421,18 +436,24 @@ ReduceParams Launcher::MakeReduceParams(const Call& call, const void* partial, i
   return reduce;
 }
 
-// The same of what blocks of a warpgroup kernel share.
-void Launcher::ReduceParts(const Call& call, const WarpgroupParams& params, const LaunchShape& shape,
-                           int64_t part_values) const {
-  const ReduceParams reduce = MakeReduceParams(call, params.tile.y, static_cast<int>(shape.grid[1]), part_values);
-  const int64_t vectors = CeilDivide(part_values, kReduceBytes / static_cast<int64_t>(node_.element_bytes()));
+// What blocks of a warpgroup kernel share.
+template <class Params>
+Launcher::Parts Launcher::PartsOf(const Params& params) const {
+  const WarpgroupParams& common = params.common;
+  return {node_.wgmma->kernels.Reduce(), common.tile.y, params.y_part, common.seen, common.recompute};
+}
+
+// The same of what blocks share; `shape` is that of their launch.
+void Launcher::ReduceParts(const Call& call, const Parts& parts, const LaunchShape& shape) const {
+  const ReduceParams reduce = MakeReduceParams(call, parts.sums, static_cast<int>(shape.grid[1]), parts.values);
+  const int64_t vectors = CeilDivide(parts.values, kReduceBytes / static_cast<int64_t>(node_.element_bytes()));
   LaunchShape reduce_shape = ReduceShape(vectors, kReduceVectorThreads);
-  reduce_shape.begins_early = true;
-  if (node_.is_half()) return cuda::Launch(node_.wgmma->kernels.Reduce(), reduce_shape, reduce, call.stream);
-  RecomputeParams recompute = params.recompute;
-  recompute.seen = params.seen;
+  reduce_shape.begins_early = shape.begins_early;
+  if (node_.is_half()) return cuda::Launch(parts.reduce, reduce_shape, reduce, call.stream);
+  RecomputeParams recompute = parts.recompute;
+  recompute.seen = parts.seen;
   recompute.num_seen = static_cast<int>(BlocksOf(shape));
-  cuda::Launch(node_.wgmma->kernels.Reduce(), reduce_shape, ReduceRoundedParams{reduce, recompute}, call.stream);
+  cuda::Launch(parts.reduce, reduce_shape, ReduceRoundedParams{reduce, recompute}, call.stream);
 }
 
 // The first pass begins with the bias and the residual, each later one with what the one before it left in Y; the last

@@ -120,7 +120,8 @@ TensorKernels::TensorKernels(bool is_half, int tile_rows, int max_shared_bytes)
     : ProductKernels(LibraryOfTensor(is_half),
                      std::string("sparseconv_tensor_") + (is_half ? "r" : "f32_r") +
                          std::to_string(tile_rows / kSubtileRows) + "_p",
-                     TensorPositions(tile_rows), max_shared_bytes) {}
+                     TensorPositions(tile_rows), max_shared_bytes),
+      reduce_(library().Function(is_half ? "sparseconv_reduce_vectors" : "sparseconv_reduce_rounded")) {}
 
 WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_wgmma_p" : "sparseconv_wgmma_f32_p",

@@ -70,6 +70,11 @@ class ProductKernels {
 class TensorKernels : public ProductKernels {
  public:
   TensorKernels(bool is_half, int tile_rows, int max_shared_bytes);
+  // As of WgmmaKernels.
+  FunctionHandle Reduce() const { return reduce_; }
+
+ private:
+  FunctionHandle reduce_;
 };
 
 // Those of warpgroups for windows, and what interleaves their X. The GPU must be of kWgmmaArchitecture.

@@ -1,12 +1,16 @@
 #include "tensor_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <iterator>
 #include <limits>
 #include <numeric>
 
 #include "../checked.h"
+#include "divisor.h"
+#include "eights.h"
 #include "tensor_launch.h"
+#include "wgmma_plan.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -19,24 +23,31 @@ constexpr int64_t kPixelBytes = 2 * kTensorImages;
 constexpr int64_t kMaxTileRows = 8;      // of outputs
 constexpr int64_t kFewProductWarps = 4;  // fewer are for what leaves no choice
 constexpr int kWidePositions = 8;
-// Fitted to the times of some hundred launches on an H200, in units of their own.
-constexpr double kProductCycles = 16.0;     // of mma.sp.m16n8k32, on one quarter
-constexpr double kWideProductFactor = 1.3;  // of kernels that are short of registers
-constexpr double kSharedCycles = 2.0;       // of 128 bytes of shared memory
-constexpr double kSharedUnitCycles = 18.0;  // of shared memory, for a unit of a warp, times kSharedCycles
-constexpr double kUnitCycles = 480.0;       // to stage one unit of a warp
-constexpr double kL2BytesACycle = 17.0;     // of a multiprocessor
-constexpr int64_t kRowBytes = 76;           // that a row of the input costs more than its own
-constexpr double kChunkCycles = 2150.0;     // until the first of a chunk arrives
-constexpr double kOverlap = 0.6;            // what the lesser of those add to the greatest
-// Cycles of a multiprocessor, about, by some eighty layers of all kinds on an H100.
-constexpr double kUnitsToCycles = 0.32;
-constexpr double kStrideFactor = 1.4;    // of a chunk, where columns that are read together lie apart
-constexpr double kOneChunkFactor = 2.6;  // where a tile has one chunk: then none is staged while another is multiplied
-constexpr double kBeginCycles = 8800.0;
-constexpr double kStoredBytesACycle = 7.2;  // of a multiprocessor
-constexpr double kFloatBytesACycle = 5.2;   // likewise, of what floats have more than halves
-constexpr int64_t kHalfBytes = 2;
+constexpr int64_t kManyStagingWarps = 8, kSomeStagingWarps = 4, kFewStagingWarps = 2;
+constexpr int64_t kMaxParts = 16;  // of a tile's chunks
+constexpr int64_t kHalfBytes = 2, kSectorBytes = 32;
+// Cycles of a multiprocessor, fitted to some five hundred launches of layers of all kinds on an H100, with 1 to 32
+// images, of several plans each.
+constexpr double kProductCycles = 6.1;       // of mma.sp.m16n8k32, on one quarter
+constexpr double kWideProductFactor = 1.25;  // of kernels that are short of registers
+constexpr double kStepCycles = 220.0;        // that a warp waits in a step, for what it reads
+constexpr double kSharedCycles = 1.2;        // of 128 bytes of shared memory
+constexpr double kSharedUnitCycles = 18.0;   // of shared memory, for a unit of a warp, times kSharedCycles
+constexpr double kUnitCycles = 310.0;        // to stage one unit of a warp
+constexpr double kL2BytesACycle = 60.0;      // of a multiprocessor
+constexpr int64_t kRowBytes = 76;            // that a row of the input costs more than its own
+constexpr double kChunkCycles = 480.0;       // until the first of a chunk arrives
+constexpr double kOverlap = 0.05;            // what the lesser of those add to the greatest
+constexpr double kStrideFactor = 1.55;       // of a chunk, where columns that are read together lie apart
+constexpr double kLaunchAndFirstCycles = 6400.0;
+constexpr double kBlockCycles = 1600.0;       // before the first chunk, and behind the last one
+constexpr double kFloatBlockCycles = 3000.0;  // more, of floats
+constexpr double kOutputCycles = 0.18;        // of a block's outputs
+constexpr double kShareCycles = 135.0;        // of a warp that shares in the steps of others
+constexpr double kStoredBytesACycle = 10.0;   // of a multiprocessor
+constexpr double kFloatBytesACycle = 6.0;     // likewise, of what floats have more than halves
+constexpr double kReduceCycles = 3400.0;      // of the launch that adds up parts
+constexpr double kReducePartCycles = 420.0;
 
 // The least number that is 1 more than a multiple of 8: neighbouring lines and channels then begin in other banks.
 int64_t OddPitch(int64_t pixels) { return RoundUp(pixels - 1, 8) + 1; }
@@ -49,15 +60,16 @@ int64_t Extent(int64_t outputs, int64_t kernel, int64_t stride, int64_t dilation
 struct Tiling {
   int positions;
   int64_t tile_h, tile_w;
-  int64_t warps_m;
-  int64_t staging_warps;
+  int64_t warps_m, warps_k;
+  int64_t product_warps, staging_warps;
+  int64_t parts = 1;  // of the chunks
 };
 
 class Planner {
  public:
-  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
-          const TensorFacts& facts)
-      : geometry_(geometry), sizes_(sizes), batch_(batch), device_(device), facts_(facts) {}
+  Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const Eights& eights,
+          const DeviceFacts& device, const TensorFacts& facts)
+      : geometry_(geometry), sizes_(sizes), batch_(batch), eights_(eights), device_(device), facts_(facts) {}
 
   std::optional<TensorLaunch> Choose() const {
     auto launch = Choose(kFewProductWarps);
@@ -71,30 +83,57 @@ class Planner {
       for (int64_t tile_w = positions; tile_w < sizes_.out_dims[2] + positions; tile_w += positions) {
         const int64_t runs = tile_w / positions;
         if (runs > kMaxProductWarps) break;
-        for (int64_t tile_h = 1; tile_h <= std::min(sizes_.out_dims[1], kMaxTileRows); ++tile_h) {
-          TryRows({positions, tile_h, tile_w, 1, 0}, runs * tile_h, min_product_warps, &best);
+        for (int64_t tile_h = 1; tile_h <= std::min(eights_.rows, kMaxTileRows); ++tile_h) {
+          TryRows({positions, tile_h, tile_w, 1, 1, 0, 0}, runs * tile_h, min_product_warps, &best);
         }
       }
     }
     return best;
   }
 
-  // Tries all numbers of row tiles that a block can compute.
+  // Tries all numbers of row tiles that a block can compute, and of warps that share steps.
   void TryRows(Tiling tiling, int64_t warps_p, int64_t min_product_warps, std::optional<TensorLaunch>* best) const {
-    for (int64_t warps_m = 1; warps_m * warps_p <= kMaxProductWarps; warps_m *= 2) {
-      if (warps_m >= 2 * facts_.form.tiles_per_group) break;
-      if (warps_m * warps_p < min_product_warps) continue;
-      tiling.warps_m = warps_m;
-      for (const int64_t staging_warps : {4, 2}) {
-        if (warps_m * warps_p + staging_warps > kMaxWarps) continue;
-        tiling.staging_warps = staging_warps;
-        const auto launch = Evaluate(tiling, warps_m * warps_p);
-        if (launch && (!*best || launch->cycles < (*best)->cycles)) *best = launch;
+    for (tiling.warps_m = 1; tiling.warps_m * warps_p <= kMaxProductWarps; tiling.warps_m *= 2) {
+      if (tiling.warps_m >= 2 * facts_.form.tiles_per_group) break;
+      const bool are_few = Blocks(tiling) < device_.num_multiprocessors;
+      for (tiling.warps_k = 1;; tiling.warps_k *= 2) {
+        tiling.product_warps = tiling.warps_m * warps_p * tiling.warps_k;
+        if (tiling.product_warps > kMaxProductWarps || (tiling.warps_k > 1 && !are_few)) break;
+        if (tiling.product_warps >= min_product_warps) TryStaging(tiling, best);
       }
     }
   }
 
-  std::optional<TensorLaunch> Evaluate(const Tiling& tiling, int64_t product_warps) const {
+  // The same of warps that stage, and of parts of the chunks, as many as there are multiprocessors for.
+  void TryStaging(Tiling tiling, std::optional<TensorLaunch>* best) const {
+    const int64_t chunks = facts_.form.num_chunks, blocks = std::max<int64_t>(Blocks(tiling), 1);
+    const int64_t max_parts = std::min({kMaxParts, chunks, device_.num_multiprocessors / blocks});
+    for (const int64_t staging_warps : {kManyStagingWarps, kSomeStagingWarps, kFewStagingWarps}) {
+      if (tiling.product_warps + staging_warps > kMaxWarps) continue;
+      if (staging_warps == kManyStagingWarps && eights_.strips == 0) continue;
+      tiling.staging_warps = staging_warps;
+      for (tiling.parts = 1; tiling.parts <= std::max<int64_t>(max_parts, 1); ++tiling.parts) {
+        // A part more is for nothing where the longest stays as long.
+        if (tiling.parts > 1 && CeilDivide(chunks, tiling.parts) == CeilDivide(chunks, tiling.parts - 1)) continue;
+        const auto launch = Evaluate(tiling);
+        if (!launch) break;
+        if (!*best || launch->cycles < (*best)->cycles) *best = launch;
+      }
+    }
+  }
+
+  int64_t TilesX(const Tiling& tiling) const { return CeilDivide(sizes_.out_dims[2], tiling.tile_w); }
+  int64_t TilesY(const Tiling& tiling) const { return CeilDivide(eights_.rows, tiling.tile_h); }
+  int64_t GroupBlocks(const Tiling& tiling) const { return CeilDivide(facts_.form.tiles_per_group, tiling.warps_m); }
+
+  // Of one part of the chunks.
+  int64_t Blocks(const Tiling& tiling) const {
+    const int64_t blocks =
+        CheckedMultiply(geometry_.group * GroupBlocks(tiling), TilesX(tiling) * TilesY(tiling), "the grid");
+    return CheckedMultiply(blocks, eights_.count, "the grid");
+  }
+
+  std::optional<TensorLaunch> Evaluate(const Tiling& tiling) const {
     const TensorForm& form = facts_.form;
     const int64_t stride_y = geometry_.strides[1], stride_x = geometry_.strides[2];
     const int64_t in_rows = Extent(tiling.tile_h, geometry_.kernel_shape[1], stride_y, geometry_.dilations[1]);
@@ -109,30 +148,34 @@ class Planner {
                                            form.chunk_channels, in_rows, in_columns, staging_threads);
     const int64_t slots = tiling.tile_h * tiling.tile_w, sum_pitch = slots | 1;
     const int64_t rows = tiling.warps_m * form.tile_rows;
-    const int64_t shared_bytes =
-        std::max({2 * stage_bytes + units.table_bytes, rows * (kTensorImages / 2) * sum_pitch * int64_t{4},
-                  int64_t{kRecomputeBytes}});
+    const int64_t shared_bytes = std::max({2 * stage_bytes + units.table_bytes,
+                                           rows * (kTensorImages / 2) * sum_pitch * int64_t{4} + OtherSumBytes(tiling),
+                                           int64_t{kRecomputeBytes}});
     if (shared_bytes + kReservedSharedBytes > device_.max_shared_bytes) return std::nullopt;
-    const int64_t threads = product_warps * kWarp + staging_threads;
+    if (input_bytes >= kTensorStageBytes) return std::nullopt;
+    const int64_t threads = tiling.product_warps * kWarp + staging_threads;
     if (slots > threads) return std::nullopt;  // each output of a channel has a thread that stores it
 
-    const int64_t group_blocks = CeilDivide(form.tiles_per_group, tiling.warps_m);
-    const int64_t tiles_x = CeilDivide(sizes_.out_dims[2], tiling.tile_w);
-    const int64_t tiles_y = CeilDivide(sizes_.out_dims[1], tiling.tile_h);
-    int64_t blocks = CheckedMultiply(geometry_.group * group_blocks, tiles_x * tiles_y, "the grid");
-    blocks = CheckedMultiply(blocks, CeilDivide(batch_, kTensorImages), "the grid");
+    const int64_t blocks = Blocks(tiling);
     if (blocks > std::numeric_limits<int32_t>::max()) return std::nullopt;
 
     TensorLaunch launch;
     TensorParams& params = launch.params;
     FillSizes(geometry_, sizes_, batch_, &params.tile);
+    FillEights(&params);
     params.tile.row_tiles_per_group = form.tiles_per_group;
-    params.tile.row_blocks_per_group = static_cast<int>(group_blocks);
-    params.tile.tiles_x = static_cast<int>(tiles_x);
-    params.tile.tiles_y = static_cast<int>(tiles_y);
+    params.tile.row_blocks_per_group = static_cast<int>(GroupBlocks(tiling));
+    params.tile.tiles_x = static_cast<int>(TilesX(tiling));
+    params.tile.tiles_y = static_cast<int>(TilesY(tiling));
     params.tile.tile_h = static_cast<int>(tiling.tile_h);
     params.tile.tile_w = static_cast<int>(tiling.tile_w);
-    params.product_warps = static_cast<int>(product_warps);
+    params.product_warps = static_cast<int>(tiling.product_warps);
+    params.warps_k = static_cast<int>(tiling.warps_k);
+    params.by_row_blocks = MakeDivisor(GroupBlocks(tiling));
+    params.by_groups = MakeDivisor(geometry_.group);
+    params.by_tiles_x = MakeDivisor(TilesX(tiling));
+    params.by_tiles_y = MakeDivisor(TilesY(tiling));
+    params.by_tile_w = MakeDivisor(tiling.tile_w);
     params.tile.warps_m = static_cast<int>(tiling.warps_m);
     params.num_chunks = form.num_chunks;
     params.chunk_channels = form.chunk_channels;
@@ -149,59 +192,125 @@ class Planner {
     params.sum_pitch = static_cast<int>(sum_pitch);
     launch.positions = tiling.positions;
     launch.shape.grid[0] = static_cast<unsigned>(blocks);
+    launch.shape.grid[1] = static_cast<unsigned>(tiling.parts);
     launch.shape.threads = static_cast<unsigned>(threads);
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
-    launch.cycles = Cycles(params, tiling, units.count * units.columns / 2, blocks, shared_bytes);
+    launch.cycles = Cycles(params, tiling, units.count * units.columns / 2, blocks * tiling.parts, shared_bytes);
     return launch;
+  }
+
+  // Of the sums of warps that share in the steps of others.
+  int64_t OtherSumBytes(const Tiling& tiling) const {
+    const int64_t warps = tiling.product_warps - tiling.product_warps / tiling.warps_k;
+    return warps * facts_.form.subtiles() * tiling.positions * kWarp * int64_t{4 * sizeof(float)};
+  }
+
+  void FillEights(TensorParams* params) const {
+    const int64_t in_plane = sizes_.in_dims[1] * sizes_.in_dims[2], x_image = geometry_.in_channels * in_plane;
+    const int64_t y_plane = sizes_.out_dims[1] * sizes_.out_dims[2], y_image = geometry_.out_channels * y_plane;
+    const bool has_strips = eights_.strips != 0;
+    const int64_t row_step = has_strips ? eights_.rows * geometry_.strides[1] : 0;
+    if (has_strips) {
+      params->tile.batch = static_cast<int>(eights_.count * kTensorImages);
+      params->tile.out_h = static_cast<int>(eights_.rows);
+    }
+    params->images = has_strips ? static_cast<int>(eights_.strips) : kTensorImages;
+    params->last_rows = static_cast<int>(eights_.last_rows);
+    params->row_step = static_cast<int>(row_step);
+    params->x_image = static_cast<int>(has_strips ? row_step * sizes_.in_dims[2] : x_image);
+    params->y_image = static_cast<int>(has_strips ? eights_.rows * sizes_.out_dims[2] : y_image);
+    params->y_plane = static_cast<int>(y_plane);
+    params->x_eight = has_strips ? x_image : kTensorImages * x_image;
+    params->y_eight = has_strips ? y_image : kTensorImages * y_image;
+    params->y_part = PartValues(batch_ * y_image);
   }
 
   // What a launch takes: chunks of the block that computes most of them, each as long as what it needs most of.
   double Cycles(const TensorParams& params, const Tiling& tiling, int64_t num_pairs, int64_t blocks,
                 int64_t shared_bytes) const {
     const TensorForm& form = facts_.form;
-    const int64_t warps = params.product_warps + tiling.staging_warps;
+    const int64_t warps = tiling.product_warps + tiling.staging_warps;
     const int64_t resident = std::max<int64_t>(
         std::min(kMaxWarps / warps, device_.max_shared_bytes / (shared_bytes + kReservedSharedBytes)), 1);
     const double all_chunks = static_cast<double>(geometry_.group * form.tiles_per_group) * form.num_chunks;
     const double steps = static_cast<double>(facts_.num_steps) / all_chunks;  // of a tile in a chunk
     const auto subtiles = static_cast<double>(form.subtiles()), positions = static_cast<double>(tiling.positions);
     const double units = static_cast<double>(num_pairs) / kWarp;
+    const int64_t base_warps = tiling.product_warps / tiling.warps_k;
     const double rounds =
-        static_cast<double>(CeilDivide(params.product_warps * resident, kQuarters)) / static_cast<double>(resident);
+        static_cast<double>(CeilDivide(tiling.product_warps * resident, kQuarters)) / static_cast<double>(resident);
     const double wide = tiling.positions == kWidePositions ? kWideProductFactor : 1.0;
-    const double product = rounds * steps * subtiles * positions * kProductCycles * wide;
-    const double shared = params.product_warps * steps * 4.0 * (positions + subtiles + 1.0) +
-                          params.tile.warps_m * steps * 4.0 * (subtiles + 1.0) + units * kSharedUnitCycles;
+    // Warps that share steps have whole ones.
+    const double warp_steps = tiling.warps_k == 1 ? steps : std::ceil(steps / static_cast<double>(tiling.warps_k));
+    const double product = warp_steps * (rounds * subtiles * positions * kProductCycles * wide + kStepCycles);
+    const double shared = static_cast<double>(base_warps) * steps * 4.0 * (positions + subtiles + 1.0) +
+                          static_cast<double>(tiling.warps_m) * steps * 4.0 * (subtiles + 1.0) +
+                          units * kSharedUnitCycles;
     const int64_t row_bytes = params.tile.in_columns * kHalfBytes + kRowBytes;
-    const double bytes = params.tile.warps_m * steps * static_cast<double>(form.step_bytes()) +
+    const double bytes = static_cast<double>(tiling.warps_m) * steps * static_cast<double>(form.step_bytes()) +
                          static_cast<double>(form.chunk_channels * params.tile.in_rows * row_bytes * kTensorImages);
     const double staging = units * kUnitCycles / static_cast<double>(tiling.staging_warps * resident);
-    const double parts[] = {product, shared * kSharedCycles, bytes / kL2BytesACycle, staging};
-    const double greatest = *std::max_element(std::begin(parts), std::end(parts));
-    const double sum = std::accumulate(std::begin(parts), std::end(parts), 0.0);
+    const double needs[] = {product, shared * kSharedCycles, bytes / kL2BytesACycle, staging};
+    const double greatest = *std::max_element(std::begin(needs), std::end(needs));
+    const double sum = std::accumulate(std::begin(needs), std::end(needs), 0.0);
     const double chunk = (greatest + kOverlap * (sum - greatest) + kChunkCycles / static_cast<double>(resident)) *
-                         (geometry_.strides[2] > 1 ? kStrideFactor : 1.0) *
-                         (form.num_chunks == 1 ? kOneChunkFactor : 1.0);
+                         (geometry_.strides[2] > 1 ? kStrideFactor : 1.0);
+    const bool is_float = facts_.element_bytes > kHalfBytes;
+    const auto tile_outputs = static_cast<double>(tiling.tile_h * tiling.tile_w * tiling.warps_m * form.tile_rows);
+    const double block = kBlockCycles + (is_float ? kFloatBlockCycles : 0.0) +
+                         kOutputCycles * tile_outputs * kTensorImages +
+                         kShareCycles * static_cast<double>(tiling.product_warps - base_warps);
+    const int64_t chunks = CeilDivide(int64_t{form.num_chunks}, tiling.parts);
     const int64_t rounds_of_blocks = CeilDivide(blocks, device_.num_multiprocessors * resident) * resident;
-    const auto outputs = static_cast<double>(batch_ * geometry_.out_channels) *
-                         static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]);
+    return kLaunchAndFirstCycles + MovedCycles(tiling) + ReduceCycles(tiling) +
+           static_cast<double>(rounds_of_blocks) *
+               (block / static_cast<double>(resident) + static_cast<double>(chunks) * chunk);
+  }
+
+  double NumOutputs() const {
+    return static_cast<double>(batch_ * geometry_.out_channels) *
+           static_cast<double>(sizes_.out_dims[1] * sizes_.out_dims[2]);
+  }
+
+  // To bring outputs to memory; of floats, inputs as well have more bytes.
+  double MovedCycles(const Tiling& tiling) const {
+    const int64_t out_w = sizes_.out_dims[2], bytes = std::min(tiling.tile_w, out_w) * facts_.element_bytes;
+    // What a tile has of a row may begin and end within sectors.
+    const bool has_sectors =
+        tiling.tile_w >= out_w || (bytes % kSectorBytes == 0 && out_w * facts_.element_bytes % kSectorBytes == 0);
+    const double sectors =
+        has_sectors ? 1.0 : static_cast<double>(bytes + kSectorBytes - kHalfBytes) / static_cast<double>(bytes);
     const auto inputs = static_cast<double>(batch_ * geometry_.in_channels) *
                         static_cast<double>(sizes_.in_dims[1] * sizes_.in_dims[2]);
     const double moved =
-        static_cast<double>(kHalfBytes) * outputs / kStoredBytesACycle +
-        static_cast<double>(facts_.element_bytes - kHalfBytes) * (inputs + outputs) / kFloatBytesACycle;
-    return kBeginCycles + kUnitsToCycles * static_cast<double>(rounds_of_blocks * form.num_chunks) * chunk +
-           moved / device_.num_multiprocessors;
+        static_cast<double>(kHalfBytes) * NumOutputs() * sectors / kStoredBytesACycle +
+        static_cast<double>(facts_.element_bytes - kHalfBytes) * (inputs + NumOutputs()) / kFloatBytesACycle;
+    return moved / device_.num_multiprocessors;
+  }
+
+  double ReduceCycles(const Tiling& tiling) const {
+    if (tiling.parts == 1) return 0.0;
+    const auto bytes = static_cast<double>((2 * tiling.parts + 1) * facts_.element_bytes) * NumOutputs();
+    return kReduceCycles + kReducePartCycles * static_cast<double>(tiling.parts) + MemoryCycles(bytes, device_);
   }
 
   const ConvGeometry& geometry_;
   const ResolvedGeometry& sizes_;
   const int64_t batch_;
+  const Eights eights_;
   const DeviceFacts& device_;
   const TensorFacts& facts_;
 };
 
 }  // namespace
+
+void FillStores(int threads, TensorParams* params) {
+  params->store_words = params->tile.tile_h * params->tile.tile_w / (params->is_y_paired ? 2 : 1);
+  params->by_store_words = MakeDivisor(params->store_words);
+  const int rows = threads / params->store_words;
+  while (params->store_pairs < 2 && rows >= 2 << params->store_pairs) ++params->store_pairs;
+  params->store_channels = rows >> params->store_pairs;
+}
 
 std::vector<int> TensorPositions(int tile_rows) {
   if (tile_rows == 64) return {7, 8};
@@ -211,7 +320,9 @@ std::vector<int> TensorPositions(int tile_rows) {
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                int64_t batch, const DeviceFacts& device, const TensorFacts& facts) {
   if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
-  return Planner(geometry, sizes, batch, device, facts).Choose();
+  return ChooseOfEights(batch, sizes.out_dims[1], [&](const Eights& eights) {
+    return Planner(geometry, sizes, batch, eights, device, facts).Choose();
+  });
 }
 
 }  // namespace sparseconv::cuda

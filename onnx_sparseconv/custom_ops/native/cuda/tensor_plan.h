@@ -27,7 +27,7 @@ struct TensorFacts {
 };
 
 struct TensorLaunch {
-  TensorParams params{};  // all but the pointers, and `is_y_paired`, which depends on one
+  TensorParams params{};  // all but the pointers, and `is_y_paired`, which depends on one, with FillStores
   int positions = 0;      // of a warp
   double cycles = 0.0;    // of a multiprocessor, about
   LaunchShape shape;
@@ -35,6 +35,9 @@ struct TensorLaunch {
 
 // Positions of a warp that there are kernels for, for a weight in tiles of so many rows.
 std::vector<int> TensorPositions(int tile_rows);
+
+// Shares the outputs of a tile out among a block's threads, once `is_y_paired` is known.
+void FillStores(int threads, TensorParams* params);
 
 // Nothing where no tile of outputs fits shared memory, or X is empty. `batch` is at least 1.
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,

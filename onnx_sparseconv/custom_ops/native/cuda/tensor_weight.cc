@@ -19,8 +19,9 @@ constexpr int kLanes = 32;
 constexpr int kLaneWords = 4;
 // Shared memory reads 8 columns of 16 bytes at a time, from different banks if their addresses differ modulo 8.
 constexpr int kBanks = 8;
-// Columns of a chunk: enough that a step that is not full hardly counts.
-// Of a chunk. Where a block has less shared memory than the larger one wants, tiles would be small.
+// Columns of a chunk: enough that a step that is not full hardly counts. Where a block has less shared memory than the
+// larger number wants, tiles would be small, and if it were all columns, none would be staged while others are
+// multiplied.
 constexpr int64_t kWantedColumns = 288, kFewColumns = 144;
 constexpr int kAmpleSharedBytes = 160 << 10;
 constexpr int64_t kMaxChunkChannels = 64;
@@ -270,7 +271,8 @@ TensorForm ChooseTensorForm(const ConvGeometry& geometry, int max_shared_bytes) 
   const int64_t rows = geometry.group_out_channels();
   form.tile_rows = rows <= 32 ? 32 : 64;
   form.tiles_per_group = static_cast<int>(CeilDivide(rows, form.tile_rows));
-  const int64_t columns = max_shared_bytes < kAmpleSharedBytes ? kFewColumns : kWantedColumns;
+  const bool is_one_chunk = geometry.group_in_channels() <= std::max<int64_t>(kWantedColumns / geometry.taps(), 1);
+  const int64_t columns = max_shared_bytes < kAmpleSharedBytes || is_one_chunk ? kFewColumns : kWantedColumns;
   const int64_t wanted = std::max<int64_t>(columns / geometry.taps(), 1);
   form.chunk_channels = static_cast<int>(std::min({wanted, kMaxChunkChannels, geometry.group_in_channels()}));
   form.num_chunks = static_cast<int>(CeilDivide(geometry.group_in_channels(), form.chunk_channels));
