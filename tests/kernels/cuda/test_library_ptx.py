@@ -36,8 +36,10 @@ FOR_EVERY_GPU = (
 KERNELS = {
     LIBRARY_KERNELS: FOR_EVERY_GPU,
     EARLY_KERNELS: FOR_EVERY_GPU,
-    TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
-    TENSOR_FLOAT_KERNELS: {f"sparseconv_tensor_f32_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")},
+    TENSOR_KERNELS: {f"sparseconv_tensor_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")}
+    | {"sparseconv_reduce_vectors"},
+    TENSOR_FLOAT_KERNELS: {f"sparseconv_tensor_f32_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")}
+    | {"sparseconv_reduce_rounded"},
     WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_ring_p{n}" for n in (8, 16, 32)}
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
@@ -63,7 +65,7 @@ LIMITS = {
     LIBRARY_KERNELS: (80, 32, 4096),
     EARLY_KERNELS: (80, 32, 4096),
     TENSOR_KERNELS: (168, 96, 0),
-    TENSOR_FLOAT_KERNELS: (168, 128, 0),
+    TENSOR_FLOAT_KERNELS: (168, 128, 4096),
     WGMMA_KERNELS: (168, 96, 0),
     WGMMA_FLOAT_KERNELS: (168, 176, 4096),
 }

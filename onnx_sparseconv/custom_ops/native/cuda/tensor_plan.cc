@@ -26,28 +26,28 @@ constexpr int kWidePositions = 8;
 constexpr int64_t kManyStagingWarps = 8, kSomeStagingWarps = 4, kFewStagingWarps = 2;
 constexpr int64_t kMaxParts = 16;  // of a tile's chunks
 constexpr int64_t kHalfBytes = 2, kSectorBytes = 32;
-// Cycles of a multiprocessor, fitted to some five hundred launches of layers of all kinds on an H100, with 1 to 32
+// Cycles of a multiprocessor, fitted to some seven hundred launches of layers of all kinds on an H100, with 1 to 32
 // images, of several plans each.
-constexpr double kProductCycles = 6.1;       // of mma.sp.m16n8k32, on one quarter
-constexpr double kWideProductFactor = 1.25;  // of kernels that are short of registers
-constexpr double kStepCycles = 220.0;        // that a warp waits in a step, for what it reads
-constexpr double kSharedCycles = 1.2;        // of 128 bytes of shared memory
+constexpr double kProductCycles = 6.5;       // of mma.sp.m16n8k32, on one quarter
+constexpr double kWideProductFactor = 1.65;  // of kernels that are short of registers
+constexpr double kStepCycles = 270.0;        // that a warp waits in a step, for what it reads
+constexpr double kSharedCycles = 1.3;        // of 128 bytes of shared memory
 constexpr double kSharedUnitCycles = 18.0;   // of shared memory, for a unit of a warp, times kSharedCycles
-constexpr double kUnitCycles = 310.0;        // to stage one unit of a warp
-constexpr double kL2BytesACycle = 60.0;      // of a multiprocessor
+constexpr double kUnitCycles = 350.0;        // to stage one unit of a warp
+constexpr double kL2BytesACycle = 40.0;      // of a multiprocessor
 constexpr int64_t kRowBytes = 76;            // that a row of the input costs more than its own
-constexpr double kChunkCycles = 480.0;       // until the first of a chunk arrives
-constexpr double kOverlap = 0.05;            // what the lesser of those add to the greatest
-constexpr double kStrideFactor = 1.55;       // of a chunk, where columns that are read together lie apart
-constexpr double kLaunchAndFirstCycles = 6400.0;
-constexpr double kBlockCycles = 1600.0;       // before the first chunk, and behind the last one
-constexpr double kFloatBlockCycles = 3000.0;  // more, of floats
-constexpr double kOutputCycles = 0.18;        // of a block's outputs
-constexpr double kShareCycles = 135.0;        // of a warp that shares in the steps of others
-constexpr double kStoredBytesACycle = 10.0;   // of a multiprocessor
-constexpr double kFloatBytesACycle = 6.0;     // likewise, of what floats have more than halves
-constexpr double kReduceCycles = 3400.0;      // of the launch that adds up parts
-constexpr double kReducePartCycles = 420.0;
+constexpr double kChunkCycles = 210.0;       // until the first of a chunk arrives
+constexpr double kOverlap = 0.06;            // what the lesser of those add to the greatest
+constexpr double kStrideFactor = 1.36;       // of a chunk, where columns that are read together lie apart
+constexpr double kLaunchAndFirstCycles = 6500.0;
+constexpr double kBlockCycles = 830.0;        // before the first chunk, and behind the last one
+constexpr double kFloatBlockCycles = 4100.0;  // more, of floats
+constexpr double kOutputCycles = 0.22;        // of a block's outputs
+constexpr double kShareCycles = 94.0;         // of a warp that shares in the steps of others
+constexpr double kStoredBytesACycle = 10.25;  // of a multiprocessor
+constexpr double kFloatBytesACycle = 5.0;     // likewise, of what floats have more than halves
+constexpr double kReduceCycles = 3500.0;      // of the launch that adds up parts
+constexpr double kReducePartCycles = 440.0;
 
 // The least number that is 1 more than a multiple of 8: neighbouring lines and channels then begin in other banks.
 int64_t OddPitch(int64_t pixels) { return RoundUp(pixels - 1, 8) + 1; }
