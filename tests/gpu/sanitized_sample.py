@@ -67,8 +67,9 @@ def run_tensor(place):
     for name, types in SAMPLE.items():
         for dtype in types:
             case, x_shape = case_of(name, dtype)
-            done = check(place, case, x_shape, model=make_model(case), cuda_kernel="tensor")
-            sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
+            for batch in (x_shape[0], 1):
+                done = check(place, case, (batch, *x_shape[1:]), model=make_model(case), cuda_kernel="tensor")
+                sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
 def run_others(place, target):

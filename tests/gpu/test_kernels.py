@@ -94,8 +94,18 @@ def test_clusters(gpu, name, density, batch, dtype):
     assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="cluster") == "cuda.cluster"
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("density", [0.1, 0.3])
+@pytest.mark.parametrize("name", WARPGROUPS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_few_images_on_tensor_cores(gpu, name, density, batch, dtype):
+    case, x_shape = case_of(name, dtype, density, has_residual=batch == 1, layers=WARPGROUPS)
+    assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="tensor") == "cuda.tensor"
+
+
+@pytest.mark.parametrize("kernel", ["cluster", "tensor"])
 @pytest.mark.parametrize(
-    ("weight_shape", "geometry", "x_shape"),
+    "layer",
     [
         ((512, 512, 3, 3), geometry_2d(), (4, 512, 7, 7)),
         ((256, 256, 3, 3), geometry_2d(3, 2, 1), (11, 256, 14, 14)),
@@ -104,10 +114,12 @@ def test_clusters(gpu, name, density, batch, dtype):
     ids=["3x3", "3x3, stride 2", "1x1"],
 )
 @pytest.mark.parametrize("dtype", TYPES)
-def test_images_of_small_maps_share_a_tile(gpu, weight_shape, geometry, x_shape, dtype):
+def test_small_maps_of_many_channels(gpu, layer, dtype, kernel):
+    """Images share a tile of a cluster, and blocks the long sums of tensor cores."""
+    weight_shape, geometry, x_shape = layer
     weight = random_weight(weight_shape, 0.1, dtype=dtype)
     case = SparseConvCase(weight, geometry, Activation.RELU, has_residual=True, dtype=np.dtype(dtype))
-    assert check(gpu, case, x_shape, cuda_kernel="cluster") == "cuda.cluster"
+    assert check(gpu, case, x_shape, cuda_kernel=kernel) == f"cuda.{kernel}"
 
 
 @st.composite

@@ -22,6 +22,7 @@ PROPERTY = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 CASE = SparseConvCase(random_weight((70, 12, 3, 3), 0.2, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+POINTWISE = SparseConvCase(random_weight((64, 256, 1, 1), 0.1, dtype=HALF), geometry_2d(1, pad=0), dtype=HALF)
 
 LAYERS = [
     ((64, 16, 3, 3), (14, 14), geometry_2d(pad=1)),
@@ -86,10 +87,14 @@ def test_every_batch(make_session, batch):
     run_and_check(make_session(make_model(CASE)), CASE, (batch, 12, 6, 9))
 
 
-@pytest.mark.parametrize(("x_shape", "kernel"), [((1, 12, 4, 5), "csr"), ((40, 12, 28, 28), "tensor")], ids=str)
-def test_what_takes_fewer_cycles_runs(driver, make_session, x_shape, kernel):
+@pytest.mark.parametrize(
+    ("case", "x_shape", "kernel"),
+    [(POINTWISE, (1, 256, 14, 14), "csr"), (CASE, (1, 12, 28, 28), "tensor"), (CASE, (40, 12, 28, 28), "tensor")],
+    ids=["few entries", "an image", "many images"],
+)
+def test_what_takes_fewer_cycles_runs(driver, make_session, case, x_shape, kernel):
     driver.set_device(architecture=89, num_multiprocessors=132)
-    run_and_check(make_session(make_model(CASE)), CASE, x_shape)
+    run_and_check(make_session(make_model(case)), case, x_shape)
     ((name, _, _, _),) = driver.take_launches()
     assert name.startswith(f"sparseconv_{kernel}_")
 
