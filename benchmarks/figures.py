@@ -504,6 +504,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-words": lambda: gpu_layers_table("gpu-layers-words", sparsities=[0.875]),
     "gpu-layers-float": lambda: gpu_layers_table("gpu-layers-float"),
     "gpu-layers-sm80": lambda: gpu_layers_table("gpu-layers-sm80"),
+    "gpu-layers-sm80-few-images": lambda: gpu_layer_batches_table("gpu-layers-sm80-few-images"),
     "gpu-layers-sm86": lambda: before_and_after_table("gpu-layers-sm86-before", "gpu-layers-sm86"),
     "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table(
@@ -514,6 +515,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "gpu-models-resnets": lambda: gpu_models_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64))),
     "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
+    "gpu-models-sm80": lambda: gpu_models_table(*(f"gpu-models-sm80-{batch}" for batch in (1, 8, 32))),
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(
