@@ -95,7 +95,8 @@ struct OutputBox {
 };
 
 // Adds up the sums that several blocks computed of the same outputs: `sparseconv_reduce_<f32|f16>`, a thread for each
-// output, and `sparseconv_reduce_vectors`, float16 on sm_90a, a thread for kReduceBytes of them.
+// output, and for what blocks of kernels on tensor cores share, `sparseconv_reduce_vectors`, float16, a thread for
+// kReduceBytes of them.
 //
 // y[i] = activation(partial[0][i] + partial[1][i] + .. + bias[k] + residual[i]), in this order.
 constexpr int kReduceBytes = 16;
@@ -110,7 +111,7 @@ struct ReduceParams {
   long long num_values;  // N * K * plane
 };
 
-// The same on sm_90a where X was floats that were rounded to halves: `sparseconv_reduce_rounded`, likewise.
+// The same where X was floats that were rounded to halves: `sparseconv_reduce_rounded`, likewise.
 struct ReduceRoundedParams {
   ReduceParams reduce;
   RecomputeParams recompute;
