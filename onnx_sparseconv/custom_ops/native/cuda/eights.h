@@ -24,6 +24,18 @@ struct Eights {
   }
 };
 
+// Where the outputs of an eight's parts lie in Y, and how many rows these have.
+template <class Params>
+void FillEights(const Eights& eights, int64_t out_channels, int64_t out_h, int64_t out_w, Params* params) {
+  const int64_t plane = out_h * out_w, image = out_channels * plane;
+  const bool has_strips = eights.strips != 0;
+  params->images = has_strips ? static_cast<int>(eights.strips) : kTensorImages;
+  params->last_rows = static_cast<int>(eights.last_rows);
+  params->y_plane = static_cast<int>(plane);
+  params->y_image = static_cast<int>(has_strips ? eights.rows * out_w : image);
+  params->y_eight = has_strips ? image : kTensorImages * image;
+}
+
 // The launch that takes fewest cycles, of what `choose(eights)` finds, if anything.
 template <class Choose>
 auto ChooseOfEights(int64_t batch, int64_t out_h, const Choose& choose) {

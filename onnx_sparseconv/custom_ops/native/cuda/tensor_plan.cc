@@ -162,7 +162,7 @@ class Planner {
     TensorLaunch launch;
     TensorParams& params = launch.params;
     FillSizes(geometry_, sizes_, batch_, &params.tile);
-    FillEights(&params);
+    FillParts(&params);
     params.tile.row_tiles_per_group = form.tiles_per_group;
     params.tile.row_blocks_per_group = static_cast<int>(GroupBlocks(tiling));
     params.tile.tiles_x = static_cast<int>(TilesX(tiling));
@@ -205,24 +205,21 @@ class Planner {
     return warps * facts_.form.subtiles() * tiling.positions * kWarp * int64_t{4 * sizeof(float)};
   }
 
-  void FillEights(TensorParams* params) const {
-    const int64_t in_plane = sizes_.in_dims[1] * sizes_.in_dims[2], x_image = geometry_.in_channels * in_plane;
-    const int64_t y_plane = sizes_.out_dims[1] * sizes_.out_dims[2], y_image = geometry_.out_channels * y_plane;
-    const bool has_strips = eights_.strips != 0;
-    const int64_t row_step = has_strips ? eights_.rows * geometry_.strides[1] : 0;
-    if (has_strips) {
-      params->tile.batch = static_cast<int>(eights_.count * kTensorImages);
-      params->tile.out_h = static_cast<int>(eights_.rows);
+  // All that depends on what the parts of a pixel are.
+  void FillParts(TensorParams* params) const {
+    FillEights(eights_, geometry_.out_channels, sizes_.out_dims[1], sizes_.out_dims[2], params);
+    params->y_part = PartValues(batch_ * geometry_.out_channels * sizes_.out_dims[1] * sizes_.out_dims[2]);
+    const int64_t image = geometry_.in_channels * sizes_.in_dims[1] * sizes_.in_dims[2];
+    if (eights_.strips == 0) {
+      params->x_image = static_cast<int>(image);
+      params->x_eight = kTensorImages * image;
+      return;
     }
-    params->images = has_strips ? static_cast<int>(eights_.strips) : kTensorImages;
-    params->last_rows = static_cast<int>(eights_.last_rows);
-    params->row_step = static_cast<int>(row_step);
-    params->x_image = static_cast<int>(has_strips ? row_step * sizes_.in_dims[2] : x_image);
-    params->y_image = static_cast<int>(has_strips ? eights_.rows * sizes_.out_dims[2] : y_image);
-    params->y_plane = static_cast<int>(y_plane);
-    params->x_eight = has_strips ? x_image : kTensorImages * x_image;
-    params->y_eight = has_strips ? y_image : kTensorImages * y_image;
-    params->y_part = PartValues(batch_ * y_image);
+    params->tile.batch = static_cast<int>(eights_.count * kTensorImages);
+    params->tile.out_h = static_cast<int>(eights_.rows);
+    params->row_step = static_cast<int>(eights_.rows * geometry_.strides[1]);
+    params->x_image = static_cast<int>(params->row_step * sizes_.in_dims[2]);
+    params->x_eight = image;
   }
 
   // What a launch takes: chunks of the block that computes most of them, each as long as what it needs most of.

@@ -254,7 +254,8 @@ class Planner {
     params.x_rows = interleave.params.rows;
     params.x_row_pixels = interleave.params.windows * interleave.params.window_columns;
     params.x_window_columns = interleave.params.window_columns;
-    FillEights(&params);
+    FillEights(eights_, geometry_.out_channels, sizes_.out_dims[1], sizes_.out_dims[2], &params);
+    params.y_part = PartValues(NumValues());
     launch.interleave = interleave;
     launch.positions = tiling.positions;
     launch.shape.grid[0] = static_cast<unsigned>(blocks);
@@ -262,17 +263,6 @@ class Planner {
     launch.shape.threads = kWgmmaThreads;
     launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(shared_bytes);
-  }
-
-  void FillEights(WgmmaParams* params) const {
-    const int64_t plane = sizes_.out_dims[1] * sizes_.out_dims[2], image = geometry_.out_channels * plane;
-    const bool has_strips = eights_.strips != 0;
-    params->images = has_strips ? static_cast<int>(eights_.strips) : kTensorImages;
-    params->last_rows = static_cast<int>(eights_.last_rows);
-    params->y_plane = static_cast<int>(plane);
-    params->y_image = static_cast<int>(has_strips ? eights_.rows * sizes_.out_dims[2] : image);
-    params->y_eight = has_strips ? image : kTensorImages * image;
-    params->y_part = PartValues(NumValues());
   }
 
   int64_t NumValues() const { return batch_ * geometry_.out_channels * sizes_.out_dims[1] * sizes_.out_dims[2]; }
