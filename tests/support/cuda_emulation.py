@@ -122,6 +122,7 @@ class FakeDriver:
         self._library.fake_cuda_calls.restype = ctypes.c_long
         self._library.fake_cuda_all_calls.restype = ctypes.c_long
         self._library.fake_cuda_live.restype = ctypes.c_long
+        self._library.fake_cuda_text.restype = ctypes.c_char_p
         self._library.fake_cuda_take_launches.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         self._launches: list[tuple[str, tuple[int, ...], int, int]] = []
 
@@ -172,6 +173,10 @@ class FakeDriver:
     def live(self) -> int:
         """Memory blocks, libraries and contexts that have not been given back."""
         return int(self._library.fake_cuda_live())
+
+    def text(self, first_kernel: str) -> bytes:
+        """The PTX that was loaded last, of those that begin with a kernel; empty for none."""
+        return bytes(self._library.fake_cuda_text(first_kernel.encode()))
 
     def last_generated(self) -> GeneratedParams:
         """Parameters of the last launch of a generated kernel; its pointers may be stale."""

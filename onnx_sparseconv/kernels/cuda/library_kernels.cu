@@ -1,2 +1,2 @@
-// The kernels that the library carries, as PTX, for every GPU. kernels/library_ptx.py makes the PTX.
+// The kernels that the library carries, as PTX, for every GPU. kernels/library_code.py makes the PTX.
 #include "library_kernels.cuh"

@@ -1,4 +1,4 @@
-// The same for float. kernels/library_ptx.py makes the PTX.
+// The same for float. kernels/library_code.py makes the PTX.
 #include "params.h"
 #include "product_kernel.cuh"
 #include "reduce_rounded.cuh"

@@ -1,4 +1,4 @@
-// The kernels that the library carries, as PTX, for GPUs with sparse tensor cores. kernels/library_ptx.py makes the
+// The kernels that the library carries, as PTX, for GPUs with sparse tensor cores. kernels/library_code.py makes the
 // PTX.
 #include "params.h"
 #include "product_kernel.cuh"

@@ -1,5 +1,5 @@
-// The kernels that the library carries, as PTX, for float on GPUs of compute capability 9.0. kernels/library_ptx.py
-// makes the PTX.
+// The kernels that the library carries, as a cubin, for float on GPUs of compute capability 9.0.
+// kernels/library_code.py makes it.
 #include "cluster_conv.cuh"
 #include "gather.cuh"
 #include "interleave.cuh"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.device_sources import TENSOR_FLOAT_KERNELS, TENSOR_KERNELS
+from onnx_sparseconv.kernels.library_code import code_path
 from onnx_sparseconv.kernels.tensor_plan import plan_tensor
 from tests.native.cuda.test_csr import run_and_check
+from tests.support.gpu_code import with_ordered_metadata
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases
 from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_inputs, random_weight
@@ -192,3 +196,16 @@ def test_a_run_only_launches(driver, make_session):
     session.run(None, random_inputs(CASE, (8, 12, 5, 7)))
     assert driver.calls("cuLaunchKernel") - launches == 1
     assert driver.calls() - before == 4
+
+
+@pytest.mark.parametrize("architecture", [89, 100, 120])
+@pytest.mark.parametrize("source", [TENSOR_KERNELS, TENSOR_FLOAT_KERNELS])
+def test_newer_gpus_are_told_that_metadata_is_in_order(make_session, driver, architecture, source):
+    driver.set_device(architecture=architecture)
+    dtype = HALF if source == TENSOR_KERNELS else np.dtype(np.float32)
+    case = dataclasses.replace(CASE, weight=CASE.weight.astype(dtype), dtype=dtype)
+    make_session(make_model(case), cuda_kernel="tensor")
+    committed = code_path(source).read_bytes()
+    first_kernel = re.search(rb"\.entry (\w+)", committed)[1].decode()
+    expected = committed if architecture < 100 else with_ordered_metadata(committed)
+    assert driver.text(first_kernel) == expected

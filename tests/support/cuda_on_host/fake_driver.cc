@@ -96,6 +96,7 @@ struct State {
   std::map<std::string, long> calls;
   std::map<std::string, Fault> faults;
   std::string launches;
+  std::map<std::string, std::string> texts;  // PTX that was loaded last, by its first kernel
   sparseconv::cuda::GeneratedParams last_generated{};
   int pushed = 0;
   // What fake_cuda_set_device sets.
@@ -167,35 +168,66 @@ std::string WordBehind(const char* begin, const char* ptx) {
   return std::string(found, std::strspn(found, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_"));
 }
 
-// PTX is what was compiled for the host from the same source: that of the files which the test names, separated by
-// colons, that has the text's first kernel.
-int OpenPtx(const char* ptx, Library* library) {
-  const std::string target = WordBehind(".target sm_", ptx), kernel = WordBehind(".entry ", ptx);
-  if (kernel.empty()) return kInvalidImage;
-  // A target such as sm_90a is for this architecture alone.
-  const int architecture = std::atoi(target.c_str());
-  if (architecture > state().architecture) return kNoBinaryForGpu;
-  if (target.back() == 'a' && architecture != state().architecture) return kNoBinaryForGpu;
+// What was compiled for the host from the same source: that of the files which the test names, separated by colons,
+// that has the kernels.
+int OpenHostCode(const std::vector<std::string>& kernels, Library* library) {
   const char* paths = std::getenv("CUDA_ON_HOST_LIBRARY_KERNELS");
   std::istringstream split(paths == nullptr ? "" : paths);
   for (std::string path; std::getline(split, path, ':');) {
     Library candidate;
     OpenPath(path.c_str(), &candidate);
-    if (candidate.has_kernel != nullptr && candidate.has_kernel(kernel.c_str()) != 0) {
+    const auto has = [&](const std::string& kernel) { return candidate.has_kernel(kernel.c_str()) != 0; };
+    if (candidate.has_kernel != nullptr && std::all_of(kernels.begin(), kernels.end(), has)) {
       *library = std::move(candidate);
       return kSuccess;
     }
     Close(&candidate);
   }
-  std::fprintf(stderr, "fake CUDA driver: no file of CUDA_ON_HOST_LIBRARY_KERNELS has %s\n", kernel.c_str());
+  std::fprintf(stderr, "fake CUDA driver: no file of CUDA_ON_HOST_LIBRARY_KERNELS has %s\n", kernels[0].c_str());
   return kInvalidImage;
 }
 
-// Loads PTX as kernels that the test names, and an image as what it is.
+// Host code for that which has the text's first kernel.
+int OpenPtx(const char* ptx, Library* library) {
+  const std::string target = WordBehind(".target sm_", ptx), kernel = WordBehind(".entry ", ptx);
+  if (kernel.empty() || target.back() == 'a') return kInvalidImage;
+  if (std::atoi(target.c_str()) > state().architecture) return kNoBinaryForGpu;
+  {
+    const std::lock_guard<std::mutex> lock(state().mutex);
+    state().texts[kernel] = ptx;
+  }
+  return OpenHostCode({kernel}, library);
+}
+
+// Likewise, for that which has all kernels of GPU code.
+int OpenCubin(const unsigned char* cubin, Library* library) {
+  const std::string code = ".text.", kernel = code + "sparseconv_";
+  Elf64_Ehdr header;
+  std::memcpy(&header, cubin, sizeof(header));
+  if (static_cast<int>(header.e_flags & 0xFF) != state().architecture) return kNoBinaryForGpu;
+  std::vector<Elf64_Shdr> sections(header.e_shnum);
+  std::memcpy(sections.data(), cubin + header.e_shoff, sections.size() * sizeof(Elf64_Shdr));
+  const char* names = reinterpret_cast<const char*>(cubin + sections[header.e_shstrndx].sh_offset);
+  std::vector<std::string> kernels;
+  for (const Elf64_Shdr& section : sections) {
+    const std::string name = names + section.sh_name;
+    if (name.rfind(kernel, 0) == 0) kernels.push_back(name.substr(code.size()));
+  }
+  return kernels.empty() ? kInvalidImage : OpenHostCode(kernels, library);
+}
+
+bool IsCubin(const unsigned char* elf) {
+  Elf64_Ehdr header;
+  std::memcpy(&header, elf, sizeof(header));
+  return header.e_machine == EM_CUDA;
+}
+
+// Loads the library's own code as kernels that the test names, and a test's image as what it is.
 int Open(const unsigned char* code, Library* library) {
   constexpr unsigned char kFatBinary[] = {0x50, 0xED, 0x55, 0xBA};
   if (std::memcmp(code, kFatBinary, sizeof(kFatBinary)) == 0) return kInvalidImage;
   if (std::memcmp(code, ELFMAG, SELFMAG) != 0) return OpenPtx(reinterpret_cast<const char*>(code), library);
+  if (IsCubin(code)) return OpenCubin(code, library);
   library->file = memfd_create("gpu_image", 0);
   const size_t size = ElfBytes(code);
   const std::string path = "/proc/self/fd/" + std::to_string(library->file);
@@ -273,6 +305,13 @@ EXPORT void fake_cuda_set_device(int architecture, int num_multiprocessors, int 
   s.num_multiprocessors = num_multiprocessors;
   s.max_shared_bytes = max_shared_bytes;
   s.blocks_a_multiprocessor = blocks_a_multiprocessor;
+}
+
+// The PTX that was loaded last, of those that begin with a kernel; "" for none. Until the next load.
+EXPORT const char* fake_cuda_text(const char* first_kernel) {
+  State& s = state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  return s.texts[first_kernel].c_str();
 }
 
 // To which device all streams belong.

@@ -19,7 +19,8 @@ TensorProduct::TensorProduct(const Context& context, const DeviceFacts& device, 
     : begins_offset(RoundedUp(weight.steps.size())),
       scales_offset(begins_offset + RoundedUp(BytesOf(weight.step_begins))),
       memory(context, scales_offset + RoundedUp(BytesOf(scales))),
-      kernels(scales.empty(), weight.form.tile_rows, device.max_shared_bytes - kReservedSharedBytes) {
+      kernels(scales.empty(), weight.form.tile_rows, device.architecture,
+              device.max_shared_bytes - kReservedSharedBytes) {
   facts.form = weight.form;
   facts.num_steps = weight.step_begins.empty() ? 0 : weight.step_begins.back();
   facts.max_steps = weight.max_steps;

@@ -13,54 +13,77 @@
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
 
-// Texts of the PTX files beside this one, which CMake turns into arrays; they end with a NUL.
+// The files of code beside this one, which CMake turns into arrays; they end with a NUL.
 extern const unsigned char sparseconv_early_kernels_ptx[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_float_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_kernels_ptx[];
-extern const unsigned char sparseconv_wgmma_float_kernels_ptx[];
-extern const unsigned char sparseconv_wgmma_kernels_ptx[];
+extern const unsigned char sparseconv_wgmma_float_kernels_cubin[];
+extern const unsigned char sparseconv_wgmma_kernels_cubin[];
 
 namespace sparseconv::cuda {
 namespace {
 
-// The compiled PTX that all nodes of the process share, as long as there is one.
+// From which on sparse products take metadata in order alone: there, each of the others calls a function first.
+constexpr int kOrderedArchitecture = 100;
+
+void Replace(std::string& text, const std::string& old, const std::string& with) {
+  for (size_t at = text.find(old); at != std::string::npos; at = text.find(old, at + with.size())) {
+    text.replace(at, old.size(), with);
+  }
+}
+
+// PTX whose sparse products say that their metadata is in order, as SparsePair's is. Drivers know that since CUDA 12.5;
+// those that know such GPUs are newer.
+std::string WithOrderedMetadata(const unsigned char* ptx) {
+  std::string text = reinterpret_cast<const char*>(ptx);
+  Replace(text, "\n.version 8.1\n", "\n.version 8.5\n");
+  Replace(text, "mma.sp.sync", "mma.sp::ordered_metadata.sync");
+  return text;
+}
+
+// The loaded code that all nodes of the process share, as long as there is one.
 class SharedLibrary {
  public:
-  explicit SharedLibrary(const unsigned char* ptx) : ptx_(ptx) {}
+  explicit SharedLibrary(const unsigned char* code, bool orders_metadata = false)
+      : code_(code), orders_metadata_(orders_metadata) {}
 
   std::shared_ptr<const Library> Get() {
     const std::lock_guard<std::mutex> lock(mutex_);
     auto library = library_.lock();
     if (library == nullptr) {
-      library = std::make_shared<const Library>(ptx_);
+      library = orders_metadata_ ? std::make_shared<const Library>(WithOrderedMetadata(code_).c_str())
+                                 : std::make_shared<const Library>(code_);
       library_ = library;
     }
     return library;
   }
 
  private:
-  const unsigned char* const ptx_;
+  const unsigned char* const code_;
+  const bool orders_metadata_;
   std::mutex mutex_;
   std::weak_ptr<const Library> library_;
 };
 
-// Never destroyed: a session may end after main.
 std::shared_ptr<const Library> LibraryOfCsr(bool begin_early) {
   static auto* const shared = new SharedLibrary(sparseconv_library_kernels_ptx);
   static auto* const early = new SharedLibrary(sparseconv_early_kernels_ptx);
   return (begin_early ? early : shared)->Get();
 }
 
-std::shared_ptr<const Library> LibraryOfTensor(bool is_half) {
+std::shared_ptr<const Library> LibraryOfTensor(bool is_half, int architecture) {
   static auto* const of_halves = new SharedLibrary(sparseconv_tensor_kernels_ptx);
   static auto* const of_floats = new SharedLibrary(sparseconv_tensor_float_kernels_ptx);
+  static auto* const ordered_of_halves = new SharedLibrary(sparseconv_tensor_kernels_ptx, true);
+  static auto* const ordered_of_floats = new SharedLibrary(sparseconv_tensor_float_kernels_ptx, true);
+  if (architecture >= kOrderedArchitecture) return (is_half ? ordered_of_halves : ordered_of_floats)->Get();
   return (is_half ? of_halves : of_floats)->Get();
 }
 
 std::shared_ptr<const Library> LibraryOfWgmma(bool is_half) {
-  static auto* const of_halves = new SharedLibrary(sparseconv_wgmma_kernels_ptx);
-  static auto* const of_floats = new SharedLibrary(sparseconv_wgmma_float_kernels_ptx);
+  static auto* const of_halves = new SharedLibrary(sparseconv_wgmma_kernels_cubin);
+  static auto* const of_floats = new SharedLibrary(sparseconv_wgmma_float_kernels_cubin);
   return (is_half ? of_halves : of_floats)->Get();
 }
 
@@ -116,8 +139,8 @@ ProductKernels::ProductKernels(std::shared_ptr<const Library> library, const std
   }
 }
 
-TensorKernels::TensorKernels(bool is_half, int tile_rows, int max_shared_bytes)
-    : ProductKernels(LibraryOfTensor(is_half),
+TensorKernels::TensorKernels(bool is_half, int tile_rows, int architecture, int max_shared_bytes)
+    : ProductKernels(LibraryOfTensor(is_half, architecture),
                      std::string("sparseconv_tensor_") + (is_half ? "r" : "f32_r") +
                          std::to_string(tile_rows / kSubtileRows) + "_p",
                      TensorPositions(tile_rows), max_shared_bytes),

@@ -1,5 +1,5 @@
-// The kernels that the library itself carries, as PTX: the CSR convolution, the depthwise one, the sum of partial
-// results, the pool behind a convolution, and the convolutions on tensor cores.
+// The kernels that the library itself carries: the CSR convolution, the depthwise one, the sum of partial results,
+// the pool behind a convolution, and the convolutions on tensor cores.
 #pragma once
 
 #include <iterator>
@@ -19,7 +19,7 @@ namespace sparseconv::cuda {
 constexpr int kEarlyArchitecture = 90;
 
 // Their functions for one element type, in the context that was current when this was made. All nodes of the process
-// share the compiled PTX, as long as there is one.
+// share the loaded code, as long as there is one.
 class LibraryKernels {
  public:
   LibraryKernels(bool is_half, const DeviceFacts& device);
@@ -69,7 +69,7 @@ class ProductKernels {
 // Those for a weight in tiles of `tile_rows`. The GPU must have sparse tensor cores.
 class TensorKernels : public ProductKernels {
  public:
-  TensorKernels(bool is_half, int tile_rows, int max_shared_bytes);
+  TensorKernels(bool is_half, int tile_rows, int architecture, int max_shared_bytes);
   // As of WgmmaKernels.
   FunctionHandle Reduce() const { return reduce_; }
 

@@ -95,7 +95,7 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const bool must_cluster = op.cuda.kernel == KernelChoice::kCluster;
   const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster;
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
-  const bool can_load = device.architecture == kWgmmaArchitecture && GetDriver().version >= kWgmmaDriver;
+  const bool can_load = device.architecture == kWgmmaArchitecture;
   const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   if (!can_load || !HasWgmmaForm(halves, geometry)) {
@@ -103,7 +103,7 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
       Fail("'sparseconv.cuda_kernel' asks for the ", must_cluster ? "cluster" : "warpgroup",
            " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
            "halves, or finite floats, groups of 8 output channels at least, kernels of up to 49 taps; on "
-           "compute capability 9.0 alone, with a driver for CUDA 12.2 or later");
+           "compute capability 9.0 alone");
     }
     return;
   }

@@ -13,9 +13,8 @@
 
 namespace sparseconv::cuda {
 
-// Its code is for this architecture alone, and for drivers from CUDA 12.2 on.
+// Its code is for this architecture alone.
 constexpr int kWgmmaArchitecture = 90;
-constexpr int kWgmmaDriver = 12020;
 // Positions of a warpgroup that there are kernels for.
 constexpr int kWgmmaPositions[] = {16, 24, 28, 30, kMaxWgmmaPositions};
 // Bytes that a thread stores together.

@@ -1,5 +1,0 @@
-# Writes a text file as a C++ array that ends with a NUL: cmake -DINPUT=.. -DOUTPUT=.. -DNAME=.. -P embed_text.cmake
-file(READ "${INPUT}" bytes HEX)
-string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")
-string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
-file(WRITE "${OUTPUT}" "extern const unsigned char ${NAME}[];\nconst unsigned char ${NAME}[] = {\n${bytes}0};\n")
