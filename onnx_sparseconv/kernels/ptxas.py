@@ -59,7 +59,7 @@ class Ptxas:
         with tempfile.TemporaryDirectory() as folder:
             text, cubin = Path(folder, "text.ptx"), Path(folder, "code.cubin")
             text.write_bytes(ptx)
-            command = [self.path, f"-arch={architecture}", "--verbose", text, "-o", cubin]
+            command: list[str | Path] = [self.path, f"-arch={architecture}", "--verbose", text, "-o", cubin]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             log = done.stdout + done.stderr
             if done.returncode:

@@ -191,9 +191,7 @@ def test_the_assembler_finds_registers_enough(source, architecture):
         pytest.skip(f"{source} is not for sm_{architecture}")
     text = code_path(source).read_bytes()
     assembler = ASSEMBLERS[architecture // 5 % len(ASSEMBLERS)]  # each has some of the architectures
-    assembled = assembler.assemble(
-        with_ordered_metadata(text) if architecture >= 100 else text, f"sm_{architecture}"
-    )
+    assembled = assembler.assemble(with_ordered_metadata(text) if architecture >= 100 else text, f"sm_{architecture}")
     check_limits(source, assembled.log)
     assert b"hmma_mdata" not in assembled.cubin  # the function that puts metadata in order, before each product
 
