@@ -66,6 +66,7 @@ class SharedLibrary {
   std::weak_ptr<const Library> library_;
 };
 
+// Never destroyed: a session may end after main.
 std::shared_ptr<const Library> LibraryOfCsr(bool begin_early) {
   static auto* const shared = new SharedLibrary(sparseconv_library_kernels_ptx);
   static auto* const early = new SharedLibrary(sparseconv_early_kernels_ptx);
