@@ -204,7 +204,6 @@ int OpenCubin(const unsigned char* cubin, Library* library) {
   const std::string code = ".text.", kernel = code + "sparseconv_";
   Elf64_Ehdr header;
   std::memcpy(&header, cubin, sizeof(header));
-  if (static_cast<int>(header.e_flags & 0xFF) != state().architecture) return kNoBinaryForGpu;
   std::vector<Elf64_Shdr> sections(header.e_shnum);
   std::memcpy(sections.data(), cubin + header.e_shoff, sections.size() * sizeof(Elf64_Shdr));
   const char* names = reinterpret_cast<const char*>(cubin + sections[header.e_shstrndx].sh_offset);
@@ -213,7 +212,9 @@ int OpenCubin(const unsigned char* cubin, Library* library) {
     const std::string name = names + section.sh_name;
     if (name.rfind(kernel, 0) == 0) kernels.push_back(name.substr(code.size()));
   }
-  return kernels.empty() ? kInvalidImage : OpenHostCode(kernels, library);
+  const int result = kernels.empty() ? kInvalidImage : OpenHostCode(kernels, library);
+  if (result != kSuccess) return result;
+  return static_cast<int>(header.e_flags & 0xFF) == state().architecture ? kSuccess : kNoBinaryForGpu;
 }
 
 bool IsCubin(const unsigned char* elf) {
