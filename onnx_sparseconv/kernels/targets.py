@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,12 +111,18 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
     for architecture in dict.fromkeys(architectures):
         compiler = next((c for c, supported in known.items() if architecture in supported), None)
         if compiler is None:
-            raise UsageError(
-                f"no compiler here makes images for sm_{architecture}: "
-                + "; ".join(f"{c.name} knows {', '.join(f'sm_{a}' for a in known[c])}" for c in compilers)
-            )
+            raise UsageError(_nothing_makes(architecture, known))
         targets.append(Target(architecture, compiler, compressors[compiler], linkers[compiler]))
     return tuple(targets)
+
+
+def _nothing_makes(architecture: int, known: Mapping[Nvrtc, Sequence[int]]) -> str:
+    """That no compiler makes images for an architecture, and, where a newer one may, how to get it."""
+    listed = "; ".join(f"{c.name} knows {', '.join(f'sm_{a}' for a in made)}" for c, made in known.items())
+    text = f"no compiler here makes images for sm_{architecture}: {listed}"
+    if architecture > max(max(made) for made in known.values()):
+        text += ". A newer one may: " + " or ".join(f"`pip install -U {wheel}`" for wheel in nvrtc.WHEELS.values())
+    return text
 
 
 def known_architectures(compiler: Nvrtc) -> list[int]:

@@ -241,6 +241,14 @@ def test_an_architecture_that_no_compiler_knows_is_refused_with_those_that_it_kn
         resolve_targets(["sm_80"], "11")
 
 
+@needs_nvrtc
+@pytest.mark.parametrize(("name", "is_newer"), [("sm_70", False), ("sm_999", True)])
+def test_where_a_newer_compiler_may_know_an_architecture_it_is_said(name, is_newer):
+    with pytest.raises(UsageError, match="no compiler here") as caught:
+        resolve_targets([name])
+    assert ("A newer one may: `pip install -U nvidia-cuda-nvrtc" in str(caught.value)) == is_newer
+
+
 def test_without_a_compiler_one_line_says_how_to_get_one(monkeypatch):
     monkeypatch.setattr(nvrtc, "_wheel_files", lambda _major: iter(()))
 
