@@ -80,14 +80,14 @@ def code_path(source: str) -> Path:
     return FOLDER / Path(source).with_suffix(".cubin" if is_cubin(source) else ".ptx").name
 
 
-def library_program(source: str, architecture: str, *options: str) -> Program:
-    """What to compile for an architecture, ``compute_75`` (to PTX) or ``sm_90`` (to a cubin)."""
+def _program(source: str) -> Program:
+    """What NVRTC makes PTX of."""
     sources = read_device_sources()
     return Program(
         source=sources[source],
         name=source,
         headers={name: text for name, text in sources.items() if not name.endswith(".cu")},
-        options=(f"--gpu-architecture={architecture}", *LANGUAGE_OPTIONS, *options),
+        options=(f"--gpu-architecture=compute_{ARCHITECTURES[source]}", *LANGUAGE_OPTIONS),
     )
 
 
@@ -98,7 +98,7 @@ def make_code(tools: Tools, source: str) -> tuple[bytes, str]:
         CompileError: the sources do not compile without a remark, or a tool is of another version.
     """
     tools.check()
-    compiled = tools.nvrtc.compile(library_program(source, f"compute_{ARCHITECTURES[source]}"))
+    compiled = tools.nvrtc.compile(_program(source))
     if compiled.log:
         raise CompileError(f"{tools.nvrtc.name} has remarks on {source}: {compiled.log}", compiled.log)
     if not is_cubin(source):

@@ -128,6 +128,11 @@ def test_the_committed_cubin_is_for_its_gpu(source):
     assert {name.decode() for name in re.findall(rb"\0\.text\.(sparseconv_\w+)", code)} == KERNELS[source]
 
 
+def test_no_other_code_is_committed():
+    committed = {path for suffix in ("ptx", "cubin") for path in library_code.FOLDER.glob(f"*.{suffix}")}
+    assert committed == {code_path(source) for source in ARCHITECTURES}
+
+
 @needs_tools
 @pytest.mark.parametrize("source", ARCHITECTURES)
 def test_the_committed_code_is_what_comes_out(source):
