@@ -13,6 +13,7 @@ and no session waits for an assembler.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ ARCHITECTURES = {
 # PTX that NVRTC passes on as it stands in the source may be newer than what it writes by itself:
 # wgmma.mma_async.sp is of this version.
 _WRITTEN_VERSION, _WGMMA_VERSION = b"\n.version 8.1\n", b"\n.version 8.2\n"
+# A comment with which NVRTC counts the calls of all that the process has compiled.
+_CALL_NUMBER = re.compile(rb" // callseq \d+(, \d+)?$", re.MULTILINE)
 FOLDER = Path(__file__).parents[1] / "custom_ops/native/cuda"
 _COMMENT = b"// Made by onnx_sparseconv/kernels/library_code.py from onnx_sparseconv/kernels/cuda. Do not edit.\n"
 
@@ -101,10 +104,10 @@ def make_code(tools: Tools, source: str) -> tuple[bytes, str]:
     compiled = tools.nvrtc.compile(_program(source))
     if compiled.log:
         raise CompileError(f"{tools.nvrtc.name} has remarks on {source}: {compiled.log}", compiled.log)
+    ptx = _CALL_NUMBER.sub(b"", compiled.ptx)
     if not is_cubin(source):
-        return _COMMENT + compiled.ptx, ""
-    ptx = compiled.ptx.replace(_WRITTEN_VERSION, _WGMMA_VERSION)
-    assembled = tools.ptxas.assemble(ptx, f"sm_{ARCHITECTURES[source]}")
+        return _COMMENT + ptx, ""
+    assembled = tools.ptxas.assemble(ptx.replace(_WRITTEN_VERSION, _WGMMA_VERSION), f"sm_{ARCHITECTURES[source]}")
     return assembled.cubin, assembled.log
 
 
