@@ -8,6 +8,7 @@ node as code, so a pass that changed one of these afterwards would leave an imag
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +34,8 @@ from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.unified_csr import Array, decode
 
 ATTRIBUTE = "cuda_images"
-# Attributes that no image depends on: sizes of activations come at run time, -0.0 multiplies like +0.0, and several
-# inputs are copied together first.
+# Attributes that images do not depend on: sizes of activations come at run time, -0.0 multiplies like +0.0, and several
+# inputs are copied together first, but for images that say which they read.
 _FREE = frozenset({ATTRIBUTE, "alpha", "beta", "weight_negative_zeros", "input_channels"})
 
 # Graph and name of a node, and how many of that name came before it in that graph.
@@ -213,7 +214,7 @@ def drop_stale(proto: ModelProto, before: frozenset[tuple[bytes, bytes]]) -> tup
     Returns:
         A note for each node.
     """
-    stale = [node for node in _nodes_with_images(proto) if _maker(node) not in before]
+    stale = [n for n in _nodes_with_images(proto) if _maker(n) not in before or _reads_other_inputs(n)]
     for node in stale:
         _set_images(node, [])
     return tuple(f"the GPU images of node {n.name!r} were dropped, because the node has changed" for n in stale)
@@ -223,6 +224,18 @@ def _nodes_with_images(proto: ModelProto) -> list[NodeProto]:
     nodes = [n for owner in (proto.graph, *proto.functions) for n in iterate_nodes(owner.node)]
     ours = [n for n in nodes if n.domain == DOMAIN and n.op_type in OP_TYPES]
     return [n for n in ours if any(a.name == ATTRIBUTE and math.prod(a.t.dims) for a in n.attribute)]
+
+
+def _reads_other_inputs(node: NodeProto) -> bool:
+    """Whether an image was made for inputs of other numbers of channels than the node's."""
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    try:
+        images = parse(numpy_helper.to_array(attributes[ATTRIBUTE].t).tobytes())
+    except Exception:  # a broken container, or tensor: the library refuses it
+        return False
+    channels = attributes["input_channels"].ints if "input_channels" in attributes else ()
+    begins = tuple(itertools.accumulate(channels, initial=0))
+    return any(image.plan.source_begins not in ((), begins) for image in images)
 
 
 def _maker(node: NodeProto) -> tuple[bytes, bytes]:
@@ -262,6 +275,7 @@ def _make_layer(site: ConvSite) -> SparseLayer | Refusal:
         element_type=attributes.element_type,
         activation=int(attributes.activation),
         in_size=tuple(sizes) if len(sizes) == len(geometry.kernel_shape) else None,
+        source_channels=attributes.input_channels,
     )
 
 

@@ -25,7 +25,7 @@ from onnx_sparseconv.kernels.gpu_time_constants import HALF_NETWORK, MIN_GAIN, M
 from onnx_sparseconv.kernels.gpu_times import ON_WARPGROUPS, dense_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
-from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
+from onnx_sparseconv.kernels.plan import GeneratedPlan, can_read_sources, choose_plan
 
 # What has to gain where the model leaves the batch size open and nobody named one: a layer alone, and a full GPU.
 DEFAULT_BATCHES = (1, 64)
@@ -231,9 +231,12 @@ class _Way:
 def _best_way(layer: SparseLayer, asked: _Asked, architecture: int, rule: GpuRule) -> _Way | Refusal:
     """Code of the layer's own, from so many images on as it is the faster, or the library's kernels alone."""
     ways = []
+    # Of an open size the plan knows nothing.
+    takes_sources = rule.with_images and not asked.is_size_open
     calls = [
-        _Call(_sized(layer, size), architecture, batch, size, asked.place, asked.is_joined)
+        _Call(sized, architecture, batch, size, asked.place, asked.is_joined, takes_sources and can_read_sources(sized))
         for size, batch in itertools.product(asked.sizes, asked.batches)
+        for sized in (_sized(layer, size),)
     ]
     by_library = [_predict_library(call) for call in calls]
     known = [one for one in by_library if one is not None]
@@ -264,6 +267,7 @@ class _Call:
     size: tuple[int, ...]
     place: Place | None
     is_joined: bool
+    is_read_by_code: bool  # each of its inputs where it is, by code of the layer's own
 
     @property
     def joining_us(self) -> float:
@@ -271,7 +275,9 @@ class _Call:
 
         Nothing where all kernels do: then it is no reason to choose one. Hopper's for 1x1 reads them where they are.
         """
-        is_read_apart = self.architecture // 10 == _HOPPER and self.layer.kernel_shape == (1, 1)
+        is_read_apart = self.is_read_by_code or (
+            self.architecture // 10 == _HOPPER and self.layer.kernel_shape == (1, 1)
+        )
         return MODEL.joining_us(self.layer, self.batch) if self.is_joined and is_read_apart else 0.0
 
     @property
@@ -348,11 +354,11 @@ def _sized(layer: SparseLayer, size: tuple[int, ...]) -> SparseLayer:
 
 def _predict_generated(call: _Call, plan: GeneratedPlan) -> Prediction:
     """By generated code."""
+    joining_us = 0.0 if call.is_read_by_code else call.joining_us
     if call.is_in_network:
-        code_us = call.network.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz)
-        return call.predict(code_us + call.joining_us)
+        return call.predict(call.network.code_layer_us(call.layer, plan, call.batch, MODEL.clock_mhz) + joining_us)
     _, sparse_us = MODEL.layer_us(call.layer, plan, call.batch)
-    return call.predict(sparse_us * (COLD_CODE if call.batch < FEW_IMAGES else 1.0) + call.joining_us)
+    return call.predict(sparse_us * (COLD_CODE if call.batch < FEW_IMAGES else 1.0) + joining_us)
 
 
 def _predict_library(call: _Call) -> Prediction | None:

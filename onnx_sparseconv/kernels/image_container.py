@@ -19,7 +19,7 @@ from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels.plan import GeneratedPlan
 
 MAGIC = 0x4D494353  # "SCIM"
-VERSION = 2
+VERSION = 3
 ALIGNMENT = 16
 # More than there are architectures; a hostile count is refused before anything is allocated.
 MAX_IMAGES = 64
@@ -29,7 +29,7 @@ _COMPILER_BYTES = 32
 _LONG_LONG = 8
 
 # Members of the structs in their order: name and struct code. The plan's follow from its dataclass, which mirrors
-# GeneratedPlan of cuda/params.h: all of it is int, or pairs of int.
+# GeneratedPlan of cuda/params.h: all of it is int, or tuples of int.
 CONTAINER_FIELDS = (("magic", "I"), ("version", "I"), ("num_images", "I"), ("header_bytes", "I"))
 IMAGE_FIELDS = (
     ("architecture", "I"),

@@ -36,6 +36,7 @@ class SparseLayer:
         activation: code of the op's ``activation`` attribute.
         in_size: ``(height, width)`` of X where the model tells; the plan is then made for it, and runs others too
             unless it is packed.
+        source_channels: of each of the inputs that X is concatenated of, where the node takes several; else empty.
     """
 
     weight: Array
@@ -46,6 +47,7 @@ class SparseLayer:
     element_type: np.dtype[Any]
     activation: int
     in_size: tuple[int, int] | None = None
+    source_channels: tuple[int, ...] = ()
 
     @property
     def out_channels(self) -> int:
@@ -119,6 +121,7 @@ def make_layer(
     element_type: np.dtype[Any],
     activation: int,
     in_size: tuple[int, ...] | None = None,
+    source_channels: tuple[int, ...] = (),
 ) -> SparseLayer | Refusal:
     """Make a layer of a node's dense weight and geometry.
 
@@ -131,6 +134,7 @@ def make_layer(
         element_type: float32 or float16, of X, B, Z and Y.
         activation: code of the op's ``activation`` attribute.
         in_size: the n spatial sizes of X, if all are known.
+        source_channels: of each of the inputs that X is concatenated of, if there are several.
 
     Returns:
         The layer, or why generated code cannot compute it.
@@ -148,7 +152,15 @@ def make_layer(
         # Pointwise: only the number of positions matters.
         size = None if in_size is None else (1, int(np.prod(in_size)))
         return SparseLayer(
-            weight.reshape(*weight.shape[:2], 1, 1), (1, 1), (1, 1), (0, 0, 0, 0), group, element_type, activation, size
+            weight=weight.reshape(*weight.shape[:2], 1, 1),
+            strides=(1, 1),
+            dilations=(1, 1),
+            pads=(0, 0, 0, 0),
+            group=group,
+            element_type=element_type,
+            activation=activation,
+            in_size=size,
+            source_channels=source_channels,
         )
     lead = (1,) * (SPATIAL_AXES - rank)
     no_pad = (0,) * (SPATIAL_AXES - rank)
@@ -162,6 +174,7 @@ def make_layer(
         element_type=np.dtype(element_type),
         activation=int(activation),
         in_size=None if sizes is None else _pair(sizes),
+        source_channels=source_channels,
     )
 
 

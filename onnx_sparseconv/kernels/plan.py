@@ -6,6 +6,7 @@ run them, and the input and output that pass through the second-level cache.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -80,6 +81,8 @@ _CACHE_BYTES_A_CYCLE = 33.0
 _COPY_CYCLES = 46.0  # of a channel of an image, or a part of one; of all of a chunk where they are packed
 _MEMORY_BYTES_A_CYCLE = 12.7
 _WARP = 32
+# Inputs that X may be concatenated of: `kMaxSources` of ``cuda/params.h``.
+MAX_SOURCES = 8
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,13 @@ class GeneratedPlan:
     stage_images: int
     min_passes: int
     code_bytes: int
+    source_channels: tuple[int, int, int, int, int, int, int, int]
+
+    @property
+    def source_begins(self) -> tuple[int, ...]:
+        """The first channel in X of each input that the code reads, and the number of all; empty where it reads X."""
+        channels = [number for number in self.source_channels if number]
+        return tuple(itertools.accumulate(channels, initial=0)) if channels else ()
 
     @property
     def is_packed(self) -> bool:
@@ -148,6 +158,7 @@ class GeneratedPlan:
             f"{tiles} of {self.tile_channels} channels, chunks of {self.chunk_channels} input channels, "
             f"{self.threads} threads, {self.num_stages} stages of {self.stage_bytes} bytes, "
             f"about {self.code_bytes} bytes of code a tile"
+            f"{f', {len(self.source_begins) - 1} inputs' if self.source_begins else ''}"
         )
 
 
@@ -276,7 +287,22 @@ def _plan_for(layer: SparseLayer, architecture: int, tile_channels: int) -> Gene
         stage_images=stage.images,
         min_passes=passes,
         code_bytes=code_bytes,
+        source_channels=_padded(layer.source_channels if can_read_sources(layer) else ()),
     )
+
+
+def can_read_sources(layer: SparseLayer) -> bool:
+    """Whether code reads the inputs that X is concatenated of where they are: of a pointwise layer, if every plane
+    begins at a multiple of 16 bytes. Else they are to be copied together first.
+    """
+    if not layer.is_pointwise or layer.in_size is None:
+        return False
+    return math.prod(layer.in_size) * layer.element_type.itemsize % 16 == 0
+
+
+def _padded(channels: tuple[int, ...]) -> tuple[int, int, int, int, int, int, int, int]:
+    a, b, c, d, e, f, g, h = (*channels, *(0,) * (MAX_SOURCES - len(channels)))
+    return a, b, c, d, e, f, g, h
 
 
 def _round_up_16(size: int) -> int:

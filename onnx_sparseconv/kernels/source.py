@@ -128,6 +128,7 @@ def _begin(layer: SparseLayer, plan: GeneratedPlan, namespace: str) -> list[str]
         "ReachW": (plan.kernel_shape[1] - 1) * plan.dilations[1] + 1,
         "Activation": plan.activation,
         "NumWords": len(words),
+        "NumSources": max(len(plan.source_begins) - 1, 0),
     }
     return [
         '#include "generated_conv.cuh"',
@@ -137,6 +138,7 @@ def _begin(layer: SparseLayer, plan: GeneratedPlan, namespace: str) -> list[str]
         *(f"  static constexpr int k{name} = {value};" for name, value in constants.items()),
         *_lookup("Row", [word.row for word in words]),
         *_lookup("Column", [word.column for word in words]),
+        *_lookup("SourceBegin", list(plan.source_begins) or [0]),
         f"  using Sums = {sums_type(layer)}<kTileChannels>;",
         "};",
     ]

@@ -252,6 +252,20 @@ def test_images_of_a_node_that_changes_are_dropped(options, name, value, stale):
 
 
 @pytest.mark.usefixtures("tiny")
+def test_images_that_read_other_inputs_are_dropped(options):
+    nodes = [helper.make_node("Concat", ["X", "X"], ["c"], axis=1), conv(source="c", pads=[0] * 4)]
+    proto = model(nodes, [tensor(pruned((8, 32, 1, 1)), "W")])
+    proto, _ = convert(proto, options=dataclasses.replace(options, force=True))
+    (node,), before = sparse_nodes(proto), makers(proto)
+    assert [image.plan.source_begins for image in images_in(node)] == [(0, 16, 32)]
+    assert drop_stale(proto, before) == ()
+    _with_attribute(node, "input_channels", [8, 24])
+    (note,) = drop_stale(proto, before)
+    assert "dropped" in note
+    assert architectures(proto) == [[]]
+
+
+@pytest.mark.usefixtures("tiny")
 def test_an_image_stays_where_a_node_takes_in_a_concat(options):
     """Several inputs are copied together before it runs."""
     nodes = [helper.make_node("Concat", ["X", "X"], ["c"], axis=1), conv(source="c", pads=[0] * 4)]

@@ -226,8 +226,11 @@ def test_kernels_are_chosen_for_each_architecture():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_code_has_to_make_up_for_joining_what_hoppers_kernel_reads_apart(dtype):
-    layer, shape = sparse_layer((64, 64, 1, 1), size=(56, 56), dtype=dtype), (64, 64, 56, 56)
+    """Where its planes begin anywhere; code reads others apart, too."""
     rule = GpuRule((80, 90))
+    read_apart, shape = sparse_layer((64, 64, 1, 1), size=(56, 56), dtype=dtype), (64, 64, 56, 56)
+    assert choose_kernels(read_apart, shape, rule, is_joined=True) == choose_kernels(read_apart, shape, rule)
+    layer, shape = sparse_layer((64, 64, 1, 1), size=(54, 57), dtype=dtype), (64, 64, 54, 57)
     alone, joined = choose_kernels(layer, shape, rule), choose_kernels(layer, shape, rule, is_joined=True)
     assert (alone[90].kernel, joined[90]) == ("generated", CSR)
     assert alone[80] == joined[80]
@@ -250,7 +253,7 @@ def test_where_every_kernel_has_to_join_it_is_no_reason_to_choose_one():
 def test_a_node_that_reads_several_inputs_gets_no_image_where_it_would_have_to_join_them():
     weight = tensor(pruned((64, 64, 1, 1)), "W")
     nodes = [helper.make_node("Concat", ["X", "X"], ["c"], axis=1), conv(source="c", pads=[0] * 4)]
-    proto = model(nodes, [weight], [value("X", (64, 32, 56, 56))], [value("Y", [None] * 4)])
+    proto = model(nodes, [weight], [value("X", (64, 32, 54, 57))], [value("Y", [None] * 4)])
     converted, report = convert(proto, options=ConvertOptions(targets=("sm_90",), force=True))
     assert [n.op_type for n in converted.graph.node] == ["SparseConvConcat2"]
     assert "the library's own kernels were chosen" in report.model.layers[0].images[0].refusal

@@ -23,16 +23,23 @@ ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 # of halves spill the most: with registers enough, a third of their warps would not fit, and they were no faster.
 MAX_SPILL_SHARE = 0.05
 INSTRUCTION_BYTES = 16
+# Shape of the weight, stride, and channels of each input where there are several.
 FORMS = {
-    "3x3": ((64, 64, 3, 3), 1),
-    "1x1": ((64, 128, 1, 1), 1),
-    "5x5, stride 2": ((24, 16, 5, 5), 2),
-    "7x7, stride 2": ((32, 3, 7, 7), 2),
+    "3x3": ((64, 64, 3, 3), 1, ()),
+    "1x1": ((64, 128, 1, 1), 1, ()),
+    "1x1, three inputs": ((64, 128, 1, 1), 1, (40, 20, 68)),
+    "5x5, stride 2": ((24, 16, 5, 5), 2, ()),
+    "7x7, stride 2": ((32, 3, 7, 7), 2, ()),
 }
-LINKED_FORMS = {"3x3": ((80, 64, 3, 3), 1), "1x1": ((160, 96, 1, 1), 1)}
+LINKED_FORMS = {
+    "3x3": ((80, 64, 3, 3), 1, ()),
+    "1x1": ((160, 96, 1, 1), 1, ()),
+    "1x1, three inputs": ((160, 96, 1, 1), 1, (32, 4, 60)),
+}
 
 
-def compile_layer(target, shape, stride, dtype, *, is_linked):
+def compile_layer(target, form, dtype, *, is_linked):
+    shape, stride, source_channels = form
     pad = shape[2] // 2
     layer = make_layer(
         random_weight(shape, 0.1),
@@ -43,6 +50,7 @@ def compile_layer(target, shape, stride, dtype, *, is_linked):
         element_type=np.dtype(dtype),
         activation=1,
         in_size=(56, 56),
+        source_channels=source_channels,
     )
     plan = choose_plan(layer, target.architecture)
     programs = image_programs(StraightLineCode(), layer, plan, target)
@@ -65,8 +73,8 @@ def test_next_to_nothing_is_spilled(monkeypatch, compiler, architecture, dtype, 
     target = Target(architecture, compiler, nvjitlink=nvjitlink.find(compiler.version))
     forms = LINKED_FORMS if is_linked else FORMS
     forms = forms if architecture in (75, 90) else {"3x3": forms["3x3"]}
-    for name, (shape, stride) in forms.items():
-        compiled = compile_layer(target, shape, stride, dtype, is_linked=is_linked)
+    for name, form in forms.items():
+        compiled = compile_layer(target, form, dtype, is_linked=is_linked)
         assert KERNEL_NAME.encode() in compiled.cubin, name
         spilled = [int(n) / 4 for n in re.findall(r"(\d+) bytes spill", compiled.log)]
         assert spilled, compiled.log

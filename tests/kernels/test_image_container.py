@@ -95,7 +95,7 @@ def _with(data, at, layout, value):
     ("at", "layout", "value", "message"),
     [
         (0, "<I", 0, "not in a container"),
-        (4, "<I", 3, "of version 3"),
+        (4, "<I", 4, "of version 4"),
         (8, "<I", 0, "cannot hold 0"),
         (8, "<I", 2**32 - 1, "cannot hold"),
         (8, "<I", 1, "lies at"),

@@ -31,6 +31,29 @@ def make(shape, group=1, in_size=(14, 14), dtype=np.float32):
     )
 
 
+@pytest.mark.parametrize(
+    ("changes", "reads_apart"),
+    [
+        ({}, True),
+        ({"in_size": (10, 10)}, True),
+        ({"in_size": (9, 9)}, False),  # planes begin anywhere
+        ({"in_size": (10, 10), "element_type": np.dtype(np.float16)}, False),
+        ({"in_size": None}, False),
+        ({"strides": (2, 2)}, False),
+        ({"pads": (1, 1, 1, 1)}, False),
+        ({"source_channels": ()}, False),
+    ],
+    ids=str,
+)
+def test_inputs_that_are_read_where_they_are(changes, reads_apart):
+    layer = dataclasses.replace(make((32, 64, 1, 1)), pads=(0, 0, 0, 0), source_channels=(40, 8, 16))
+    plans = list(candidate_plans(dataclasses.replace(layer, **changes), 90))
+    assert plans
+    for plan in plans:
+        assert plan.source_begins == ((0, 40, 48, 64) if reads_apart else ())
+        assert ("3 inputs" in str(plan)) == reads_apart
+
+
 @pytest.mark.parametrize("in_size", [(0, 7), (7, 0)])
 def test_an_empty_input_is_not_packed(in_size):
     plan = choose_plan(make((32, 64, 3, 3), in_size=in_size), 90)

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from onnx_sparseconv.kernels.plan import MAX_SOURCES
 from tests.support.cuda_host_build import (
     library_image,
     tensor_float_image,
@@ -109,6 +110,7 @@ class GeneratedParams(ctypes.Structure):
         ),
         *((name, ctypes.c_int) for name in ("group_slots", "num_slots", "row_pitch", "image_pitch")),
         *((name, Divisor) for name in ("by_row_slots", "by_plane_slots")),
+        ("more_x", ctypes.c_void_p * (MAX_SOURCES - 1)),
     )
 
 

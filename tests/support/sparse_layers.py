@@ -33,4 +33,5 @@ def layer_of(case, size):
         element_type=case.dtype,
         activation=0,
         in_size=size,
+        source_channels=case.input_channels,
     )

@@ -9,6 +9,8 @@
 //     // Words of the input that a slot reads in a chunk channel: word a is at input row
 //     // out_row * stride - pad + kRow[a] and column slot * columns_per_slot * stride + kColumn[a].
 //     static constexpr int kNumWords, kRow[], kColumn[];
+//     // Inputs that X is concatenated of, where the code reads these, and the first channel in X of each, and of none.
+//     static constexpr int kNumSources, kSourceBegin[];
 //     using Sums = ..;  // of one thread: kTileChannels outputs of its slot
 //     static __device__ void RunChunk(int tile, int chunk, Sums& sums, const Shared (&words)[kNumWords]);
 //   };
@@ -126,6 +128,7 @@ class Generated {
   static constexpr int kVector = 16 / kSize;  // elements of 16 bytes
   static constexpr bool kHasStagingWarp = Code::kStagingThreads > 0;
   static constexpr bool kIsPacked = Code::kImagePitch > 0;
+  static constexpr bool kHasSources = Code::kNumSources > 0;
   static constexpr int kZeroBytes = Code::kZeroBytes;
   static constexpr int kStageBytes = Code::kStageBytes;
   static constexpr int kWarp = 32;
@@ -385,11 +388,33 @@ class Generated {
     }
   }
 
+  // Where planes begin of the input that has a channel of X; all of X, where there is a single one.
+  struct Planes {
+    const void* x;
+    int begin;  // its first channel in X
+    int end;
+  };
+
+  __device__ __forceinline__ Planes PlanesOf(int channel) const {
+    Planes planes = {p_.x, 0, Code::kInChannels};
+    if constexpr (kHasSources) {
+      planes.end = Code::SourceBegin(1);
+#pragma unroll
+      for (int i = 1; i < Code::kNumSources; ++i) {
+        if (channel < Code::SourceBegin(i)) continue;
+        planes = {p_.more_x[i - 1], Code::SourceBegin(i), Code::SourceBegin(i + 1)};
+      }
+    }
+    return planes;
+  }
+
   // First element of a part in a channel (of those that the tile reads).
   __device__ __forceinline__ const Element* Source(int image, const Part& part, int channel) const {
     const int first = tile_ * Code::kTileChannels / Code::kGroupOutChannels * Code::kGroupInChannels;
-    const long long plane = static_cast<long long>(image) * Code::kInChannels + first + channel;
-    return static_cast<const Element*>(p_.x) + plane * (p_.in_h * p_.in_w) + part.first_row * p_.in_w +
+    const Planes planes = PlanesOf(channel);
+    const long long plane =
+        static_cast<long long>(image) * (planes.end - planes.begin) + first + channel - planes.begin;
+    return static_cast<const Element*>(planes.x) + plane * (p_.in_h * p_.in_w) + part.first_row * p_.in_w +
            part.first_column;
   }
 
@@ -403,14 +428,33 @@ class Generated {
     return ((lead + part.num_rows * part.num_columns) * kSize + 15) / 16 * 16;
   }
 
-  // Copies all planes of a chunk in one piece for each image; each lane, of another image.
+  // Calls copy(offset, from, bytes) for the planes of a chunk that follow each other in memory: for all of them at
+  // once, or for those of each input.
+  template <class Copy>
+  __device__ __forceinline__ void ForPlanes(int image, int chunk, Copy copy) const {
+    const Part whole = {0, p_.in_h, 0, p_.in_w};
+    const int first = chunk * Code::kChunkChannels, channels = ChannelsOf(chunk);
+    if constexpr (!kHasSources) {
+      copy(0, Source(image, whole, first), channels * Code::kChannelPitch);
+    } else {
+#pragma unroll 1
+      for (int done = 0; done < channels;) {
+        const int end = min(PlanesOf(first + done).end - first, channels);
+        copy(done * Code::kChannelPitch, Source(image, whole, first + done), (end - done) * Code::kChannelPitch);
+        done = end;
+      }
+    }
+  }
+
+  // Copies the planes of a chunk in as few pieces for each image; each lane, of another image.
   __device__ __forceinline__ void StagePackedBulk(const Group& group, int chunk, Shared to, Shared barrier) const {
-    const auto bytes = static_cast<unsigned>(ChannelsOf(chunk) * Code::kChannelPitch);
 #pragma unroll 1
     for (int image = static_cast<int>(threadIdx.x) % kWarp; image < group.num_images; image += kWarp) {
-      ExpectBytes(barrier, bytes);
-      CopyBulk(to + static_cast<Shared>(image * Code::kImagePitch), Planes(group.first_image + image, chunk), bytes,
-               barrier);
+      ExpectBytes(barrier, static_cast<unsigned>(ChannelsOf(chunk) * Code::kChannelPitch));
+      const Shared planes = to + static_cast<Shared>(image * Code::kImagePitch);
+      ForPlanes(group.first_image + image, chunk, [&](int offset, const Element* from, int bytes) {
+        CopyBulk(planes + static_cast<Shared>(offset), from, static_cast<unsigned>(bytes), barrier);
+      });
     }
     __syncwarp();
   }
@@ -418,11 +462,19 @@ class Generated {
   // Copies each channel of an image's part in one piece.
   __device__ __forceinline__ void StageBulk(int image, const Part& part, int chunk, Shared to, Shared barrier) const {
     if (part.num_rows * part.num_columns == 0) return;
-    const int channels = ChannelsOf(chunk), misalignment = Misalignment(part);
-    const Element* from = Source(image, part, chunk * Code::kChunkChannels) - misalignment;
+    const int channels = ChannelsOf(chunk), misalignment = Misalignment(part), first = chunk * Code::kChunkChannels;
+    const Element* from = Source(image, part, first) - misalignment;
     const int plane = p_.in_h * p_.in_w;
+    // To look up an input takes longer than a copy: once for all of its channels.
+    [[maybe_unused]] int end = PlanesOf(first).end - first;
 #pragma unroll 1
     for (int channel = 0; channel < channels; ++channel) {
+      if constexpr (kHasSources) {
+        if (channel == end) {
+          from = Source(image, part, first + channel) - misalignment;
+          end = PlanesOf(first + channel).end - first;
+        }
+      }
       const int skew = Skew(channel);
       const auto bytes = static_cast<unsigned>(VectorBytes(part, misalignment + skew));
       if (IsElected()) {
@@ -434,27 +486,24 @@ class Generated {
     }
   }
 
-  // The planes of a chunk, which follow each other.
-  __device__ __forceinline__ const Element* Planes(int image, int chunk) const {
-    return Source(image, {0, p_.in_h, 0, p_.in_w}, chunk * Code::kChunkChannels);
-  }
-
   __device__ __forceinline__ void StagePacked(const Group& group, int chunk, Shared to) const {
     const int thread = StagingThread(), threads = StagingThreads();
-    const int bytes = ChannelsOf(chunk) * Code::kChannelPitch;
 #pragma unroll 1
     for (int image = 0; image < group.num_images; ++image) {
-      const Element* from = Planes(group.first_image + image, chunk);
-      if (p_.staging == kElementStaging) {
+      ForPlanes(group.first_image + image, chunk, [&](int offset, const Element* from, int bytes) {
+        const Shared planes = to + static_cast<Shared>(offset);
+        if (p_.staging == kElementStaging) {
 #pragma unroll 1
-        for (int i = thread; i < bytes / kSize; i += threads)
-          CopyElement(to + static_cast<Shared>(i * kSize), from + i);
-      } else {
+          for (int i = thread; i < bytes / kSize; i += threads) {
+            CopyElement(planes + static_cast<Shared>(i * kSize), from + i);
+          }
+        } else {
 #pragma unroll 1
-        for (int b = thread * 16; b < bytes; b += threads * 16) {
-          CopyAsync16(to + static_cast<Shared>(b), reinterpret_cast<const char*>(from) + b);
+          for (int b = thread * 16; b < bytes; b += threads * 16) {
+            CopyAsync16(planes + static_cast<Shared>(b), reinterpret_cast<const char*>(from) + b);
+          }
         }
-      }
+      });
       to += static_cast<Shared>(Code::kImagePitch);
     }
   }

@@ -10,7 +10,7 @@
 namespace sparseconv::cuda {
 
 constexpr unsigned kContainerMagic = 0x4D494353;  // "SCIM"
-constexpr unsigned kContainerVersion = 2;
+constexpr unsigned kContainerVersion = 3;
 
 struct ContainerHeader {
   unsigned magic;

@@ -229,6 +229,9 @@ struct GeneratedPlan {
   int stage_images;   // that a packed stage has room for, else 0
   int min_passes;     // passes or splits that keep float16 sums accurate
   int code_bytes;     // of the longest tile, about: what should stay in the instruction cache
+  // Of the inputs that X is concatenated of, where the code reads these, and zeros; only zeros where it reads X. They
+  // are of a pointwise convolution, and planes begin at multiples of 16 bytes, or are staged by elements.
+  int source_channels[kMaxSources];
 };
 
 // One launch of `sparseconv_generated`. Grid x = num_tiles * num_splits * num_lanes, in clusters of `cluster_blocks`:
@@ -236,7 +239,7 @@ struct GeneratedPlan {
 // the groups lane, lane + num_lanes, .. with
 //   lane = c / (num_tiles * num_splits) * cluster_blocks + b % cluster_blocks
 struct GeneratedParams {
-  const void* x;
+  const void* x;       // or the first of the inputs that the plan has `source_channels` of
   void* out;           // Y; or sums that are not final, [num_splits] of Y's shape, or Y itself for one split
   const void* bias;    // [K], or null: what the sums begin with
   const void* addend;  // of Y's shape, or null: what is added to them at the end, the residual, or sums of an earlier
@@ -263,6 +266,7 @@ struct GeneratedParams {
   int image_pitch;  // bytes, a multiple of 16: of what a group reads of an image that is not its first; or the plan's
   Divisor by_row_slots;
   Divisor by_plane_slots;
+  const void* more_x[kMaxSources - 1];  // the other inputs
 };
 
 // Images that the sparse tensor cores compute together: the columns of one product.

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from onnx_sparseconv.kernels.image_container import PLAN_FIELDS, GeneratedPlan, Image, pack
+from onnx_sparseconv.kernels.plan import MAX_SOURCES
 from tests.support.cuda_emulation import build_shared
 from tests.support.sparse_models import make_model
 
@@ -72,6 +73,7 @@ def make_plan(case, **changes) -> GeneratedPlan:
         stage_images=0,
         min_passes=1,
         code_bytes=1000,
+        source_channels=(0,) * MAX_SOURCES,
     )
     plan = dataclasses.replace(plan, **changes)
     return dataclasses.replace(

@@ -45,6 +45,7 @@ def layer_of(case, in_size=None):
         element_type=case.dtype,
         activation=int(case.activation),
         in_size=in_size,
+        source_channels=case.input_channels,
     )
 
 

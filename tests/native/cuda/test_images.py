@@ -15,6 +15,7 @@ from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import fatbin, nvrtc
 from onnx_sparseconv.kernels.image_container import CONTAINER_HEADER_BYTES, IMAGE_FIELDS, PLAN_FIELDS, pack
+from onnx_sparseconv.kernels.plan import MAX_SOURCES
 from tests.native.cuda.reference import make_image, model_with
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -29,7 +30,7 @@ from tests.support.sparse_models import (
 # Of fewer rows than warpgroups take.
 CASE = SparseConvCase(random_weight((7, 6, 3, 3), 0.4), geometry_2d(3, 2, 1), Activation.RELU)
 SHAPE = (2, 6, 8, 8)
-REFUSED = "SparseConv node 'conv1': attribute 'cuda_images' "
+REFUSED = " node 'conv1': attribute 'cuda_images' "
 
 
 def container(case=CASE, **changes):
@@ -141,7 +142,36 @@ HOSTILE = [
     *(("stage_images", "i", value, "stage_images") for value in (-1, 1, BIG)),
     *(("plane_residue", "i", value, "plane_residue") for value in (-1, 4, BIG)),
     ("code_bytes", "i", -1, "code_bytes"),
+    *(("source_channels", "iii", value, "source_channels") for value in ((6, 0, 0), (2, 4, 0), (0, 0, 6), (-1, 7, 0))),
 ]
+
+
+CONCATENATED = SparseConvCase(random_weight((7, 6, 1, 1), 0.4), geometry_2d(1, pad=0), input_channels=(2, 4))
+
+
+def sources_of(*channels):
+    """The plan's `source_channels`."""
+    return (*channels, *(0,) * (MAX_SOURCES - len(channels)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"source_channels": sources_of(4, 2)}, "source_channels is 4"),
+        ({"source_channels": sources_of(6)}, "source_channels is 6"),
+        ({"source_channels": sources_of(2, 3, 1)}, "source_channels is 3"),
+        ({"source_channels": sources_of(2, 4), "is_pointwise": 0}, "is_pointwise is 0"),
+        ({"source_channels": sources_of(2, 4), "plane_residue": 1}, "plane_residue is 1"),
+        ({"image_pitch": 4096, "stage_images": 1, "channel_pitch": 20}, "channel_pitch is 20"),
+    ],
+    ids=str,
+)
+def test_an_image_for_other_inputs_is_refused(make_session, changes, cause):
+    fitting = {"is_pointwise": 1, "source_channels": sources_of(2, 4)}
+    check_refused(make_session, container(CONCATENATED, **{**fitting, **changes}), cause, CONCATENATED)
+    for channels in ((), (2, 4)):
+        data = container(CONCATENATED, is_pointwise=1, source_channels=sources_of(*channels))
+        make_session(model_with(CONCATENATED, data), cuda_kernel="generated")
 
 
 @pytest.mark.parametrize(("name", "code", "value", "cause"), HOSTILE, ids=[f"{n}-{v}" for n, _, v, _ in HOSTILE])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 import re
 from pathlib import Path
 
@@ -262,6 +263,13 @@ def test_a_packed_plan_says_why_it_cannot_run(probe):
     half = make_plan(layer(64, 64, dtype=np.float16), **{**packed, "channel_pitch": 392, "image_pitch": 1568})
     reason = generated(probe, half, (3, 28, 7, 28, 7))
     assert reason.endswith("words of two halves would begin at odd columns")
+
+
+@pytest.mark.parametrize(("size", "staging"), [((6, 8), "bulk"), ((5, 6), "element"), ((5, 5), "element")])
+def test_inputs_whose_planes_begin_anywhere_are_staged_by_elements(probe, size, staging):
+    """However many channels X has: each input has its own."""
+    plan = make_plan(layer(64, 32, kernel=1), is_pointwise=1, source_channels=(24, 40, 0, 0, 0, 0, 0, 0))
+    assert generated(probe, plan, (3, 1, math.prod(size), 1, math.prod(size))).staging == staging
 
 
 def test_odd_planes_of_halves(probe):

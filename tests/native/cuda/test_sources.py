@@ -10,6 +10,11 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation
+from onnx_sparseconv.kernels.image_container import pack
+from onnx_sparseconv.kernels.source import KERNEL_NAME, make_linked_source, make_source
+from tests.native.cuda.reference import model_with
+from tests.native.cuda.test_generated_kernel import exact_and_bound, image_of, unpacked_image_of
+from tests.native.cuda.test_generated_kernel import run_and_check as check_code
 from tests.native.cuda.test_ring import run_misaligned
 from tests.support.sparse_models import (
     SparseConvCase,
@@ -92,6 +97,63 @@ def test_planes_that_begin_anywhere_are_gathered_from_where_they_are(make_sessio
         case = make_case(parts, dtype=dtype)
         names = run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (3, sum(parts), *size))
         assert [name[:20] for name in names] == ["sparseconv_gather" + "_f32"[: 3 * (dtype == FLOAT)], POINTWISE_KERNEL]
+
+
+CODE_PARTS = [(9, 5, 7, 3), (3, 1, 4, 1, 5, 9, 2, 6), (16, 16)]
+
+
+@pytest.mark.parametrize("architecture", [75, 90])
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize("parts", CODE_PARTS, ids=str)
+def test_code_reads_them_where_they_are(make_session, driver, parts, dtype, architecture):
+    """Chunks of channels begin and end within any of them; maps that are staged whole, and channel by channel."""
+    driver.set_device(architecture)
+    case = make_case(parts, rows=20, density=0.3, dtype=dtype)
+    size = (8, 16)
+    for make_image, make in (
+        (image_of, make_source),
+        (unpacked_image_of, make_source),
+        (unpacked_image_of, make_linked_source),
+    ):
+        image = make_image(case, size, architecture=architecture, make=make, chunk_channels=4)
+        assert image.plan.is_packed == (make_image is image_of)
+        for batch, staging in ((1, "auto"), (5, "vector"), (3, "element")):
+            x_shape = (batch, case.in_channels, *size)
+            check_code(make_session, driver, case, pack([image]), x_shape, cuda_staging=staging)
+
+
+def test_code_reads_inputs_at_any_address(make_session, driver):
+    case = make_case((16, 24))
+    inputs = random_inputs(case, (4, 40, 8, 8))
+    for make_image in (image_of, unpacked_image_of):
+        session = make_session(model_with(case, pack([make_image(case, (8, 8))])), cuda_kernel="generated")
+        for which in ("X", "X2"):
+            y, launched_first = run_misaligned(session, driver, inputs, np.empty((4, 70, 8, 8), HALF), which)
+            assert_within(y, *exact_and_bound(case, inputs))
+            assert launched_first == KERNEL_NAME
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_code_reads_planes_of_another_size_where_they_are(make_session, driver, dtype):
+    """Element by element, where they begin anywhere."""
+    case = make_case((9, 12), rows=20, density=0.3, dtype=dtype)
+    container = pack([unpacked_image_of(case, (16, 16))])
+    for size in ((16, 16), (8, 12), (5, 6), (1, 2)):
+        check_code(make_session, driver, case, container, (3, 21, *size))
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_code_for_planes_that_begin_anywhere_has_them_copied_together(make_session, driver, dtype):
+    case = make_case((9, 12), rows=20, density=0.3, dtype=dtype)
+    for size in ((7, 10), None):
+        image = image_of(case, size)
+        assert image.plan.source_begins == ()
+        session = make_session(model_with(case, pack([image])), cuda_kernel="generated")
+        inputs = random_inputs(case, (3, 21, 7, 10))
+        driver.take_launches()
+        (y,) = session.run(None, inputs)
+        assert launched(driver)[:2] == [f"{COPY}4", KERNEL_NAME]
+        assert_within(y, *exact_and_bound(case, inputs))
 
 
 @pytest.mark.parametrize("kernel", [("csr", HALF), ("csr", FLOAT), ("tensor", HALF)], ids=str)

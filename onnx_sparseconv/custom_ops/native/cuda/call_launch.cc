@@ -73,13 +73,6 @@ int ColumnsOfBoth(const void* y, const void* residual, int columns, size_t eleme
   return ColumnsAt(reinterpret_cast<uintptr_t>(y) | reinterpret_cast<uintptr_t>(residual), columns, element_bytes);
 }
 
-// What the addresses of all sources are multiples of, if it is a small power of two.
-uintptr_t AddressesOf(const Inputs& inputs) {
-  uintptr_t addresses = 0;
-  for (size_t i = 0; i < inputs.num_sources; ++i) addresses |= reinterpret_cast<uintptr_t>(inputs.sources[i].data);
-  return addresses;
-}
-
 class Launcher {
  public:
   explicit Launcher(const NodeKernels& node) : node_(node) {}
@@ -330,9 +323,10 @@ void Launcher::LaunchRing(const Call& call) const {
   cuda::Launch(node_.windows->ring->Product(launch.positions), launch.shape, params, call.stream);
 }
 
-// Whether the sources of X are read where they are: by the kernel for 1x1, or what gathers planes for it, and by
-// clusters, if all begin where these can read them.
+// Whether the sources of X are read where they are: by the kernel for 1x1, or what gathers planes for it, by clusters,
+// if all begin where these can read them, and by code that was made for it.
 bool Launcher::ReadsSources(const Plan& plan, const Inputs& inputs) const {
+  if (plan.generated) return node_.code_reads_sources();
   if (plan.kernel() == RunningKernel::kWgmma) return plan.pointwise && plan.pointwise->is_whole;
   if (plan.kernel() != RunningKernel::kCluster || !CanClusterReadSources(node_, plan.sizes)) return false;
   return AddressesOf(inputs) % (node_.element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns)) == 0;
@@ -396,6 +390,10 @@ void Launcher::LaunchPointwise(const Call& call) const {
 GeneratedParams Launcher::MakeGeneratedParams(const Call& call) const {
   GeneratedParams params = call.plan.generated->params;
   params.x = call.inputs.x.data;
+  if (node_.code_reads_sources()) {
+    params.x = call.inputs.sources[0].data;
+    for (size_t i = 1; i < call.inputs.num_sources; ++i) params.more_x[i - 1] = call.inputs.sources[i].data;
+  }
   params.out = call.y;
   params.alpha = call.epilogue.alpha;
   params.beta = call.epilogue.beta;
@@ -489,6 +487,12 @@ void Launcher::Pool(const Call& call, const Axes& pooled_dims, void* y) const {
 }
 
 }  // namespace
+
+uintptr_t AddressesOf(const Inputs& inputs) {
+  uintptr_t addresses = 0;
+  for (size_t i = 0; i < inputs.num_sources; ++i) addresses |= reinterpret_cast<uintptr_t>(inputs.sources[i].data);
+  return addresses;
+}
 
 RunningKernel LaunchCall(const NodeKernels& node, const Call& call, const Axes& y_dims) {
   return Launcher(node).Run(call, y_dims);

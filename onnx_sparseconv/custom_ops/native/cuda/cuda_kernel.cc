@@ -94,9 +94,10 @@ void CudaKernel::Compute(const ort::Context& context) const {
   for (size_t i = 0; i < inputs.num_sources; ++i) CheckPlace(context.api(), SourceName(i), inputs.sources[i]);
   CheckPlace(context.api(), "B", inputs.bias);
   CheckPlace(context.api(), "Z", inputs.residual);
-  // Sources are copied to where X is aligned, or the pointwise kernel sees to it.
+  // Sources are copied to where X is aligned, or the pointwise kernel sees to it; but for code that reads them itself.
   const auto x_address = reinterpret_cast<uintptr_t>(inputs.x.data);
-  const PlanKey key{inputs.batch, inputs.in_dims, x_address % kVectorBytes == 0,
+  const uintptr_t read_addresses = x_address | (node_.code_reads_sources() ? AddressesOf(inputs) : 0);
+  const PlanKey key{inputs.batch, inputs.in_dims, read_addresses % kVectorBytes == 0,
                     x_address % (2 * kPairBytes) == 0 ? 4
                     : x_address % kPairBytes == 0     ? 2
                                                       : 1,

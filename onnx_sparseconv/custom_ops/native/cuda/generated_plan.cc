@@ -7,6 +7,7 @@
 
 #include "../checked.h"
 #include "divisor.h"
+#include "images.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -115,6 +116,7 @@ class GroupSearch {
     if (staging_ == kElementStaging) return true;
     if (element_bytes_ == 2 && (sizes_.in_w % 2 != 0 || plane % 2 != 0)) return false;
     if (plan_.plane_residue == 0 && plane % vector_ == 0) return true;
+    if (ReadsSources(plan_)) return false;
     return (IsPacked() || plane % vector_ == plan_.plane_residue) && plan_.in_channels * plane % vector_ == 0 &&
            plan_.chunk_channels * plane % vector_ == 0 && TileStep() * plane % vector_ == 0;
   }

@@ -134,6 +134,7 @@ class PlanCheck {
     for (const int pad : plan_.pads_begin) InRange("pads_begin", pad, 0, kMaxInt);
     if (geometry.auto_pad == AutoPad::kNotSet) Axis("pads_begin", plan_.pads_begin, geometry.pads_begin);
     Shape();
+    Sources(attributes.source_begins);
   }
 
  private:
@@ -185,6 +186,20 @@ class PlanCheck {
       InRange("stage_images", plan_.stage_images, 1, kMaxInt / kMaxStages / plan_.image_pitch - 1);
     }
     InRange("code_bytes", plan_.code_bytes, 0, kMaxInt);
+  }
+
+  // What the code reads: X, or each of the node's inputs.
+  void Sources(const std::vector<int64_t>& begins) const {
+    const bool reads_sources = ReadsSources(plan_);
+    for (size_t i = 0; i < kMaxSources; ++i) {
+      const int64_t wanted = reads_sources && i + 1 < begins.size() ? begins[i + 1] - begins[i] : 0;
+      Equal("source_channels", plan_.source_channels[i], wanted);
+    }
+    if (!reads_sources) return;
+    Equal("is_pointwise", plan_.is_pointwise, 1);
+    Equal("plane_residue", plan_.plane_residue, 0);
+    if (plan_.image_pitch > 0)
+      Equal("channel_pitch", plan_.channel_pitch, plan_.channel_pitch / kVectorBytes * kVectorBytes);
   }
 
   const GeneratedPlan& plan_;

@@ -20,6 +20,9 @@ struct Image {
   size_t size = 0;
 };
 
+// Whether code reads the inputs that X is concatenated of where they are.
+inline bool ReadsSources(const GeneratedPlan& plan) { return plan.source_channels[0] > 0; }
+
 // Reads the attribute `cuda_images` of a node. Throws `Error` where the container is damaged, or holds an image that
 // was made for another node.
 std::vector<Image> ParseImages(const uint8_t* container, size_t size, const SparseConvAttributes& attributes);

@@ -23,6 +23,8 @@ struct NodeKernels {
 
   bool is_half() const { return op.element_type == ort::kFloat16; }
   size_t element_bytes() const { return is_half() ? sizeof(uint16_t) : sizeof(float); }
+  // Whether the node's own code reads its inputs where they are, and not what they are concatenated to.
+  bool code_reads_sources() const { return image && ReadsSources(image->plan); }
 
   const OpDescription op;
   const std::string name;
