@@ -517,6 +517,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
     "gpu-models-sm80": lambda: gpu_models_table(*(f"gpu-models-sm80-{batch}" for batch in (1, 8, 32))),
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
+    "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32"),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(
         *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)), *NEWER_NETWORKS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,18 @@ def machine_text(results: PaperResults) -> str:
             *(f"{name} {version}" for name, version in libraries.items() if version and name != "built_for"),
         ]
         lines.append(
-            f"{state.get('name', 'unknown GPU')}, driver {state.get('driver_version', 'unknown')}, "
+            f"{_settings_of(content)}: {state.get('name', 'unknown GPU')}, driver {state.get('driver_version', 'unknown')}, "
             f"{', '.join(versions)}; {content['started'][:10]}, commit {', '.join(commits) or 'unknown'}."
         )
     return "\n\n".join(lines)
+
+
+def _settings_of(content: Mapping[str, Any]) -> str:
+    """What a results file has: types, and batch sizes."""
+    settings = [record["setting"] for record in content["layers"]]
+    types = sorted({setting["dtype"] for setting in settings})
+    batches = sorted({setting["batch"] for setting in settings})
+    return f"{' and '.join(types)}, {' and '.join(map(str, batches))} image{'s' * (batches != [1])}"
 
 
 def _short(commit: str) -> str:

@@ -53,6 +53,8 @@ def run_warpgroups(place):
 
 # Those of X that the kernel reads where they are, and those that it has copied.
 CONCATENATED_SAMPLE = (("1x1", "wgmma"), ("1x1, 7 wide", "wgmma"), ("3x3, 14 wide", "csr"))
+# Maps that are staged whole, and channel by channel.
+CONCATENATED_CODE_SAMPLE = ("1x1", "1x1, 28 wide")
 
 
 def run_clusters(place):
@@ -85,6 +87,13 @@ def run_others(place, target):
                     for splits in (1, 2)
                 ]
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {', '.join(kernels)}\n")
+    for name in CONCATENATED_CODE_SAMPLE if target else ():
+        for dtype in TYPES:
+            case, x_shape = concatenated_case_of(name, dtype, 3)
+            done = check(
+                place, case, x_shape, model=with_images(static_model(case, x_shape), target), cuda_kernel="generated"
+            )
+            sys.stdout.write(f"{name} of three inputs {np.dtype(dtype)}: {done}\n")
     for name in DEPTHWISE:
         for dtype in TYPES:
             case, x_shape = case_of(name, dtype, 1.0, layers=DEPTHWISE)
