@@ -33,8 +33,8 @@ def machine_text(results: PaperResults) -> str:
             *(f"{name} {version}" for name, version in libraries.items() if version and name != "built_for"),
         ]
         lines.append(
-            f"{_settings_of(content)}: {state.get('name', 'unknown GPU')}, driver {state.get('driver_version', 'unknown')}, "
-            f"{', '.join(versions)}; {content['started'][:10]}, commit {', '.join(commits) or 'unknown'}."
+            f"{_settings_of(content)}: {state.get('name', 'unknown GPU')}, "
+            f"driver {state.get('driver_version', 'unknown')}, {', '.join(versions)}; {content['started'][:10]}, commit {', '.join(commits) or 'unknown'}."
         )
     return "\n\n".join(lines)
 
