@@ -32,10 +32,9 @@ def machine_text(results: PaperResults) -> str:
             f"onnxruntime-gpu {environment['versions'].get('onnxruntime-gpu') or 'unknown'}",
             *(f"{name} {version}" for name, version in libraries.items() if version and name != "built_for"),
         ]
-        lines.append(
-            f"{_settings_of(content)}: {state.get('name', 'unknown GPU')}, "
-            f"driver {state.get('driver_version', 'unknown')}, {', '.join(versions)}; {content['started'][:10]}, commit {', '.join(commits) or 'unknown'}."
-        )
+        machine = f"{state.get('name', 'unknown GPU')}, driver {state.get('driver_version', 'unknown')}"
+        measured = f"{content['started'][:10]}, commit {', '.join(commits) or 'unknown'}."
+        lines.append(f"{_settings_of(content)}: {machine}, {', '.join(versions)}; {measured}")
     return "\n\n".join(lines)
 
 
