@@ -17,7 +17,7 @@ from onnx_sparseconv.kernels.source import KERNEL_NAME
 from onnx_sparseconv.kernels.targets import Target
 from tests.support.sparse_models import random_weight
 
-COMPILERS = [pytest.param(compiler, id=f"NVRTC {compiler.version[0]}") for compiler in nvrtc.installed()]
+COMPILERS = [pytest.param(compiler, id=f"NVRTC-{compiler.version[0]}") for compiler in nvrtc.installed()]
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 # Of the instructions: a few values of what is done once a chunk or a group. Sums would be many more. The widest tiles
 # of halves spill the most: with registers enough, a third of their warps would not fit, and they were no faster.
