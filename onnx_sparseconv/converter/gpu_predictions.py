@@ -232,11 +232,10 @@ def _best_way(layer: SparseLayer, asked: _Asked, architecture: int, rule: GpuRul
     """Code of the layer's own, from so many images on as it is the faster, or the library's kernels alone."""
     ways = []
     # Of an open size the plan knows nothing.
-    takes_sources = rule.with_images and not asked.is_size_open
+    knows_planes = rule.with_images and not asked.is_size_open
     calls = [
-        _Call(sized, architecture, batch, size, asked.place, asked.is_joined, takes_sources and can_read_sources(sized))
+        _Call(_sized(layer, size), architecture, batch, size, asked.place, asked.is_joined, knows_planes)
         for size, batch in itertools.product(asked.sizes, asked.batches)
-        for sized in (_sized(layer, size),)
     ]
     by_library = [_predict_library(call) for call in calls]
     known = [one for one in by_library if one is not None]
@@ -267,7 +266,12 @@ class _Call:
     size: tuple[int, ...]
     place: Place | None
     is_joined: bool
-    is_read_by_code: bool  # each of its inputs where it is, by code of the layer's own
+    knows_planes: bool  # there may be code of its own, made for inputs of that size
+
+    @property
+    def is_read_by_code(self) -> bool:
+        """Whether code of its own reads each of its inputs where it is."""
+        return self.knows_planes and can_read_sources(self.layer)
 
     @property
     def joining_us(self) -> float:
