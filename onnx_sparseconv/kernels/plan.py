@@ -117,9 +117,14 @@ class GeneratedPlan:
     source_channels: tuple[int, int, int, int, int, int, int, int]
 
     @property
+    def num_sources(self) -> int:
+        """Inputs that X is concatenated of and that the code reads; 0 where it reads X."""
+        return len(self.source_channels) - self.source_channels.count(0)
+
+    @property
     def source_begins(self) -> tuple[int, ...]:
-        """The first channel in X of each input that the code reads, and the number of all; empty where it reads X."""
-        channels = [number for number in self.source_channels if number]
+        """The first channel in X of each of these, and the number of all; empty where there are none."""
+        channels = self.source_channels[: self.num_sources]
         return tuple(itertools.accumulate(channels, initial=0)) if channels else ()
 
     @property
@@ -158,7 +163,7 @@ class GeneratedPlan:
             f"{tiles} of {self.tile_channels} channels, chunks of {self.chunk_channels} input channels, "
             f"{self.threads} threads, {self.num_stages} stages of {self.stage_bytes} bytes, "
             f"about {self.code_bytes} bytes of code a tile"
-            f"{f', {len(self.source_begins) - 1} inputs' if self.source_begins else ''}"
+            f"{f', {self.num_sources} inputs' if self.num_sources else ''}"
         )
 
 

@@ -128,7 +128,7 @@ def _begin(layer: SparseLayer, plan: GeneratedPlan, namespace: str) -> list[str]
         "ReachW": (plan.kernel_shape[1] - 1) * plan.dilations[1] + 1,
         "Activation": plan.activation,
         "NumWords": len(words),
-        "NumSources": max(len(plan.source_begins) - 1, 0),
+        "NumSources": plan.num_sources,
     }
     return [
         '#include "generated_conv.cuh"',
