@@ -62,7 +62,10 @@ def parse_arguments() -> argparse.Namespace:
     cuda.add_argument("--jobs", type=int, default=1, help="layers to prepare at a time")
     cuda.add_argument("--prepared", type=Path, metavar="DIR", help="measure what --prepare made")
     cuda.add_argument(
-        "--kernel", nargs="*", default=["auto"], choices=["auto", "csr", "tensor", "wgmma", "cluster", "generated"]
+        "--kernel",
+        nargs="*",
+        default=["auto"],
+        choices=["auto", "csr", "tensor", "segments", "wgmma", "cluster", "generated"],
     )
     cuda.add_argument("--config", nargs="*", default=[], metavar="KEY=VALUE", help="session configuration entries")
     cuda.add_argument(

@@ -22,6 +22,7 @@ class KernelChoice(enum.StrEnum):
     AUTO = "auto"
     CSR = "csr"
     TENSOR = "tensor"
+    SEGMENTS = "segments"
     WGMMA = "wgmma"
     CLUSTER = "cluster"
     DEPTHWISE = "depthwise"

@@ -22,7 +22,7 @@ from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
 from onnx_sparseconv.kernels.gpu_time_constants import HALF_NETWORK, MIN_GAIN, MODEL, NETWORK
-from onnx_sparseconv.kernels.gpu_times import ON_WARPGROUPS, dense_work
+from onnx_sparseconv.kernels.gpu_times import ON_PLANES, ON_WARPGROUPS, can_read_apart, dense_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, can_read_sources, choose_plan
@@ -47,7 +47,6 @@ COLD_CODE = 1.7
 _FIRST_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 
 # Its architectures are 90 to 99.
-_HOPPER = 9
 
 # Of an input, N, C and the spatial sizes; None where one is open.
 Shape = Sequence[int | None]
@@ -277,11 +276,9 @@ class _Call:
     def joining_us(self) -> float:
         """What a dense layer takes longer for the Concat before it, and what kernels that copy several inputs first do.
 
-        Nothing where all kernels do: then it is no reason to choose one. Hopper's for 1x1 reads them where they are.
+        Nothing where all kernels do: then it is no reason to choose one. Those for 1x1 read them where they are.
         """
-        is_read_apart = self.is_read_by_code or (
-            self.architecture // 10 == _HOPPER and self.layer.kernel_shape == (1, 1)
-        )
+        is_read_apart = self.is_read_by_code or can_read_apart(self.layer, self.architecture)
         return MODEL.joining_us(self.layer, self.batch) if self.is_joined and is_read_apart else 0.0
 
     @property
@@ -371,4 +368,4 @@ def _predict_library(call: _Call) -> Prediction | None:
     if library is None:
         return None
     library_us, runs_on = library
-    return call.predict(library_us + (0.0 if runs_on == ON_WARPGROUPS else call.joining_us), runs_on)
+    return call.predict(library_us + (0.0 if runs_on in (ON_WARPGROUPS, ON_PLANES) else call.joining_us), runs_on)

@@ -8,6 +8,8 @@ LIBRARY_KERNELS = "library_kernels.cu"
 EARLY_KERNELS = "early_kernels.cu"
 TENSOR_KERNELS = "tensor_kernels.cu"
 TENSOR_FLOAT_KERNELS = "tensor_float_kernels.cu"
+SEGMENT_KERNELS = "segment_kernels.cu"
+SEGMENT_FLOAT_KERNELS = "segment_float_kernels.cu"
 WGMMA_KERNELS = "wgmma_kernels.cu"
 WGMMA_FLOAT_KERNELS = "wgmma_float_kernels.cu"
 # What every source is compiled with, whatever the architecture.

@@ -10,7 +10,7 @@ The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
+from onnx_sparseconv.kernels.segment_plan import can_run_segments, plan_segments
 from onnx_sparseconv.kernels.tensor_plan import plan_tensor
 from onnx_sparseconv.kernels.warpgroup_plan import (
     CHANNELS,
@@ -263,6 +264,7 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 # What a kernel has to do, and what that runs on.
 _Choice = tuple[LibraryWork, str]
 ON_WARPGROUPS, ON_TENSOR_CORES = "warpgroups", "sparse tensor cores"
+ON_PLANES = "sparse tensor cores, as planes"
 BY_CSR, BY_DEPTHWISE = "the CSR kernel", "the depthwise kernel"
 
 
@@ -375,21 +377,32 @@ _TENSOR_ARCHITECTURE = 80
 
 
 def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
-    """The same of the library's kernel for sparse tensor cores, on GPUs from sm_80 on but those with warpgroups, whose
-    kernels are nearly always the faster ones.
+    """The same of the library's kernel for sparse tensor cores, or the CSR kernel where that is faster, on GPUs from
+    sm_80 on but those with warpgroups, whose kernels are nearly always the faster ones.
     """
-    found = _on_tensor_cores(layer, architecture, batch, multiprocessors)
+    found = _on_tensor_cores(layer, architecture, batch, multiprocessors, (ON_TENSOR_CORES,))
     return None if found is None else found[0]
 
 
-def _on_tensor_cores(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
+_TENSOR_PLANS = {ON_TENSOR_CORES: plan_tensor, ON_PLANES: plan_segments}
+
+
+def _on_tensor_cores(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, ways: Iterable[str] = _TENSOR_PLANS
+) -> _Choice | None:
     if architecture < _TENSOR_ARCHITECTURE or architecture == _ARCHITECTURE or _zeros(layer) > _MOST_ZEROS:
         return None
-    plan = plan_tensor(layer, architecture, batch, multiprocessors)
-    by_csr = csr_cycles(layer, batch, multiprocessors)
-    if plan is None or plan.cycles >= by_csr:
-        return LibraryWork(by_csr / 1000), BY_CSR
-    return LibraryWork(plan.cycles / 1000), ON_TENSOR_CORES
+    plans = ((_TENSOR_PLANS[way](layer, architecture, batch, multiprocessors), way) for way in ways)
+    choices = [(plan.cycles, way) for plan, way in plans if plan is not None]
+    cycles, way = min([*choices, (csr_cycles(layer, batch, multiprocessors), BY_CSR)])
+    return LibraryWork(cycles / 1000), way
+
+
+def can_read_apart(layer: SparseLayer, architecture: int) -> bool:
+    """Whether one of the library's kernels on tensor cores reads the inputs of a Concat where they are."""
+    if architecture == _ARCHITECTURE:
+        return layer.kernel_shape == (1, 1)
+    return architecture >= _TENSOR_ARCHITECTURE and can_run_segments(layer)
 
 
 # Of the library's kernel for depthwise convolutions: a call, bytes that a multiprocessor reads and writes in a cycle,

@@ -54,8 +54,8 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class _Form:
-    """How the weight is packed: `TensorForm` of tensor_weight.h, and steps of a tile in a chunk."""
+class TensorForm:
+    """How a weight is packed: `TensorForm` of tensor_weight.h, and steps of a tile in a chunk."""
 
     tile_rows: int
     tiles_per_group: int
@@ -65,10 +65,12 @@ class _Form:
 
     @property
     def subtiles(self) -> int:
+        """Of 16 rows."""
         return self.tile_rows // _SUBTILE_ROWS
 
     @property
     def step_bytes(self) -> int:
+        """Of a step of a tile."""
         return 512 * (self.subtiles + 1)
 
 
@@ -77,7 +79,7 @@ class _Call:
     """What plans are made for."""
 
     layer: SparseLayer
-    form: _Form
+    form: TensorForm
     max_shared_bytes: int
     batch: int
     multiprocessors: float
@@ -118,7 +120,7 @@ def plan_tensor(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     Raises:
         ValueError: the input size is not known.
     """
-    form = _form_of(layer, shared_bytes_of(architecture))
+    form = form_of(layer, shared_bytes_of(architecture))
     plans = []
     for eights in eights_of(batch, _out_size(layer)[0]):
         call = _Call(layer, form, shared_bytes_of(architecture), batch, multiprocessors, eights)
@@ -130,7 +132,8 @@ def plan_tensor(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     return min(plans, key=lambda plan: plan.cycles, default=None)
 
 
-def _form_of(layer: SparseLayer, max_shared_bytes: int) -> _Form:
+def form_of(layer: SparseLayer, max_shared_bytes: int) -> TensorForm:
+    """How the library packs a layer's weight, for a GPU whose blocks have so much shared memory at most."""
     taps, rows = math.prod(layer.kernel_shape), layer.group_out_channels
     tile_rows = 32 if rows <= 32 else 64
     is_one_chunk = layer.group_in_channels <= max(_WANTED_COLUMNS // taps, 1)
@@ -138,7 +141,7 @@ def _form_of(layer: SparseLayer, max_shared_bytes: int) -> _Form:
     channels = min(max(columns // taps, 1), _MAX_CHUNK_CHANNELS, layer.group_in_channels)
     zeros = 1 - np.count_nonzero(layer.used_weights) / layer.weight.size
     share = np.interp(zeros, _ZEROS, _POINTWISE_STEPS if taps == 1 else _STEPS[tile_rows])
-    return _Form(
+    return TensorForm(
         tile_rows=tile_rows,
         tiles_per_group=math.ceil(rows / tile_rows),
         chunk_channels=channels,
@@ -255,7 +258,9 @@ def _num_outputs(call: _Call) -> int:
     return call.batch * call.layer.out_channels * math.prod(_out_size(call.layer))
 
 
-def _units(layer: SparseLayer, form: _Form, tiling: _Tiling, in_rows: int, in_columns: int) -> tuple[int, int, int]:
+def _units(
+    layer: SparseLayer, form: TensorForm, tiling: _Tiling, in_rows: int, in_columns: int
+) -> tuple[int, int, int]:
     """Columns that one load brings, units of them in a chunk, and the bytes of their table."""
     (_, in_w), most = layer.in_size or (0, 0), _UNIT_BYTES // layer.element_type.itemsize
     wide = (columns for columns in (4, 2) if columns <= most and in_w % columns == 0 and layer.strides[1] <= 2)

@@ -47,7 +47,7 @@ def _code_for_all(monkeypatch):
 
 
 @pytest.mark.parametrize("density", [0.05, 0.2])
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "wgmma", "cluster", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments", "wgmma", "cluster", "generated"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_float16_errors_stay_near_those_of_the_dense_convolution(request, gpu, name, kernel, density):
     weight_shape, geometry, x_shape = LAYERS[name]

@@ -114,7 +114,7 @@ def test_concurrent_runs_of_warpgroups(gpu, name):
         check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 
 
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "wgmma", "cluster", "generated"])
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments", "wgmma", "cluster", "generated"])
 def test_every_gpu_computes_the_same(gpus, request, kernel):
     if kernel in ("wgmma", "cluster"):
         case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)

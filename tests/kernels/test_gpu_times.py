@@ -317,8 +317,9 @@ def test_what_a_layer_has_to_do_on_sparse_tensor_cores(shape):
     half, whole = (on_tensor_cores(make(shape, dtype=dtype)) for dtype in (np.float16, np.float32))
     assert 0 < half.kcycles < whole.kcycles  # floats have more bytes
     assert on_tensor_cores(make(shape), 128).kcycles > 1.5 * whole.kcycles
-    # It is the kernel that the library takes.
-    assert library_work(make(shape), 86, 64, MODEL.multiprocessors) == whole
+    # It is the kernel that the library takes, but for 1x1, which has a faster one.
+    taken = library_work(make(shape), 86, 64, MODEL.multiprocessors)
+    assert taken == whole if shape[2:] != (1, 1) else taken.kcycles < 0.8 * whole.kcycles
 
 
 def test_fewer_zeros_take_more_steps_on_sparse_tensor_cores():

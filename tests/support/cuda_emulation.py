@@ -18,6 +18,8 @@ from pathlib import Path
 from onnx_sparseconv.kernels.plan import MAX_SOURCES
 from tests.support.cuda_host_build import (
     library_image,
+    segment_float_image,
+    segment_image,
     tensor_float_image,
     tensor_image,
     wgmma_float_image,
@@ -118,7 +120,10 @@ class FakeDriver:
     """The stand-in, loaded into this process; it stays loaded."""
 
     def __init__(self) -> None:
-        images = (library_image, tensor_image, tensor_float_image, wgmma_image, wgmma_float_image)
+        images = (
+            *(library_image, tensor_image, tensor_float_image, segment_image, segment_float_image),
+            *(wgmma_image, wgmma_float_image),
+        )
         os.environ[_KERNELS_VARIABLE] = ":".join(str(image()) for image in images)
         self._library = ctypes.CDLL(str(build_driver()))
         self._library.fake_cuda_calls.restype = ctypes.c_long

@@ -24,6 +24,8 @@ import numpy as np
 
 from onnx_sparseconv.kernels.device_sources import (
     LIBRARY_KERNELS,
+    SEGMENT_FLOAT_KERNELS,
+    SEGMENT_KERNELS,
     TENSOR_FLOAT_KERNELS,
     TENSOR_KERNELS,
     WGMMA_FLOAT_KERNELS,
@@ -89,6 +91,18 @@ def tensor_image() -> Path:
 def tensor_float_image() -> Path:
     """The same for float."""
     return build_host_image(read_device_sources()[TENSOR_FLOAT_KERNELS])
+
+
+@functools.cache
+def segment_image() -> Path:
+    """Those for 1x1."""
+    return build_host_image(read_device_sources()[SEGMENT_KERNELS])
+
+
+@functools.cache
+def segment_float_image() -> Path:
+    """The same for float."""
+    return build_host_image(read_device_sources()[SEGMENT_FLOAT_KERNELS])
 
 
 @functools.cache

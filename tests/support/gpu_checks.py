@@ -98,8 +98,13 @@ def assert_right(actual, case, inputs, kernel):
         assert_right_with_half_sums(actual, case, inputs)
     else:
         # Where there are few tiles, blocks share one, and their sums are stored as halves.
-        stored_sums = 1 if case.dtype == np.float16 and kernel in ("cuda.tensor", "cuda.wgmma") else 0
-        is_rounded = case.dtype == np.float32 and kernel in ("cuda.tensor", "cuda.wgmma", "cuda.cluster")
+        stored_sums = 1 if case.dtype == np.float16 and kernel in ("cuda.tensor", "cuda.segments", "cuda.wgmma") else 0
+        is_rounded = case.dtype == np.float32 and kernel in (
+            "cuda.tensor",
+            "cuda.segments",
+            "cuda.wgmma",
+            "cuda.cluster",
+        )
         assert_within(actual, *oracle(case, inputs, stored_sums=stored_sums, has_rounded_factors=is_rounded))
 
 

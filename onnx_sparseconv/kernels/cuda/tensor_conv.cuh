@@ -21,6 +21,7 @@
 
 #include "recompute.cuh"
 #include "tensor_input.cuh"
+#include "tensor_sums.cuh"
 
 namespace sparseconv::cuda {
 
@@ -60,10 +61,10 @@ struct Neighbours<float, 2> {
 
 // T is the type of X and Y.
 template <class T, int kSubtiles, int kPositions>
-class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
+class TensorConv : private TensorInput<T, TensorSums<kSubtiles, kPositions>::kStepBytes> {
   static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
-  static constexpr int kStepBytes = 512 * (kSubtiles + 1);
-  using Input = TensorInput<T, kStepBytes>;
+  using Sums = TensorSums<kSubtiles, kPositions>;
+  using Input = TensorInput<T, Sums::kStepBytes>;
 
  public:
   __device__ __forceinline__ TensorConv(const TensorParams& params, const void* shared)
@@ -174,8 +175,8 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
       const unsigned* begins = StepBegins(tile, is_active ? row_tile : 0) + at.chunk;
       const int steps = is_active ? static_cast<int>(begins[1] - begins[0]) : 0;
       WaitAtBarrier(FilledBarrier(at.stage), blockDim.x);
-      MultiplyChunk(this->StageAddress(at.stage) + first, StepAddress(at.stage, place.row_tile) + Lane() * 16, share,
-                    steps);
+      sums_.Multiply(this->StageAddress(at.stage) + first, StepAddress(at.stage, place.row_tile) + Lane() * 16, share,
+                     steps, p_.warps_k, [this](unsigned column) { return Offset(column); });
       if (at.chunk + 2 < end) ArriveAtBarrier(FreeBarrier(at.stage), blockDim.x);
     }
     if constexpr (kIsFloat) ScaleSums(tile, row_tile, share == 0);
@@ -205,7 +206,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
 #pragma unroll
-        for (int j = 0; j < kPositions; ++j) sums_[m][j][2 * i] = sums_[m][j][2 * i + 1] = biases.at[m][i];
+        for (int j = 0; j < kPositions; ++j) sums_.at[m][j][2 * i] = sums_.at[m][j][2 * i + 1] = biases.at[m][i];
       }
     }
   }
@@ -222,8 +223,8 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
         const float bias = has_bias ? this->template BiasOf<float>(tile, channel) : 0.0f;
 #pragma unroll
         for (int j = 0; j < kPositions; ++j) {
-          sums_[m][j][2 * i] = sums_[m][j][2 * i] * scale + bias;
-          sums_[m][j][2 * i + 1] = sums_[m][j][2 * i + 1] * scale + bias;
+          sums_.at[m][j][2 * i] = sums_.at[m][j][2 * i] * scale + bias;
+          sums_.at[m][j][2 * i + 1] = sums_.at[m][j][2 * i + 1] * scale + bias;
         }
       }
     }
@@ -239,35 +240,6 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
     const unsigned channel = column & 0xFFFu, line = column >> 12 & 0x3FFu, place = column >> 22;
     return 16u *
            (channel * static_cast<unsigned>(p_.channel_pitch) + line * static_cast<unsigned>(t_.line_pitch) + place);
-  }
-
-  // The warp's share of the steps of a chunk, each of 32 columns, for its positions, the first of which reads `input`.
-  __device__ __forceinline__ void MultiplyChunk(Shared input, Shared step, int share, int steps) {
-    const unsigned step_bytes = static_cast<unsigned>(p_.warps_k * kStepBytes);
-    step += static_cast<unsigned>(share * kStepBytes);
-#pragma unroll 1
-    for (int i = share; i < steps; i += p_.warps_k, step += step_bytes) {
-      const uint4 words = LoadSharedVector(step + kSubtiles * 512);
-      uint4 values[kSubtiles];
-#pragma unroll
-      for (int m = 0; m < kSubtiles; ++m) values[m] = LoadSharedVector(step + m * 512);
-      const Shared from = input + Offset(words.z);
-      unsigned inputs[2][4];
-      LoadMatrices(from, inputs[0]);
-#pragma unroll
-      for (int j = 0; j < kPositions; ++j) {
-        if (j + 1 < kPositions) LoadMatrices(from + 16 * (j + 1), inputs[(j + 1) % 2]);
-#pragma unroll
-        for (int m = 0; m < kSubtiles; ++m) {
-          const unsigned meta = m < 2 ? words.x : words.y;
-          if (m % 2 == 0) {
-            MultiplySparse<0>(sums_[m][j], values[m], inputs[j % 2], meta);
-          } else {
-            MultiplySparse<1>(sums_[m][j], values[m], inputs[j % 2], meta);
-          }
-        }
-      }
-    }
   }
 
   // --- outputs ------------------------------------------------------------------------------------------------------
@@ -303,33 +275,15 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
   // Of warps that have the same outputs, the first one gets the sums of the others, in their order: through shared
   // memory behind where KeepSums stores. To be called by all threads.
   __device__ __forceinline__ void AddShares() {
-    constexpr int kSumVectors = kSubtiles * kPositions;
-    constexpr unsigned kWarpBytes = 512 * kSumVectors;
     const int base_warps = BaseWarps();
     const Shared others = SumAddress(t_.warps_m * kRows, 0, 0) + 16u * Lane();
     if (Warp() >= base_warps && Warp() < p_.product_warps) {
-      Shared to = others + static_cast<unsigned>(Warp() - base_warps) * kWarpBytes;
-#pragma unroll
-      for (int i = 0; i < kSumVectors; ++i) {
-        const float (&sums)[4] = sums_[i / kPositions][i % kPositions];
-        const unsigned words[] = {FloatToBits(sums[0]), FloatToBits(sums[1]), FloatToBits(sums[2]),
-                                  FloatToBits(sums[3])};
-        StoreSharedVectorIf(1, to + 512u * i, words);
-      }
+      sums_.Keep(others + static_cast<unsigned>(Warp() - base_warps) * Sums::kKeptBytes);
     }
     __syncthreads();
     if (Warp() >= base_warps) return;
     for (int share = 1; share < p_.warps_k; ++share) {
-      const Shared from = others + static_cast<unsigned>((share - 1) * base_warps + Warp()) * kWarpBytes;
-#pragma unroll
-      for (int i = 0; i < kSumVectors; ++i) {
-        const uint4 words = LoadSharedVector(from + 512u * i);
-        float (&sums)[4] = sums_[i / kPositions][i % kPositions];
-        sums[0] += BitsToFloat(words.x);
-        sums[1] += BitsToFloat(words.y);
-        sums[2] += BitsToFloat(words.z);
-        sums[3] += BitsToFloat(words.w);
-      }
+      sums_.AddKept(others + static_cast<unsigned>((share - 1) * base_warps + Warp()) * Sums::kKeptBytes);
     }
   }
 
@@ -353,7 +307,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
         const Shared to = SumAddress(first_row + m * 16 + 8 * i, static_cast<int>(Lane()) % 4, first_slot);
 #pragma unroll
         for (int j = 0; j < kPositions; ++j) {
-          StoreShared(to + 4 * j, word(sums_[m][j][2 * i], sums_[m][j][2 * i + 1]));
+          StoreShared(to + 4 * j, word(sums_.at[m][j][2 * i], sums_.at[m][j][2 * i + 1]));
         }
       }
     }
@@ -434,7 +388,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
 
   // Of neighbouring columns of an image.
   template <int kWidth>
-  struct Sums {
+  struct ColumnSums {
     float columns[kWidth];
     typename Neighbours<T, kWidth>::Word residual;
   };
@@ -447,7 +401,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
     const T* const residual = static_cast<const T*>(e.residual);
     T* const outputs = Outputs<T>();
     const int image = odd * p_.y_image;
-    const auto load = [&](Sums<kWidth>& sums, long long index, Shared from, bool has_odd) {
+    const auto load = [&](ColumnSums<kWidth>& sums, long long index, Shared from, bool has_odd) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         sums.columns[i] = BitsToFloat(LoadShared(from + 4u * static_cast<unsigned>(i)));
@@ -456,14 +410,14 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
       if (residual == nullptr || (odd == 1 && !has_odd)) return;
       sums.residual = LoadOnce(reinterpret_cast<const Word*>(residual + index + image));
     };
-    const auto store = [&](const Sums<kWidth>& sums, long long index, bool has_odd) {
+    const auto store = [&](const ColumnSums<kWidth>& sums, long long index, bool has_odd) {
       if (odd == 1 && !has_odd) return;
       float finished[kWidth];
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) finished[i] = Finished(sums.columns[i], Together::At(sums.residual, i));
       StoreOnce(reinterpret_cast<Word*>(outputs + index + image), Together::Of(finished));
     };
-    ForOutputs<kWidth, 2, Sums<kWidth>>(tile, load, store);
+    ForOutputs<kWidth, 2, ColumnSums<kWidth>>(tile, load, store);
   }
 
   // Y, or where the sums of this part of the chunks go.
@@ -480,7 +434,7 @@ class TensorConv : private TensorInput<T, 512 * (kSubtiles + 1)> {
   }
 
   const void* const shared_;
-  float sums_[kSubtiles][kPositions][4];
+  Sums sums_;
 };
 
 }  // namespace sparseconv::cuda

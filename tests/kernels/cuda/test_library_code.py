@@ -13,6 +13,8 @@ from onnx_sparseconv.kernels import library_code, nvrtc, ptxas
 from onnx_sparseconv.kernels.device_sources import (
     EARLY_KERNELS,
     LIBRARY_KERNELS,
+    SEGMENT_FLOAT_KERNELS,
+    SEGMENT_KERNELS,
     TENSOR_FLOAT_KERNELS,
     TENSOR_KERNELS,
     WGMMA_FLOAT_KERNELS,
@@ -44,6 +46,8 @@ KERNELS = {
     | {"sparseconv_reduce_vectors"},
     TENSOR_FLOAT_KERNELS: {f"sparseconv_tensor_f32_{plan}" for plan in ("r4_p7", "r4_p8", "r2_p14", "r2_p16")}
     | {"sparseconv_reduce_rounded"},
+    SEGMENT_KERNELS: {f"sparseconv_segments_r{n}" for n in (2, 4)},
+    SEGMENT_FLOAT_KERNELS: {f"sparseconv_segments_f32_r{n}" for n in (2, 4)},
     WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_ring_p{n}" for n in (8, 16, 32)}
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
@@ -64,12 +68,14 @@ KERNELS = {
     },
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 80 registers: three blocks
-# and more on every multiprocessor; 384 of 168: one.
+# and more on every multiprocessor, of 128 two; 384 of 168: one.
 LIMITS = {
     LIBRARY_KERNELS: (80, 32, 4096),
     EARLY_KERNELS: (80, 32, 4096),
     TENSOR_KERNELS: (168, 64, 0),
     TENSOR_FLOAT_KERNELS: (168, 80, 4096),
+    SEGMENT_KERNELS: (128, 32, 0),
+    SEGMENT_FLOAT_KERNELS: (128, 64, 0),
     WGMMA_KERNELS: (168, 96, 0),
     WGMMA_FLOAT_KERNELS: (168, 176, 4096),
 }

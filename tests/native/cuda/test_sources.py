@@ -32,6 +32,7 @@ HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 POINTWISE = geometry_2d(1, pad=0)
 POINTWISE_KERNEL = "sparseconv_pointwise"
 COPY = "sparseconv_concatenate_v"
+SEGMENTS = "sparseconv_segments_"
 
 
 def make_case(parts, rows=70, density=0.1, dtype=HALF):
@@ -176,12 +177,14 @@ def test_windows_may_have_them_too(make_session, driver, kernel, dtype):
     assert copy == f"{COPY}16"
 
 
-@pytest.mark.parametrize("architecture", [75, 86, 100])
-def test_other_gpus(make_session, driver, architecture):
+@pytest.mark.parametrize(
+    ("architecture", "kernels"), [(75, [f"{COPY}16", "sparseconv_csr_f16"]), (86, [SEGMENTS]), (100, [SEGMENTS])]
+)
+def test_other_gpus(make_session, driver, architecture, kernels):
     driver.set_device(architecture=architecture)
     case = make_case((32, 16))
-    copy, _ = run_and_check(make_session(make_model(case)), driver, case, (4, 48, 12, 12))
-    assert copy == f"{COPY}16"
+    names = run_and_check(make_session(make_model(case)), driver, case, (4, 48, 12, 12))
+    assert [name[: len(kernel)] for name, kernel in zip(names, kernels, strict=True)] == kernels
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-13, 2.0**17])

@@ -73,6 +73,13 @@ int ColumnsOfBoth(const void* y, const void* residual, int columns, size_t eleme
   return ColumnsAt(reinterpret_cast<uintptr_t>(y) | reinterpret_cast<uintptr_t>(residual), columns, element_bytes);
 }
 
+// All of a call's tensors that kernels read or write whole planes of, together.
+uintptr_t TensorAddresses(const Call& call) {
+  const auto of = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); };
+  const uintptr_t x = call.inputs.x.data == nullptr ? AddressesOf(call.inputs) : of(call.inputs.x.data);
+  return x | of(call.y) | of(call.epilogue.residual);
+}
+
 class Launcher {
  public:
   explicit Launcher(const NodeKernels& node) : node_(node) {}
@@ -81,7 +88,7 @@ class Launcher {
 
  private:
   RunningKernel Launch(const Call& call) const;
-  static RunningKernel KernelOf(const Call& call);
+  RunningKernel KernelOf(const Call& call) const;
   template <class Params>
   void LaunchLibrary(FunctionHandle function, LaunchShape shape, const Params& params, StreamHandle stream) const;
   CsrParams MakeCallCsrParams(const Call& call) const;
@@ -89,7 +96,9 @@ class Launcher {
   void LaunchDepthwise(const Call& call) const;
   template <class Params>
   static void FillTile(const Call& call, Params* tile);
+  bool CanRunSegments(const Call& call) const;
   void LaunchTensor(const Call& call) const;
+  void LaunchSegments(const Call& call) const;
   void LendSums(const Call& call, const LaunchShape& shape, int64_t part_values, TileParams* tile, unsigned** seen,
                 std::optional<ort::DeviceScratch>* sums) const;
   void LaunchWgmma(const Call& call) const;
@@ -99,7 +108,7 @@ class Launcher {
   void LaunchCluster(const Call& call) const;
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
-  bool ReadsSources(const Plan& plan, const Inputs& inputs) const;
+  bool ReadsSources(const Call& call) const;
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
                           std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
@@ -126,11 +135,11 @@ class Launcher {
 
 // With the sources of X copied together before, where its kernel does not read them itself, and the pool behind.
 RunningKernel Launcher::Run(Call call, const Axes& y_dims) const {
+  call.epilogue = EpilogueOf(call.inputs.bias.data, call.inputs.residual.data, node_.activation, node_.is_half());
   std::optional<ort::DeviceScratch> concatenated;
-  if (call.inputs.num_sources > 0 && !ReadsSources(call.plan, call.inputs)) {
+  if (call.inputs.num_sources > 0 && !ReadsSources(call)) {
     call.inputs.x.data = Concatenate(call.context, call.inputs, call.stream, &concatenated);
   }
-  call.epilogue = EpilogueOf(call.inputs.bias.data, call.inputs.residual.data, node_.activation, node_.is_half());
   if (!node_.pool) return Launch(call);
   void* const y = call.y;
   const ort::DeviceScratch convolved(call.context, call.inputs.x.memory_info, NumOutputs(call) * node_.element_bytes());
@@ -140,11 +149,16 @@ RunningKernel Launcher::Run(Call call, const Axes& y_dims) const {
   return kernel;
 }
 
-// What runs a call: the plan's kernel, but where only one could that needs Y and the residual aligned, and one is not.
-RunningKernel Launcher::KernelOf(const Call& call) {
+// What runs a call: the plan's kernel, but where only one could that needs tensors aligned, and one is not.
+RunningKernel Launcher::KernelOf(const Call& call) const {
+  const RunningKernel kernel = call.plan.kernel();
   const bool needs_vectors =
       (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.cluster && !call.plan.generated;
-  return needs_vectors && !AreVectors(call.y, call.epilogue.residual) ? RunningKernel::kCsr : call.plan.kernel();
+  if (needs_vectors && !AreVectors(call.y, call.epilogue.residual)) return RunningKernel::kCsr;
+  if (kernel == RunningKernel::kSegments && !CanRunSegments(call)) {
+    return call.plan.tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
+  }
+  return kernel;
 }
 
 RunningKernel Launcher::Launch(const Call& call) const {
@@ -155,6 +169,8 @@ RunningKernel Launcher::Launch(const Call& call) const {
     LaunchDepthwise(call);
   } else if (kernel == RunningKernel::kTensor) {
     LaunchTensor(call);
+  } else if (kernel == RunningKernel::kSegments) {
+    LaunchSegments(call);
   } else if (call.plan.cluster) {
     LaunchCluster(call);
   } else if (call.plan.pointwise) {
@@ -230,6 +246,29 @@ void Launcher::LaunchTensor(const Call& call) const {
   cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
   if (!sums) return;
   ReduceParts(call, {kernels.Reduce(), params.tile.y, params.y_part, params.seen, params.recompute}, launch.shape);
+}
+
+// Whether there is a plan for it, and all tensors begin where it can read and store them.
+bool Launcher::CanRunSegments(const Call& call) const {
+  return call.plan.segments &&
+         TensorAddresses(call) % SegmentAlignment(static_cast<int64_t>(node_.element_bytes())) == 0;
+}
+
+void Launcher::LaunchSegments(const Call& call) const {
+  const SegmentLaunch& launch = *call.plan.segments;
+  SegmentParams params = launch.params;
+  FillTile(call, &params.tile);
+  std::optional<ort::DeviceScratch> sums;
+  LendSums(call, launch.shape, params.y_part, &params.tile, &params.seen, &sums);
+  params.has_vectors = static_cast<size_t>(params.plane) * node_.element_bytes() % kVectorBytes == 0 &&
+                       TensorAddresses(call) % kVectorBytes == 0;
+  node_.tensor->Fill(&params);
+  FillRecompute(call, &params.recompute);
+  if (params.tile.x == nullptr) params.sources = SourcesOf(call.inputs, node_.source_begins);
+  cuda::Launch(node_.tensor->segments->Product(node_.tensor->facts.form.subtiles()), launch.shape, params, call.stream);
+  if (!sums) return;
+  ReduceParts(call, {node_.tensor->kernels.Reduce(), params.tile.y, params.y_part, params.seen, params.recompute},
+              launch.shape);
 }
 
 // Where blocks share tiles, they store sums that are not final, in memory that is lent for them, and behind these, what
@@ -323,13 +362,15 @@ void Launcher::LaunchRing(const Call& call) const {
   cuda::Launch(node_.windows->ring->Product(launch.positions), launch.shape, params, call.stream);
 }
 
-// Whether the sources of X are read where they are: by the kernel for 1x1, or what gathers planes for it, by clusters,
-// if all begin where these can read them, and by code that was made for it.
-bool Launcher::ReadsSources(const Plan& plan, const Inputs& inputs) const {
+// Whether the sources of X are read where they are: by the kernels for 1x1, or what gathers planes for one of them, by
+// clusters, if all begin where these can read them, and by code that was made for it.
+bool Launcher::ReadsSources(const Call& call) const {
+  const Plan& plan = call.plan;
   if (plan.generated) return node_.code_reads_sources();
   if (plan.kernel() == RunningKernel::kWgmma) return plan.pointwise && plan.pointwise->is_whole;
+  if (plan.kernel() == RunningKernel::kSegments) return CanRunSegments(call);
   if (plan.kernel() != RunningKernel::kCluster || !CanClusterReadSources(node_, plan.sizes)) return false;
-  return AddressesOf(inputs) % (node_.element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns)) == 0;
+  return AddressesOf(call.inputs) % (node_.element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns)) == 0;
 }
 
 // X of its sources, in memory that is lent for it.

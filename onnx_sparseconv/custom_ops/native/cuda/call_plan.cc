@@ -60,7 +60,7 @@ bool Planner::MayMultiplyHalves(const PlanKey& key) const {
   return node_.is_half() || key.allows_tf32 || node_.op.cuda.kernel != KernelChoice::kAuto;
 }
 
-// What runs a call that is not on warpgroups: the kernel for tensor cores where that is faster than the CSR kernel.
+// What runs a call that is not on warpgroups: a kernel for tensor cores where that is faster than the CSR kernel.
 // Returns its cycles.
 double Planner::PlanOthers(const PlanKey& key, Plan* plan) const {
   const double csr = CsrCycles(node_.geometry, plan->sizes, key.batch, node_.csr_weight->num_entries(), node_.device) +
@@ -68,14 +68,29 @@ double Planner::PlanOthers(const PlanKey& key, Plan* plan) const {
   if (!node_.tensor || !MayMultiplyHalves(key)) return csr;
   TensorFacts facts = node_.tensor->facts;
   facts.x_columns = node_.is_half() ? key.x_columns : std::max(key.x_columns / 2, 1);
-  plan->tensor = ChooseTensorLaunch(node_.geometry, plan->sizes, key.batch, node_.device, facts);
-  const double tensor = CyclesOf(plan->tensor) + SourceCycles(key);
-  if (node_.op.cuda.kernel == KernelChoice::kTensor) {
-    if (!plan->tensor) Fail("the tensor-core kernel cannot run this call: no tile of it fits");
-    return tensor;
+  const KernelChoice choice = node_.op.cuda.kernel;
+  if (choice != KernelChoice::kSegments) {
+    plan->tensor = ChooseTensorLaunch(node_.geometry, plan->sizes, key.batch, node_.device, facts);
+    if (choice == KernelChoice::kTensor && !plan->tensor) {
+      Fail("the tensor-core kernel cannot run this call: no tile of it fits");
+    }
   }
+  if (node_.tensor->segments) {
+    plan->segments = ChooseSegmentLaunch(node_.geometry, plan->sizes, key.batch, node_.device, facts);
+  }
+  if (choice == KernelChoice::kSegments && !plan->segments) {
+    Fail(
+        "the segment kernel cannot run this call: it is for 1x1 without strides and padding, on planes of a multiple "
+        "of "
+        "4 positions, and its tiles have to fit");
+  }
+  // By segments, the sources of X are read where they are.
+  const double tensor = CyclesOf(plan->tensor) + SourceCycles(key), segments = CyclesOf(plan->segments);
+  if (segments >= tensor) plan->segments.reset();
+  if (choice != KernelChoice::kAuto) return std::min(tensor, segments);
+  if (segments >= csr) plan->segments.reset();
   if (tensor >= csr) plan->tensor.reset();
-  return std::min(tensor, csr);
+  return std::min({tensor, segments, csr});
 }
 
 // By octets, from a copy of X without strides. Without these, that kernel runs no such node.

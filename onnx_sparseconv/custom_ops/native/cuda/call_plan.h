@@ -13,6 +13,7 @@
 #include "octet_plan.h"
 #include "pointwise_plan.h"
 #include "ring_plan.h"
+#include "segment_plan.h"
 #include "space_to_depth.h"
 #include "tensor_plan.h"
 #include "wgmma_plan.h"
@@ -38,6 +39,7 @@ struct Plan {
   CsrLaunch csr;
   std::optional<DepthwiseLaunch> depthwise;
   std::optional<TensorLaunch> tensor;
+  std::optional<SegmentLaunch> segments;  // before `tensor`, where tensors begin where that can read and store them
   std::optional<WgmmaLaunch> wgmma;
   std::optional<ClusterLaunch> cluster;  // before all others of warpgroups
   // Before `wgmma`, where Y and the residual begin at multiples of 16 bytes; one of them at most.
@@ -53,6 +55,7 @@ struct Plan {
     if (cluster) return RunningKernel::kCluster;
     if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
     if (depthwise) return RunningKernel::kDepthwise;
+    if (segments) return RunningKernel::kSegments;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
 

@@ -43,6 +43,8 @@ std::string CudaKernel::name() const {
       return "cuda.depthwise";
     case RunningKernel::kTensor:
       return "cuda.tensor";
+    case RunningKernel::kSegments:
+      return "cuda.segments";
     case RunningKernel::kWgmma:
       return "cuda.wgmma";
     case RunningKernel::kCluster:
@@ -58,6 +60,7 @@ void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
   const char* kernel = plan.kernel() == RunningKernel::kCsr         ? "CSR"
                        : plan.kernel() == RunningKernel::kDepthwise ? "depthwise"
                        : plan.kernel() == RunningKernel::kTensor    ? "tensor-core"
+                       : plan.kernel() == RunningKernel::kSegments  ? "segment"
                        : plan.kernel() == RunningKernel::kCluster   ? "cluster"
                                                                     : "warpgroup";
   context.Warn(Concat(node_.op.name(), " node '", node_.name, "' runs the ", kernel,

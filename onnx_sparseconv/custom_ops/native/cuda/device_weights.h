@@ -31,7 +31,8 @@ struct TensorProduct {
                 const std::vector<float>& scales);
 
   // All pointers to the weight.
-  void Fill(TensorParams* params) const {
+  template <class Params>
+  void Fill(Params* params) const {
     params->steps = memory.at(0);
     params->step_begins = static_cast<const unsigned*>(memory.at(begins_offset));
     params->scales = static_cast<const float*>(memory.at(scales_offset));
@@ -41,6 +42,7 @@ struct TensorProduct {
   const size_t begins_offset, scales_offset;
   const Memory memory;
   const TensorKernels kernels;
+  std::optional<SegmentKernels> segments;  // of 1x1, where they may run
 };
 
 // The weight as the warpgroup kernels read it, in device memory, and these kernels.

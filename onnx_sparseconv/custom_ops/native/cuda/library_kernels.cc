@@ -16,6 +16,8 @@
 // The files of code beside this one, which CMake turns into arrays; they end with a NUL.
 extern const unsigned char sparseconv_early_kernels_ptx[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
+extern const unsigned char sparseconv_segment_float_kernels_ptx[];
+extern const unsigned char sparseconv_segment_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_float_kernels_ptx[];
 extern const unsigned char sparseconv_tensor_kernels_ptx[];
 extern const unsigned char sparseconv_wgmma_float_kernels_cubin[];
@@ -73,13 +75,29 @@ std::shared_ptr<const Library> LibraryOfCsr(bool begin_early) {
   return (begin_early ? early : shared)->Get();
 }
 
+// PTX with sparse products, for both ways in which GPUs take their metadata.
+class SharedProducts {
+ public:
+  explicit SharedProducts(const unsigned char* code) : any_(code), ordered_(code, true) {}
+
+  std::shared_ptr<const Library> Get(int architecture) {
+    return (architecture >= kOrderedArchitecture ? ordered_ : any_).Get();
+  }
+
+ private:
+  SharedLibrary any_, ordered_;
+};
+
 std::shared_ptr<const Library> LibraryOfTensor(bool is_half, int architecture) {
-  static auto* const of_halves = new SharedLibrary(sparseconv_tensor_kernels_ptx);
-  static auto* const of_floats = new SharedLibrary(sparseconv_tensor_float_kernels_ptx);
-  static auto* const ordered_of_halves = new SharedLibrary(sparseconv_tensor_kernels_ptx, true);
-  static auto* const ordered_of_floats = new SharedLibrary(sparseconv_tensor_float_kernels_ptx, true);
-  if (architecture >= kOrderedArchitecture) return (is_half ? ordered_of_halves : ordered_of_floats)->Get();
-  return (is_half ? of_halves : of_floats)->Get();
+  static auto* const of_halves = new SharedProducts(sparseconv_tensor_kernels_ptx);
+  static auto* const of_floats = new SharedProducts(sparseconv_tensor_float_kernels_ptx);
+  return (is_half ? of_halves : of_floats)->Get(architecture);
+}
+
+std::shared_ptr<const Library> LibraryOfSegments(bool is_half, int architecture) {
+  static auto* const of_halves = new SharedProducts(sparseconv_segment_kernels_ptx);
+  static auto* const of_floats = new SharedProducts(sparseconv_segment_float_kernels_ptx);
+  return (is_half ? of_halves : of_floats)->Get(architecture);
 }
 
 std::shared_ptr<const Library> LibraryOfWgmma(bool is_half) {
@@ -146,6 +164,11 @@ TensorKernels::TensorKernels(bool is_half, int tile_rows, int architecture, int 
                          std::to_string(tile_rows / kSubtileRows) + "_p",
                      TensorPositions(tile_rows), max_shared_bytes),
       reduce_(library().Function(is_half ? "sparseconv_reduce_vectors" : "sparseconv_reduce_rounded")) {}
+
+SegmentKernels::SegmentKernels(bool is_half, int tile_rows, int architecture, int max_shared_bytes)
+    : ProductKernels(LibraryOfSegments(is_half, architecture),
+                     is_half ? "sparseconv_segments_r" : "sparseconv_segments_f32_r", {tile_rows / kSubtileRows},
+                     max_shared_bytes) {}
 
 WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_wgmma_p" : "sparseconv_wgmma_f32_p",

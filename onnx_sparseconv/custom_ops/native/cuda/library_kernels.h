@@ -48,11 +48,11 @@ class LibraryKernels {
   std::map<std::pair<int, int>, FunctionHandle> pools_;
 };
 
-// The kernels on tensor cores that differ in the positions of a warp or warpgroup alone (or its segments), likewise.
+// The kernels on tensor cores that differ in one number alone, mostly the positions of a warp or warpgroup, likewise.
 class ProductKernels {
  public:
-  // `positions` is one of those that there are kernels for.
-  FunctionHandle Product(int positions) const { return products_.at(positions); }
+  // `number` is one of those that there are kernels for.
+  FunctionHandle Product(int number) const { return products_.at(number); }
 
  protected:
   // Kernels of names `prefix` and the number of positions; a block may then use `max_shared_bytes`.
@@ -75,6 +75,12 @@ class TensorKernels : public ProductKernels {
 
  private:
   FunctionHandle reduce_;
+};
+
+// Those for 1x1, of halves or floats, likewise: the one for a tile's subtiles.
+class SegmentKernels : public ProductKernels {
+ public:
+  SegmentKernels(bool is_half, int tile_rows, int architecture, int max_shared_bytes);
 };
 
 // Those of warpgroups for windows, and what interleaves their X. The GPU must be of kWgmmaArchitecture.

@@ -69,7 +69,7 @@ void NodeKernels::LoadDepthwiseProduct(const SparseConvAttributes& attributes) {
 }
 
 void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
-  const bool must_run = op.cuda.kernel == KernelChoice::kTensor;
+  const bool must_run = op.cuda.kernel == KernelChoice::kTensor || op.cuda.kernel == KernelChoice::kSegments;
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   // Where floats may run on warpgroups, these are the faster ones.
   if (!is_half() && wgmma && !must_run) return;
@@ -78,9 +78,10 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   if (!can_load || !HasTensorForm(halves, geometry)) {
     if (must_run) {
-      Fail(
-          "'sparseconv.cuda_kernel' asks for the tensor-core kernel, which runs 1-D and 2-D, weights that are halves, "
-          "or finite floats, on compute capability 8.0 and later");
+      Fail("'sparseconv.cuda_kernel' asks for the ",
+           op.cuda.kernel == KernelChoice::kSegments ? "segment" : "tensor-core",
+           " kernel, which runs 1-D and 2-D, weights that are halves, or finite floats, on compute capability 8.0 and "
+           "later");
     }
     return;
   }
@@ -88,7 +89,13 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
                  PackTensorWeight(halves, geometry, ChooseTensorForm(geometry, device.max_shared_bytes)),
                  scaled ? scaled->scales : std::vector<float>());
   // Whether floats run there, the calls' provider decides, unless the session does.
-  if (must_run || (is_half() && !wgmma)) likely = RunningKernel::kTensor;
+  const bool are_planes =
+      IsPointwise(geometry) && IsPlain(geometry) && !wgmma && op.cuda.kernel != KernelChoice::kTensor;
+  if (must_run || (is_half() && !wgmma)) likely = are_planes ? RunningKernel::kSegments : RunningKernel::kTensor;
+  // Warpgroups have a kernel of their own for 1x1.
+  if (!are_planes) return;
+  tensor->segments.emplace(is_half(), tensor->facts.form.tile_rows, device.architecture,
+                           device.max_shared_bytes - kReservedSharedBytes);
 }
 
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {

@@ -15,7 +15,7 @@
 
 namespace sparseconv::cuda {
 
-enum class RunningKernel { kCsr, kDepthwise, kTensor, kWgmma, kCluster, kGenerated };
+enum class RunningKernel { kCsr, kDepthwise, kTensor, kSegments, kWgmma, kCluster, kGenerated };
 
 struct NodeKernels {
   // Loads what may run the node. Throws `Error` where the session asks for what cannot.
