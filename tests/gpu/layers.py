@@ -54,6 +54,9 @@ WARPGROUPS = {
     "1x3, 20 wide": ((64, 64, 1, 3), ConvGeometry((1, 3), (1, 1), (0, 1, 0, 1), (1, 1)), (3, 64, 13, 20)),
 }
 
+# Of `WARPGROUPS`, what the kernel for 1x1 from sm_80 on runs, too.
+SEGMENTS = ("1x1", "1x1, 28 wide", "1x1, few rows", "1x1, groups")
+
 # Each window that has a kernel of its own, blocks of planes and of bands of rows, and what no such window is.
 DEPTHWISE = {
     "3x3": ((96, 1, 3, 3), geometry_2d(group=96), (5, 96, 14, 14)),

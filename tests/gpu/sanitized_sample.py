@@ -1,7 +1,7 @@
 """A sample of layers on every kernel, to be run under compute-sanitizer.
 
-``python -m tests.gpu.sanitized_sample warpgroups``, ``.. clusters``, ``.. tensor`` or ``.. others``. Prints one
-line a run; ends with an error where a result is wrong.
+``python -m tests.gpu.sanitized_sample warpgroups``, ``.. clusters``, ``.. segments``, ``.. tensor`` or
+``.. others``. Prints one line a run; ends with an error where a result is wrong.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import DEPTHWISE, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
+from tests.gpu.layers import DEPTHWISE, POOLS, SEGMENTS, TYPES, WARPGROUPS, case_of, concatenated_case_of
 from tests.support.gpu_checks import Place, check, static_model, with_images
 from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_weight
 
@@ -63,6 +63,19 @@ def run_clusters(place):
             case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
             done = check(place, case, (2, *x_shape[1:]), cuda_kernel="cluster")
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
+
+
+def run_segments(place):
+    for name in SEGMENTS:
+        for dtype in TYPES:
+            case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
+            for batch in (x_shape[0], 1):
+                done = check(place, case, (batch, *x_shape[1:]), cuda_kernel="segments")
+                sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
+    for dtype in TYPES:
+        case, x_shape = concatenated_case_of("1x1", dtype, 3)
+        done = check(place, case, x_shape, cuda_kernel="segments")
+        sys.stdout.write(f"1x1 of three inputs {np.dtype(dtype)}: {done}\n")
 
 
 def run_tensor(place):
@@ -117,5 +130,7 @@ if __name__ == "__main__":
         run_clusters(Place("cuda"))
     elif sys.argv[1] == "tensor":
         run_tensor(Place("cuda"))
+    elif sys.argv[1] == "segments":
+        run_segments(Place("cuda"))
     else:
         run_others(Place("cuda"), "native" if nvrtc.installed() else "")

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import DEPTHWISE, GENERATED, KERNELS, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
+from tests.gpu.layers import (
+    DEPTHWISE,
+    GENERATED,
+    KERNELS,
+    POOLS,
+    SEGMENTS,
+    TYPES,
+    WARPGROUPS,
+    case_of,
+    concatenated_case_of,
+)
 from tests.support.gpu_checks import check, image_bytes, static_model, with_images
 from tests.support.random_cases import ACTIVATION_PARAMETERS, cases, concat_cases
 from tests.support.sparse_models import (
@@ -64,6 +74,7 @@ def test_depthwise(gpu, name, has_residual, dtype):
         ("depthwise", "3x3"),
         *(("wgmma", name) for name in ("3x3, 14 wide", "3x3, three channels", "1x1", "1x1, few rows")),
         *((kernel, "3x3, 14 wide") for kernel in ("cluster", "tensor")),
+        *(("segments", name) for name in ("1x1", "1x1, few rows")),
     ],
 )
 @pytest.mark.parametrize("dtype", TYPES)
@@ -101,6 +112,23 @@ def test_clusters(gpu, name, density, batch, dtype):
 def test_few_images_on_tensor_cores(gpu, name, density, batch, dtype):
     case, x_shape = case_of(name, dtype, density, has_residual=batch == 1, layers=WARPGROUPS)
     assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="tensor") == "cuda.tensor"
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+@pytest.mark.parametrize("density", [0.02, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("name", SEGMENTS)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_segments(gpu, name, density, batch, dtype):
+    """With so many images, or those of the layer."""
+    case, x_shape = case_of(name, dtype, density, has_residual=batch != 1, layers=WARPGROUPS)
+    assert check(gpu, case, (batch or x_shape[0], *x_shape[1:]), cuda_kernel="segments") == "cuda.segments"
+
+
+@pytest.mark.parametrize("name", ["1x1", "1x1, 28 wide"])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_segments_of_several_inputs(gpu, name, dtype):
+    case, x_shape = concatenated_case_of(name, dtype, 3)
+    assert check(gpu, case, x_shape, cuda_kernel="segments") == "cuda.segments"
 
 
 @pytest.mark.parametrize("kernel", ["cluster", "tensor"])
@@ -239,7 +267,7 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     assert kernel.startswith(
         "cuda.generated"
         if image_bytes(model)
-        else ("cuda.csr", "cuda.depthwise", "cuda.tensor", "cuda.wgmma", "cuda.cluster")
+        else ("cuda.csr", "cuda.depthwise", "cuda.tensor", "cuda.segments", "cuda.wgmma", "cuda.cluster")
     )
 
 

@@ -118,6 +118,8 @@ def test_concurrent_runs_of_warpgroups(gpu, name):
 def test_every_gpu_computes_the_same(gpus, request, kernel):
     if kernel in ("wgmma", "cluster"):
         case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
+    elif kernel == "segments":
+        case, x_shape = case_of("1x1", np.float16, layers=WARPGROUPS)
     else:
         case, x_shape = case_of("3x3", np.float16 if kernel == "tensor" else np.float32)
     model = _model(kernel, case, x_shape, request)

@@ -15,7 +15,13 @@ PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/compute-sanitizer")
 ERRORS_FOUND = 86
 
 
-KERNELS = {"warpgroups": "cuda.wgmma", "clusters": "cuda.cluster", "tensor": "cuda.tensor", "others": "cuda.csr"}
+KERNELS = {
+    "warpgroups": "cuda.wgmma",
+    "clusters": "cuda.cluster",
+    "segments": "cuda.segments",
+    "tensor": "cuda.tensor",
+    "others": "cuda.csr",
+}
 # Sums that pass through shared memory, between which all threads meet at a barrier.
 REPORTS_SUMS = pytest.mark.xfail(
     reason="racecheck reports sums of the tensor kernel; why is not understood", strict=False
@@ -27,7 +33,7 @@ REPORTS_SUMS = pytest.mark.xfail(
     ("tool", "sample"),
     [
         *((tool, sample) for tool in ("memcheck", "initcheck", "synccheck") for sample in KERNELS),
-        *(("racecheck", sample) for sample in ("warpgroups", "clusters", "others")),
+        *(("racecheck", sample) for sample in ("warpgroups", "clusters", "segments", "others")),
         pytest.param("racecheck", "tensor", marks=REPORTS_SUMS),
     ],
 )
