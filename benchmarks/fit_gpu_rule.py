@@ -51,6 +51,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     fastest_work,
     library_work,
     pointwise_work,
+    segment_work,
     sparse_work,
     tensor_work,
     warpgroup_work,
@@ -68,6 +69,7 @@ CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
 ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches", "first")]
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 TENSOR_RESULTS = RESULTS.with_name("gpu-layers-sm80.json")
+SEGMENT_RESULTS = RESULTS.with_name("gpu-layers-planes.json")
 NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels.json")
 HALF_NETWORK_RESULTS = RESULTS.with_name("gpu-network-kernels-h100.json")
 CONSTANTS = ROOT / "onnx_sparseconv" / "kernels" / "gpu_time_constants.py"
@@ -196,7 +198,7 @@ class LibraryRows:
         clusters: one to four images, by clusters; not fitted to.
         pointwise: on the warpgroup kernel for 1x1.
         floats: of floats, where TF32 is allowed; not fitted to.
-        tensor: on the kernel for sm_80 and later; not fitted to.
+        tensor, segments: on the kernels for sm_80 and later, windows and 1x1; not fitted to.
         all_kinds: layers of all kinds, by the kernel that ran them; not fitted to.
     """
 
@@ -205,6 +207,7 @@ class LibraryRows:
     pointwise: KernelRows
     floats: KernelRows
     tensor: KernelRows
+    segments: KernelRows
     all_kinds: KernelRows
 
 
@@ -220,6 +223,9 @@ def read_library_rows() -> LibraryRows:
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
         _read_kernel_rows([FLOAT_RESULTS], library_work),
         _read_kernel_rows([TENSOR_RESULTS], tensor_work, kernels=("cuda.tensor",), architecture=TENSOR_ARCHITECTURE),
+        _read_kernel_rows(
+            [SEGMENT_RESULTS], segment_work, kernels=("cuda.segments",), architecture=TENSOR_ARCHITECTURE
+        ),
         _read_kernel_rows(
             ALL_KINDS_RESULTS, fastest_work, kernels=("cuda.cluster", "cuda.wgmma", "cuda.csr"), by_kernel=True
         ),
@@ -624,6 +630,7 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
         "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
         "gpu-rule-tensor": library_table(library.tensor, model.cycles_us(library.tensor.work)),
+        "gpu-rule-segments": library_table(library.segments, model.cycles_us(library.segments.work)),
         "gpu-rule-all-kinds": library_table(library.all_kinds, model.cycles_us(library.all_kinds.work), "ran on"),
         "gpu-rule-network": network_table(measured.network, constants.network),
         "gpu-rule-half-network": network_table(measured.half_network, constants.half_network),

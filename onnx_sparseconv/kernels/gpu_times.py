@@ -384,6 +384,12 @@ def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     return None if found is None else found[0]
 
 
+def segment_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's kernel for 1x1 on these GPUs."""
+    found = _on_tensor_cores(layer, architecture, batch, multiprocessors, (ON_PLANES,))
+    return None if found is None else found[0]
+
+
 _TENSOR_PLANS = {ON_TENSOR_CORES: plan_tensor, ON_PLANES: plan_segments}
 
 
