@@ -5,16 +5,16 @@
 
 namespace sparseconv::cuda {
 
-// The tensor-core kernel for 1x1: `sparseconv_segments_r<row tiles>`, float16, and
-// `sparseconv_segments_f32_r<row tiles>`, floats that it rounds. segment_conv.cuh says how it works. For
-// convolutions of planes as they are: neither strides nor padding.
+// The tensor-core kernel for 1x1: `sparseconv_segments_r<subtiles>`, float16, and
+// `sparseconv_segments_f32_r<subtiles>`, floats that it rounds. segment_conv.cuh says how it works. For convolutions of
+// planes as they are: neither strides nor padding.
 //
 // The segments of all images follow each other. A stage holds [chunk_channels][segments of a block + 1] of them, and
 // the chunk's steps of all row tiles. All planes begin at multiples of 8 bytes, of floats at multiples of 16.
 //
 // Grid: x = blocks, row tiles first, then groups: a block has the segments that it begins with, and those `tile_step`,
-// 2 * `tile_step`, .. further. y = parts of the chunks. Where there are several, the tile's y is memory
-// for their sums, which are not final.
+// 2 * `tile_step`, .. further. y = parts of the chunks. Where there are several, the tile's y is memory for their sums,
+// which are not final.
 struct SegmentParams {
   TileParams tile;              // of its sizes, those that say nothing of rows and columns
   const void* steps;            // as of TensorParams
@@ -36,7 +36,7 @@ struct SegmentParams {
   int batches;      // that a thread loads floats of a chunk in
   int plane;        // positions of a channel, a multiple of 4
   int plane_segments, num_segments;
-  int has_vectors;   // planes of X, Y and the residual begin at multiples of 16 bytes, and so do those of all sources
+  int has_vectors;   // planes of X or its sources, of Y and of the residual begin at multiples of 16 bytes
   long long y_part;  // from one part of the chunks to the next, of sums that are not final
   RecomputeParams recompute;
   unsigned* seen;  // as of TensorParams

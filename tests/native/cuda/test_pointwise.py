@@ -217,7 +217,7 @@ def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, batch, k
 def test_other_gpus_do_not_run_it(driver, make_session, architecture):
     driver.set_device(architecture=architecture)
     run_and_check(make_session(make_model(CASE)), CASE, (64, 40, 28, 28))
-    assert launched(driver)[0].startswith("sparseconv_tensor_r")
+    assert launched(driver)[0].startswith("sparseconv_segments_r")
 
 
 def test_a_tile_that_does_not_fit_is_said(driver, make_session):
