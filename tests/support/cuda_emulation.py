@@ -15,16 +15,10 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from onnx_sparseconv.kernels.device_sources import EARLY_KERNELS
+from onnx_sparseconv.kernels.library_code import ARCHITECTURES
 from onnx_sparseconv.kernels.plan import MAX_SOURCES
-from tests.support.cuda_host_build import (
-    library_image,
-    segment_float_image,
-    segment_image,
-    tensor_float_image,
-    tensor_image,
-    wgmma_float_image,
-    wgmma_image,
-)
+from tests.support.cuda_host_build import kernel_image
 from tests.support.native_build import ROOT, build_library, find_tool
 
 # A bare name: it is found because `FakeDriver` has loaded the file, and not where nobody has.
@@ -120,11 +114,9 @@ class FakeDriver:
     """The stand-in, loaded into this process; it stays loaded."""
 
     def __init__(self) -> None:
-        images = (
-            *(library_image, tensor_image, tensor_float_image, segment_image, segment_float_image),
-            *(wgmma_image, wgmma_float_image),
-        )
-        os.environ[_KERNELS_VARIABLE] = ":".join(str(image()) for image in images)
+        # But for those that begin early, which are those for every GPU once more.
+        images = [kernel_image(source) for source in ARCHITECTURES if source != EARLY_KERNELS]
+        os.environ[_KERNELS_VARIABLE] = ":".join(map(str, images))
         self._library = ctypes.CDLL(str(build_driver()))
         self._library.fake_cuda_calls.restype = ctypes.c_long
         self._library.fake_cuda_all_calls.restype = ctypes.c_long

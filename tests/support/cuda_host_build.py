@@ -22,16 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from onnx_sparseconv.kernels.device_sources import (
-    LIBRARY_KERNELS,
-    SEGMENT_FLOAT_KERNELS,
-    SEGMENT_KERNELS,
-    TENSOR_FLOAT_KERNELS,
-    TENSOR_KERNELS,
-    WGMMA_FLOAT_KERNELS,
-    WGMMA_KERNELS,
-    read_device_sources,
-)
+from onnx_sparseconv.kernels.device_sources import read_device_sources
 from tests.support.native_build import ROOT, find_tool
 from tests.support.ptx_on_host import translate_inline_ptx
 
@@ -76,45 +67,9 @@ def build_host_image(source: str, headers: Mapping[str, str] | None = None) -> P
 
 
 @functools.cache
-def library_image() -> Path:
-    """The kernels that the native library carries for every GPU."""
-    return build_host_image(read_device_sources()[LIBRARY_KERNELS])
-
-
-@functools.cache
-def tensor_image() -> Path:
-    """Those for sparse tensor cores."""
-    return build_host_image(read_device_sources()[TENSOR_KERNELS])
-
-
-@functools.cache
-def tensor_float_image() -> Path:
-    """The same for float."""
-    return build_host_image(read_device_sources()[TENSOR_FLOAT_KERNELS])
-
-
-@functools.cache
-def segment_image() -> Path:
-    """Those for 1x1."""
-    return build_host_image(read_device_sources()[SEGMENT_KERNELS])
-
-
-@functools.cache
-def segment_float_image() -> Path:
-    """The same for float."""
-    return build_host_image(read_device_sources()[SEGMENT_FLOAT_KERNELS])
-
-
-@functools.cache
-def wgmma_image() -> Path:
-    """Those for warpgroups of sparse tensor cores."""
-    return build_host_image(read_device_sources()[WGMMA_KERNELS])
-
-
-@functools.cache
-def wgmma_float_image() -> Path:
-    """The same for float."""
-    return build_host_image(read_device_sources()[WGMMA_FLOAT_KERNELS])
+def kernel_image(source: str) -> Path:
+    """The kernels of one of the sources that the native library carries, ``library_kernels.cu`` say."""
+    return build_host_image(read_device_sources()[source])
 
 
 def launch(

@@ -6,8 +6,9 @@ import ctypes
 
 import numpy as np
 
+from onnx_sparseconv.kernels.device_sources import LIBRARY_KERNELS
 from onnx_sparseconv.kernels.unified_csr import encode
-from tests.support.cuda_host_build import address, check_surroundings, device_array, launch, library_image
+from tests.support.cuda_host_build import address, check_surroundings, device_array, kernel_image, launch
 from tests.support.sparse_models import output_shape, resolve
 
 HUGE = 1 << 30  # bytes of an input that is not copied
@@ -115,7 +116,8 @@ def run_csr(case, inputs, sub_batch, *, threads=128, max_grid=65535, block_rows=
     positions = int(np.prod(shape[2:]))
     wanted = (-(-positions // threads), -(-case.out_channels // block_rows), -(-shape[0] // sub_batch))
     grid = (wanted[0], *(min(n, max_grid) for n in wanted[1:]))
-    launch(library_image(), f"sparseconv_csr_{type_name(case.dtype)}_b{sub_batch}", grid, (threads,), [params])
+    kernel = f"sparseconv_csr_{type_name(case.dtype)}_b{sub_batch}"
+    launch(kernel_image(LIBRARY_KERNELS), kernel, grid, (threads,), [params])
     check_surroundings(y)
     return y
 
@@ -128,6 +130,6 @@ def run_reduce(case, partial, bias, residual, *, threads=64, blocks=None):
     sums = epilogue(case, bias, residual)
     params = ReduceParams(address(y), sums, address(partial), y.size, partial.shape[0], partial.shape[2], plane, y.size)
     grid = (blocks or -(-y.size // threads),)
-    launch(library_image(), f"sparseconv_reduce_{type_name(case.dtype)}", grid, (threads,), [params])
+    launch(kernel_image(LIBRARY_KERNELS), f"sparseconv_reduce_{type_name(case.dtype)}", grid, (threads,), [params])
     check_surroundings(y)
     return y

@@ -7,7 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 
-from tests.support.cuda_host_build import address, device_array, launch, wgmma_image
+from onnx_sparseconv.kernels.device_sources import WGMMA_KERNELS
+from tests.support.cuda_host_build import address, device_array, kernel_image, launch
 
 SEGMENT = 8  # positions
 _int, _two = ctypes.c_int, ctypes.c_int * 2
@@ -44,7 +45,7 @@ def gather(x, out_size, strides=(1, 1), pads=(0, 0), *, is_whole=False, misalign
         *(address(source), address(out), None, len(x) * segments, segments, *x.shape[1:], *out_size),
         *(_two(*strides), _two(*pads), is_whole),
     )
-    launch(wgmma_image(), "sparseconv_gather", (3,), (threads,), [params])
+    launch(kernel_image(WGMMA_KERNELS), "sparseconv_gather", (3,), (threads,), [params])
     return out[:, :positions]
 
 

@@ -125,6 +125,8 @@ class Launcher {
   };
   template <class Params>
   Parts PartsOf(const Params& params) const;
+  template <class Params>
+  Parts TensorPartsOf(const Params& params) const;
   void ReduceParts(const Call& call, const Parts& parts, const LaunchShape& shape) const;
   void LaunchPasses(const Call& call) const;
   size_t NumOutputs(const Call& call) const;
@@ -242,10 +244,8 @@ void Launcher::LaunchTensor(const Call& call) const {
   FillStores(static_cast<int>(launch.shape.threads), &params);
   node_.tensor->Fill(&params);
   FillRecompute(call, &params.recompute);
-  const TensorKernels& kernels = node_.tensor->kernels;
-  cuda::Launch(kernels.Product(launch.positions), launch.shape, params, call.stream);
-  if (!sums) return;
-  ReduceParts(call, {kernels.Reduce(), params.tile.y, params.y_part, params.seen, params.recompute}, launch.shape);
+  cuda::Launch(node_.tensor->kernels.Product(launch.positions), launch.shape, params, call.stream);
+  if (sums) ReduceParts(call, TensorPartsOf(params), launch.shape);
 }
 
 // Whether there is a plan for it, and all tensors begin where it can read and store them.
@@ -266,9 +266,7 @@ void Launcher::LaunchSegments(const Call& call) const {
   FillRecompute(call, &params.recompute);
   if (params.tile.x == nullptr) params.sources = SourcesOf(call.inputs, node_.source_begins);
   cuda::Launch(node_.tensor->segments->Product(node_.tensor->facts.form.subtiles()), launch.shape, params, call.stream);
-  if (!sums) return;
-  ReduceParts(call, {node_.tensor->kernels.Reduce(), params.tile.y, params.y_part, params.seen, params.recompute},
-              launch.shape);
+  if (sums) ReduceParts(call, TensorPartsOf(params), launch.shape);
 }
 
 // Where blocks share tiles, they store sums that are not final, in memory that is lent for them, and behind these, what
@@ -480,6 +478,12 @@ template <class Params>
 Launcher::Parts Launcher::PartsOf(const Params& params) const {
   const WarpgroupParams& common = params.common;
   return {node_.wgmma->kernels.Reduce(), common.tile.y, params.y_part, common.seen, common.recompute};
+}
+
+// The same of the kernels from sm_80 on.
+template <class Params>
+Launcher::Parts Launcher::TensorPartsOf(const Params& params) const {
+  return {node_.tensor->kernels.Reduce(), params.tile.y, params.y_part, params.seen, params.recompute};
 }
 
 // The same of what blocks share; `shape` is that of their launch.

@@ -88,14 +88,15 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
   tensor.emplace(context, device,
                  PackTensorWeight(halves, geometry, ChooseTensorForm(geometry, device.max_shared_bytes)),
                  scaled ? scaled->scales : std::vector<float>());
-  // Whether floats run there, the calls' provider decides, unless the session does.
-  const bool are_planes =
-      IsPointwise(geometry) && IsPlain(geometry) && !wgmma && op.cuda.kernel != KernelChoice::kTensor;
-  if (must_run || (is_half() && !wgmma)) likely = are_planes ? RunningKernel::kSegments : RunningKernel::kTensor;
   // Warpgroups have a kernel of their own for 1x1.
-  if (!are_planes) return;
-  tensor->segments.emplace(is_half(), tensor->facts.form.tile_rows, device.architecture,
-                           device.max_shared_bytes - kReservedSharedBytes);
+  if (IsPointwise(geometry) && IsPlain(geometry) && !wgmma && op.cuda.kernel != KernelChoice::kTensor) {
+    tensor->segments.emplace(is_half(), tensor->facts.form.tile_rows, device.architecture,
+                             device.max_shared_bytes - kReservedSharedBytes);
+  }
+  // Whether floats run there, the calls' provider decides, unless the session does.
+  if (must_run || (is_half() && !wgmma)) {
+    likely = tensor->segments ? RunningKernel::kSegments : RunningKernel::kTensor;
+  }
 }
 
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
