@@ -39,6 +39,9 @@ constexpr double kLaunchAndFirstCycles = 7000.0;
 constexpr double kReduceCycles = 2000.0;  // of the launch that adds up parts
 constexpr double kReducePartCycles = 470.0;
 
+// Segments of a warp, for a weight in tiles of so many rows.
+constexpr int WarpSegments(int tile_rows) { return tile_rows == 64 ? 4 : 8; }
+
 // A tile of outputs, and who computes it.
 struct Tiling {
   int64_t warps_m, runs, warps_k;

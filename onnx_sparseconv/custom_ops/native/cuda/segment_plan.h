@@ -19,9 +19,6 @@ struct SegmentLaunch {
   LaunchShape shape;
 };
 
-// Segments of a warp, for a weight in tiles of so many rows.
-constexpr int WarpSegments(int tile_rows) { return tile_rows == 64 ? 4 : 8; }
-
 // Nothing where the convolution is not one of planes as they are, of a multiple of 4 positions, or where these are too
 // many, or no tile of outputs fits shared memory. `batch` is at least 1.
 std::optional<SegmentLaunch> ChooseSegmentLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
