@@ -21,7 +21,7 @@ export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=pri
 "$python" -c "
 from tests.native.cuda import reference
 from tests.support import cuda_emulation
-cuda_emulation.build_emulated_library(), cuda_emulation.build_driver(), cuda_emulation.library_image(), cuda_emulation.tensor_image(), cuda_emulation.wgmma_image()
+cuda_emulation.build_emulated_library(), cuda_emulation.build_driver(), cuda_emulation.build_kernels()
 reference.compiled()"
 
 echo "fuzz"

@@ -110,13 +110,16 @@ class GeneratedParams(ctypes.Structure):
     )
 
 
+def build_kernels() -> list[Path]:
+    """All kernels that the library carries, but for those that begin early: they are those for every GPU once more."""
+    return [kernel_image(source) for source in ARCHITECTURES if source != EARLY_KERNELS]
+
+
 class FakeDriver:
     """The stand-in, loaded into this process; it stays loaded."""
 
     def __init__(self) -> None:
-        # But for those that begin early, which are those for every GPU once more.
-        images = [kernel_image(source) for source in ARCHITECTURES if source != EARLY_KERNELS]
-        os.environ[_KERNELS_VARIABLE] = ":".join(map(str, images))
+        os.environ[_KERNELS_VARIABLE] = ":".join(map(str, build_kernels()))
         self._library = ctypes.CDLL(str(build_driver()))
         self._library.fake_cuda_calls.restype = ctypes.c_long
         self._library.fake_cuda_all_calls.restype = ctypes.c_long
