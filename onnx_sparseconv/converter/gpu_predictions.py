@@ -22,7 +22,7 @@ from onnx_sparseconv.custom_ops.schema import ConvGeometry
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
 from onnx_sparseconv.kernels.gpu_time_constants import HALF_NETWORK, MIN_GAIN, MODEL, NETWORK
-from onnx_sparseconv.kernels.gpu_times import ON_PLANES, ON_WARPGROUPS, can_read_apart, dense_work
+from onnx_sparseconv.kernels.gpu_times import can_read_apart, dense_work
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, can_read_sources, choose_plan
@@ -273,13 +273,17 @@ class _Call:
         return self.knows_planes and can_read_sources(self.layer)
 
     @property
-    def joining_us(self) -> float:
-        """What a dense layer takes longer for the Concat before it, and what kernels that copy several inputs first do.
+    def counts_joining(self) -> bool:
+        """Whether there are several inputs, and some kernel reads them where they are, as those for 1x1 do.
 
-        Nothing where all kernels do: then it is no reason to choose one. Those for 1x1 read them where they are.
+        Where all kernels copy them together, it is no reason to choose one.
         """
-        is_read_apart = self.is_read_by_code or can_read_apart(self.layer, self.architecture)
-        return MODEL.joining_us(self.layer, self.batch) if self.is_joined and is_read_apart else 0.0
+        return self.is_joined and (self.is_read_by_code or can_read_apart(self.layer, self.architecture))
+
+    @property
+    def joining_us(self) -> float:
+        """What a dense layer takes longer for the Concat before it, and code that reads one input."""
+        return MODEL.joining_us(self.layer, self.batch) if self.counts_joining else 0.0
 
     @property
     def is_in_network(self) -> bool:
@@ -364,8 +368,5 @@ def _predict_generated(call: _Call, plan: GeneratedPlan) -> Prediction:
 
 def _predict_library(call: _Call) -> Prediction | None:
     """By the library's kernel that takes the layer; None where nothing is foretold of it."""
-    library = MODEL.library_us(call.layer, call.architecture, call.batch)
-    if library is None:
-        return None
-    library_us, runs_on = library
-    return call.predict(library_us + (0.0 if runs_on in (ON_WARPGROUPS, ON_PLANES) else call.joining_us), runs_on)
+    library = MODEL.library_us(call.layer, call.architecture, call.batch, is_joined=call.counts_joining)
+    return None if library is None else call.predict(*library)

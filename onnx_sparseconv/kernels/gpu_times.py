@@ -3,7 +3,7 @@
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
 generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `cluster_work`,
-`tensor_work`, `depthwise_work`, `csr_work`).
+`tensor_work`, `segment_work`, `depthwise_work`, `csr_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     WarpgroupPlan,
     copy_cycles,
     csr_cycles,
+    joining_cycles,
     out_size,
     plan_clusters,
     plan_octets,
@@ -159,14 +160,23 @@ class TimeModel:
         shape = (batch, layer.in_channels, *(layer.in_size or ()))
         return _JOINING_LAUNCH_US + self.transpose_us(shape, layer.element_type.itemsize)
 
-    def library_us(self, layer: SparseLayer, architecture: int, batch: int) -> tuple[float, str] | None:
+    def library_us(
+        self, layer: SparseLayer, architecture: int, batch: int, *, is_joined: bool = False
+    ) -> tuple[float, str] | None:
         """Microseconds of the library's own kernel, and what that runs on; None where nothing is foretold of it.
+
+        Args:
+            layer: with a known input size.
+            architecture: 90 for sm_90.
+            batch: images.
+            is_joined: whether to count what kernels that read one input take to copy several together.
 
         Raises:
             ValueError: the layer's input size is not known.
         """
-        found = _fastest_work(layer, architecture, batch, self.multiprocessors)
-        return None if found is None else (float(self.cycles_us(found[0])), found[1])
+        joining = joining_cycles(layer, batch, self.multiprocessors) if is_joined else 0.0
+        found = _fastest_work(layer, architecture, batch, self.multiprocessors, joining)
+        return None if found is None else (float(self.cycles_us(found.work)), found.runs_on)
 
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
@@ -258,11 +268,17 @@ def warpgroup_work(layer: SparseLayer, architecture: int, batch: int, multiproce
         ValueError: the input size is not known.
     """
     found = _on_windows(layer, architecture, batch, multiprocessors)
-    return None if found is None else found[0]
+    return None if found is None else found.work
 
 
-# What a kernel has to do, and what that runs on.
-_Choice = tuple[LibraryWork, str]
+class _Choice(NamedTuple):
+    """What a kernel has to do, what that runs on, and the cycles by which the library compares it with others."""
+
+    work: LibraryWork
+    runs_on: str
+    counted_cycles: float
+
+
 ON_WARPGROUPS, ON_TENSOR_CORES = "warpgroups", "sparse tensor cores"
 ON_PLANES = "sparse tensor cores, as planes"
 BY_CSR, BY_DEPTHWISE = "the CSR kernel", "the depthwise kernel"
@@ -275,7 +291,7 @@ def _on_windows(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     if not _are_products_worth(layer, chunks):
         return None
     plans = (plan_warpgroups(layer, batch, chunks, multiprocessors), _plan_few_channels(layer, batch, multiprocessors))
-    fastest = min((plan for plan in plans if plan is not None), key=lambda plan: plan.cycles, default=None)
+    fastest = min((plan for plan in plans if plan is not None), key=lambda plan: plan.counted_cycles, default=None)
     return None if fastest is None else _choose(fastest, layer, batch, multiprocessors)
 
 
@@ -316,12 +332,19 @@ def _window_steps(layer: SparseLayer) -> int:
     return math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * repeats)
 
 
-def _choose(plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float) -> _Choice:
-    """The plan, or the CSR kernel if that takes less."""
-    by_csr = csr_cycles(layer, batch, multiprocessors)
-    if plan.cycles - EARLY_CYCLES < by_csr:
-        return LibraryWork(plan.cycles / 1000), ON_WARPGROUPS
-    return LibraryWork(by_csr / 1000), BY_CSR
+def _choose(
+    plan: WarpgroupPlan, layer: SparseLayer, batch: int, multiprocessors: float, joining: float = 0.0
+) -> _Choice:
+    """The plan, or the CSR kernel if that takes less, with so many cycles before it."""
+    by_csr = csr_cycles(layer, batch, multiprocessors) + joining
+    if plan.counted_cycles - EARLY_CYCLES < by_csr:
+        return _Choice(LibraryWork(plan.cycles / 1000), ON_WARPGROUPS, plan.counted_cycles)
+    return _chosen(LibraryWork(by_csr / 1000), BY_CSR)
+
+
+def _chosen(work: LibraryWork, runs_on: str) -> _Choice:
+    """Of work whose cycles are with a launch."""
+    return _Choice(work, runs_on, 1000 * float(work.kcycles))
 
 
 # Products of tensor cores in the time that the CSR kernel takes for an entry; see wgmma_plan.cc.
@@ -333,17 +356,19 @@ _POINTWISE_REPEATS = ((0.5, 0.65, 0.7, 0.8, 0.9, 0.95), (1.5, 1.47, 1.38, 1.15, 
 def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's warpgroup kernel for 1x1."""
     found = _on_points(layer, architecture, batch, multiprocessors)
-    return None if found is None else found[0]
+    return None if found is None else found.work
 
 
-def _on_points(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
+def _on_points(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
+) -> _Choice | None:
     if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
         return None
     chunks = _pointwise_chunks(layer)
     if not _are_products_worth(layer, chunks):
         return None
     plan = plan_pointwise(layer, batch, chunks, multiprocessors)
-    return _choose(plan, layer, batch, multiprocessors)
+    return _choose(plan, layer, batch, multiprocessors, joining)
 
 
 def _pointwise_chunks(layer: SparseLayer) -> int:
@@ -380,28 +405,36 @@ def tensor_work(layer: SparseLayer, architecture: int, batch: int, multiprocesso
     """The same of the library's kernel for sparse tensor cores, or the CSR kernel where that is faster, on GPUs from
     sm_80 on but those with warpgroups, whose kernels are nearly always the faster ones.
     """
-    found = _on_tensor_cores(layer, architecture, batch, multiprocessors, (ON_TENSOR_CORES,))
-    return None if found is None else found[0]
+    found = _on_tensor_cores(layer, architecture, batch, multiprocessors, ways=(ON_TENSOR_CORES,))
+    return None if found is None else found.work
 
 
 def segment_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's kernel for 1x1 on these GPUs."""
-    found = _on_tensor_cores(layer, architecture, batch, multiprocessors, (ON_PLANES,))
-    return None if found is None else found[0]
+    found = _on_tensor_cores(layer, architecture, batch, multiprocessors, ways=(ON_PLANES,))
+    return None if found is None else found.work
 
 
 _TENSOR_PLANS = {ON_TENSOR_CORES: plan_tensor, ON_PLANES: plan_segments}
 
 
 def _on_tensor_cores(
-    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, ways: Iterable[str] = _TENSOR_PLANS
+    layer: SparseLayer,
+    architecture: int,
+    batch: int,
+    multiprocessors: float,
+    joining: float = 0.0,
+    *,
+    ways: Iterable[str] = _TENSOR_PLANS,
 ) -> _Choice | None:
     if architecture < _TENSOR_ARCHITECTURE or architecture == _ARCHITECTURE or _zeros(layer) > _MOST_ZEROS:
         return None
     plans = ((_TENSOR_PLANS[way](layer, architecture, batch, multiprocessors), way) for way in ways)
-    choices = [(plan.cycles, way) for plan, way in plans if plan is not None]
-    cycles, way = min([*choices, (csr_cycles(layer, batch, multiprocessors), BY_CSR)])
-    return LibraryWork(cycles / 1000), way
+    taken = {way: plan.cycles for plan, way in plans if plan is not None}
+    taken[BY_CSR] = csr_cycles(layer, batch, multiprocessors)
+    # By planes, several inputs are read where they are.
+    cycles, way = min((cycles + joining * (way != ON_PLANES), way) for way, cycles in taken.items())
+    return _chosen(LibraryWork(cycles / 1000), way)
 
 
 def can_read_apart(layer: SparseLayer, architecture: int) -> bool:
@@ -448,36 +481,41 @@ def csr_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors
 def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the kernel of the library's own that takes the layer, where it does not run by clusters."""
     found = _library_work(layer, architecture, batch, multiprocessors)
-    return None if found is None else found[0]
+    return None if found is None else found.work
 
 
-def _library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
-    """The first kernel that takes the layer."""
+def _library_work(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
+) -> _Choice | None:
+    """The first kernel that takes the layer; what reads one input takes so many cycles more."""
     call = (layer, architecture, batch, multiprocessors)
     if (by_depthwise := depthwise_work(*call)) is not None:
-        return by_depthwise, BY_DEPTHWISE
-    if (found := _on_points(*call) or _on_windows(*call) or _on_tensor_cores(*call)) is not None:
+        return _chosen(by_depthwise, BY_DEPTHWISE)
+    if (found := _on_points(*call, joining) or _on_windows(*call) or _on_tensor_cores(*call, joining)) is not None:
         return found
     by_csr = csr_work(*call)
-    return None if by_csr is None else (by_csr, BY_CSR)
+    return None if by_csr is None else _chosen(LibraryWork(by_csr.kcycles + joining / 1000), BY_CSR)
 
 
 def fastest_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the fastest one of all the library's kernels."""
     found = _fastest_work(layer, architecture, batch, multiprocessors)
-    return None if found is None else found[0]
+    return None if found is None else found.work
 
 
-def _fastest_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> _Choice | None:
+def _fastest_work(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
+) -> _Choice | None:
     """By clusters, where those are faster than the kernel that takes the layer else."""
     call = (layer, architecture, batch, multiprocessors)
-    found, by_clusters = _library_work(*call), cluster_work(*call)
+    found, by_clusters = _library_work(*call, joining), cluster_work(*call)
     if by_clusters is None:
         return found
+    clusters = _chosen(by_clusters, ON_WARPGROUPS)
     if found is None:
-        return by_clusters, ON_WARPGROUPS
-    cycles = 1000 * float(by_clusters.kcycles) - (EARLY_CYCLES if found[1] == BY_CSR else 0)
-    return (by_clusters, ON_WARPGROUPS) if cycles < 1000 * float(found[0].kcycles) else found
+        return clusters
+    saved = EARLY_CYCLES if found.runs_on == BY_CSR else 0.0
+    return clusters if clusters.counted_cycles - saved < found.counted_cycles else found
 
 
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:

@@ -66,11 +66,18 @@ class WarpgroupPlan:
         cycles: of a multiprocessor, without what a launch takes that computes nothing.
         tiles: of the whole output.
         parts: of the chunks, which multiprocessors that share a tile sum.
+        launch_cycles: of a launch, where the library counts it apart.
     """
 
     cycles: float
     tiles: int
     parts: int
+    launch_cycles: float = 0.0
+
+    @property
+    def counted_cycles(self) -> float:
+        """Those by which the library compares the kernel with others."""
+        return self.cycles + self.launch_cycles
 
 
 @dataclass(frozen=True)
@@ -189,6 +196,11 @@ def copy_cycles(layer: SparseLayer, copied: SparseLayer, batch: int, multiproces
     """Cycles of a multiprocessor that it takes to make the copy of `without_strides`."""
     elements = (one.in_channels * math.prod(one.in_size or ()) for one in (layer, copied))
     return _LAUNCH_CYCLES + memory_cycles(layer.element_type.itemsize * batch * sum(elements), multiprocessors)
+
+
+def joining_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
+    """The same of copying several inputs together, before a kernel that reads one."""
+    return copy_cycles(layer, layer, batch, multiprocessors)
 
 
 def _has_octet_form(layer: SparseLayer) -> bool:
@@ -345,7 +357,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
         cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
         if tiles <= min(blocks, multiprocessors):
             cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), num_bytes, multiprocessors)
-        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts)
+        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts, _LAUNCH_CYCLES)
 
     best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
     if not is_gathered:
@@ -519,16 +531,17 @@ def _runs_of_segments(plane: int, batch: int, runs: int) -> list[tuple[int, int,
 
 
 def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
-    """What the CSR kernel takes, in the same cycles; arguments and errors as of `plan_warpgroups`."""
+    """What the CSR kernel takes, with its launch; arguments and errors as of `plan_warpgroups`."""
     nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(out_size(layer))
     if layer.kernel_shape == (1, 1) and layer.group == 1 and layer.in_size == (1, 1) and outputs == 1:
         rows = layer.out_channels
-        return _PIXEL_CALL + _PIXEL_ROUND * nonzeros / rows / 128 + _PIXEL_ROW * rows / multiprocessors
+        return _LAUNCH_CYCLES + _PIXEL_CALL + _PIXEL_ROUND * nonzeros / rows / 128 + _PIXEL_ROW * rows / multiprocessors
     is_window = math.prod(layer.kernel_shape) > 1
     waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if is_window else _CSR_ENTRY)
     of_window = _CSR_WINDOW_ENTRIES_A_CYCLE[batch >= _CSR_SHARING_IMAGES]
     entries = nonzeros / (of_window if is_window else _CSR_ENTRIES_A_CYCLE)
-    return _CSR_CALL + waits + outputs * (entries + layer.out_channels / _CSR_OUTPUTS_A_CYCLE) / multiprocessors
+    of_outputs = outputs * (entries + layer.out_channels / _CSR_OUTPUTS_A_CYCLE) / multiprocessors
+    return _LAUNCH_CYCLES + _CSR_CALL + waits + of_outputs
 
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
@@ -637,7 +650,7 @@ def _plan(layer: SparseLayer, eights: Eights, tiling: _Tiling, work: tuple[int, 
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
     before += memory_cycles(max(num_bytes - _KEPT_BYTES, 0.0), multiprocessors) if is_float else 0.0
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
-    return WarpgroupPlan(before + cycles, tiles, parts)
+    return WarpgroupPlan(before + cycles, tiles, parts, _LAUNCH_CYCLES)
 
 
 def _share(

@@ -165,8 +165,8 @@ def test_with_few_images_the_csr_kernel_runs_what_nothing_else_does():
     with pytest.raises(ValueError, match="not known"):
         planned(dataclasses.replace(layer, in_size=None), 1, 1)
     # Also where warpgroups could run it.
-    small = make((512, 512, 1, 1), size=(7, 7), dtype=np.float16)
-    kernels = [MODEL.library_us(small, 90, batch)[1] for batch in (1, 3, 4)]
+    pixel = make((512, 512, 1, 1), size=(1, 1), dtype=np.float16)
+    kernels = [MODEL.library_us(pixel, 90, batch)[1] for batch in (1, 3, 4)]
     assert kernels == ["the CSR kernel", "warpgroups", "warpgroups"]
     # Its entries look at no border, which takes less.
     window, point = make((64, 64, 3, 3), size=(28, 28)), make((64, 576, 1, 1), size=(28, 28))

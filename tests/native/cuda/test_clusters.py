@@ -12,6 +12,8 @@ import pytest
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import warpgroup_plan
+from onnx_sparseconv.kernels.gpu_time_constants import MODEL
+from onnx_sparseconv.kernels.gpu_times import BY_CSR, ON_WARPGROUPS
 from tests.native.cuda.test_ring import run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_layers import layer_of
@@ -198,6 +200,28 @@ def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, ke
     x_shape = (batch, case.weight.shape[1], *size)
     (name, *_), *_ = run_and_check(make_session(make_model(case)), driver, case, x_shape)
     assert name.startswith(f"sparseconv_{kernel}")
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        ((512, 512, 7), 1),
+        ((256, 512, 7), 1),
+        ((64, 256, 28), 1),
+        ((256, 64, 14), 3),
+        ((512, 512, 1), 1),
+        ((512, 512, 1), 3),
+    ],
+    ids=str,
+)
+def test_what_foretells_times_foretells_the_kernel_of_1x1(make_session, driver, layer, batch):
+    rows, channels, size = layer
+    driver.set_device(num_multiprocessors=132)
+    case = SparseConvCase(random_weight((rows, channels, 1, 1), 0.1, dtype=HALF), geometry_2d(1, pad=0), dtype=HALF)
+    (name, *_), *_ = run_and_check(make_session(make_model(case)), driver, case, (batch, channels, size, size))
+    _, runs_on = MODEL.library_us(layer_of(case, (size, size)), 90, batch)
+    is_by_csr = any(kernel in name for kernel in ("csr", "pixel"))
+    assert runs_on == (BY_CSR if is_by_csr else ON_WARPGROUPS)
 
 
 def test_other_gpus_do_not_run_it(driver, make_session):

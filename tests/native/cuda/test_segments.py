@@ -10,6 +10,8 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.gpu_time_constants import MODEL
+from onnx_sparseconv.kernels.gpu_times import BY_CSR, ON_PLANES, ON_TENSOR_CORES
 from onnx_sparseconv.kernels.segment_plan import plan_segments
 from tests.native.cuda.test_ring import run_misaligned
 from tests.native.cuda.test_sources import make_case, run_and_check
@@ -186,6 +188,24 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, dtype, g
     session.run(None, random_inputs(case, (batch, channels, 14, 14)))
     (_, (blocks, parts, _), _, _), *_ = driver.take_launches()
     assert plan_segments(layer_of(case, (14, 14)), architecture, batch, 20).blocks == blocks * parts
+
+
+KERNELS = {"segments": ON_PLANES, "tensor": ON_TENSOR_CORES, "csr": BY_CSR}
+
+
+@pytest.mark.parametrize("num_inputs", [1, 2])
+@pytest.mark.parametrize("call", [(16, 40, 6, 1, 8), (16, 64, 8, 2, 2), (16, 64, 6, 5, 2)], ids=str)
+def test_what_foretells_times_foretells_the_kernel(make_session, driver, call, num_inputs):
+    """Several inputs are copied together before the other kernels, which counts. Of dense weights, as above."""
+    rows, channels, size, batch, multiprocessors = call
+    driver.set_device(architecture=86, num_multiprocessors=multiprocessors, max_shared_bytes=99 << 10)
+    is_joined = num_inputs > 1
+    sources = (channels // num_inputs,) * num_inputs if is_joined else ()
+    case = dataclasses.replace(one_by_one(rows, channels, HALF, 1.0), input_channels=sources)
+    model = dataclasses.replace(MODEL, multiprocessors=multiprocessors)
+    _, runs_on = model.library_us(layer_of(case, (size, size)), 86, batch, is_joined=is_joined)
+    names = run_and_check(make_session(make_model(case)), driver, case, (batch, channels, size, size))
+    assert [KERNELS[name.split("_")[1]] for name in names if "concatenate" not in name] == [runs_on]
 
 
 @pytest.mark.parametrize("max_shared_bytes", [64 << 10, 99 << 10, 163 << 10])
