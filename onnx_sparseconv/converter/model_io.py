@@ -310,6 +310,8 @@ def _write_into(proto: ModelProto, directory: Path, name: str, external: bool) -
                 if tensor.HasField("raw_data") and len(tensor.raw_data) >= MIN_EXTERNAL_BYTES:
                     set_external_data(tensor, data_name(target))
             onnx.save_model(proto, str(target))
+            for file in directory.iterdir():  # of the data, onnx lets nobody but the owner read them
+                file.chmod(target.stat().st_mode)
             load_external_data_for_model(proto, str(directory))
             _forget_external_location(proto)
         else:

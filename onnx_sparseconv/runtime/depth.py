@@ -58,8 +58,9 @@ def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
     The body of a Loop or Scan counts once, the number of its rounds being unknown.
     """
     walk = _Walk({(f.domain, f.name): f for f in model.functions if f.domain != DOMAIN})
-    outputs = [value.name for value in model.graph.output]
-    depth = walk.depth_of(outputs, model.graph.node, _constants(model.graph), {}, 0)
+    graph = _with_shapes(model).graph
+    outputs = [value.name for value in graph.output]
+    depth = walk.depth_of(outputs, graph.node, _constants(graph, {}), {}, 0)
     storage = max(_storage_types(model), key=_COARSENESS.index, default="float32")
     accumulation = "float64" if storage == "float64" else "float32"
     return NumericalDepth(depth, walk.dot_length, storage, accumulation)
@@ -131,7 +132,7 @@ class _Walk:
             return max(before, self.depth_of(function.output, function.node, constants, start, nesting + 1))
         after = before
         for body in _bodies(node):
-            inner = {**shapes, **_constants(body)}
+            inner = {**shapes, **_constants(body, shapes)}
             start = {**depths, **{value.name: before for value in body.input}}
             outputs = [value.name for value in body.output]
             after = max(after, self.depth_of(outputs, body.node, inner, start, nesting + 1))
@@ -182,11 +183,30 @@ def _dot_length_of_sparse(weight_shape: AttributeProto) -> int | None:
     return math.prod(int(d) for d in shape[1:])
 
 
-def _constants(graph: GraphProto) -> dict[str, tuple[int, ...]]:
-    """Shapes of a graph's constants by name."""
+def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with the shapes that can be inferred; as it is where onnx cannot infer any, in a model too large say."""
+    try:
+        return onnx.shape_inference.infer_shapes(model)
+    except Exception:  # InferenceError, and what protobuf raises, which differs between its versions
+        return model
+
+
+def _constants(graph: GraphProto, outer: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of a graph's constants by name, of what is computed from them and those around them, too: a masked weight."""
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     shapes |= {t.values.name: tuple(t.dims) for t in graph.sparse_initializer}
-    return shapes | _constant_nodes(graph.node)
+    shapes |= _constant_nodes(graph.node)
+    inferred = {value.name: _static_shape(value) for value in graph.value_info}
+    for node in graph.node:
+        if node.input and all(name in shapes or name in outer for name in node.input if name):
+            shapes |= {name: shape for name in node.output if (shape := inferred.get(name)) is not None}
+    return shapes
+
+
+def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
+    shape = value.type.tensor_type.shape
+    is_static = value.type.tensor_type.HasField("shape") and all(d.HasField("dim_value") for d in shape.dim)
+    return tuple(d.dim_value for d in shape.dim) if is_static else None
 
 
 def _constant_nodes(nodes: Iterable[NodeProto]) -> dict[str, tuple[int, ...]]:

@@ -220,6 +220,12 @@ def test_external_data_is_read_and_goes_with_the_weight(tmp_path):
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(back.graph.initializer[0]), pruned())
 
 
+def test_who_may_read_a_model_may_read_its_data(tmp_path):
+    target = tmp_path / "out.onnx"
+    save(FEEDS["initializer"].build(), target, external=True)
+    assert (tmp_path / "out.onnx.data").stat().st_mode == target.stat().st_mode
+
+
 def test_external_data_may_be_read_from_another_directory(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -85,6 +85,21 @@ def test_a_weight_is_seen_through_casts_and_transposes():
     assert numerical_depth(_model(nodes, [("w", (7, 50))])).dot_length == 50
 
 
+def test_a_masked_weight_is_seen_wherever_it_is_masked():
+    """As PyTorch exports one that was pruned and not made permanent."""
+    mask = helper.make_node("Mul", ["w", "m"], ["masked"])
+    conv = helper.make_node("Conv", ["x", "masked"], ["y"])
+    constants = [("w", (16, 3, 5, 5)), ("m", (16, 3, 5, 5))]
+    assert numerical_depth(_model([mask, conv], constants)).dot_length == 75
+    body = helper.make_graph([mask, conv], "body", [], [helper.make_tensor_value_info("y", 1, None)])
+    branch = helper.make_node("If", ["condition"], ["y"], then_branch=body, else_branch=body)
+    assert numerical_depth(_model([branch], constants)).dot_length == 75
+    flat = helper.make_node("Reshape", ["masked", "shape"], ["rows"])
+    shape = helper.make_node("Constant", [], ["shape"], value=numpy_helper.from_array(np.array([16, -1])))
+    product = helper.make_node("Gemm", ["x", "rows"], ["y"], transB=1)
+    assert numerical_depth(_model([mask, shape, flat, product], constants)).dot_length == 75
+
+
 def test_bodies_of_if_and_functions_count():
     body = helper.make_graph(
         [helper.make_node("Conv", ["a", "w"], ["t"])], "then", [], [helper.make_tensor_value_info("t", 1, None)]
