@@ -37,6 +37,13 @@ class DenseChoice(enum.StrEnum):
     NHWC = "nhwc"
 
 
+class PrecisionChoice(enum.StrEnum):
+    """Type that the model computes in."""
+
+    KEEP = "keep"
+    FP16 = "fp16"
+
+
 OriginalArgument = Annotated[
     Path, typer.Argument(metavar="ORIGINAL", help="The model before conversion.", show_default=False)
 ]
@@ -100,7 +107,7 @@ KernelOption = Annotated[
     KernelChoice,
     typer.Option(
         "--kernel",
-        help="Kernels of SparseConv on CUDA: auto takes the code generated at conversion where there is some that "
-        "fits, generated insists on it, csr never takes it.",
+        help="Kernels of SparseConv on CUDA. auto: the one generated at conversion, from the batch size on that the "
+        "node states, or else the fastest of the library's, by its own count. Another name insists on that kernel.",
     ),
 ]

@@ -38,8 +38,8 @@ BatchesOption = Annotated[
     typer.Option(
         "--batch",
         min=1,
-        help="Batch size to decide for, where the model leaves it open. May be repeated. Default: 1 for tuning, 1 and "
-        "64 for a rule.",
+        help="Batch size to decide for, where the model leaves it open. May be repeated. Default: 1; with --target and "
+        "no tuning, both 1 and 64.",
         show_default=False,
     ),
 ]
@@ -163,12 +163,12 @@ class TuneArguments:
 
 
 def decisions_table(decisions: Decisions) -> Table:
-    """One row a layer: times, what was chosen, and what that rests on."""
+    """One row a layer: times of it alone, what was chosen for the model, and what that rests on."""
     columns = (
         Column("layer", fold=True),
         Column("zeros", right=True),
-        Column("dense", right=True),
-        Column("sparse", right=True),
+        Column("dense, alone", right=True),
+        Column("sparse, alone", right=True),
         Column("choice"),
         Column("decided by", fold=True),
     )
@@ -184,8 +184,8 @@ def say_whole(decisions: Decisions) -> None:
     say(f"whole model   {whole['text']}", hang=14)
     for trial in whole["trials"] if len(whole["trials"]) > 1 else ():
         measured = ", ".join(format_time(time) for time in trial["measured_us"])
-        foretold = ", ".join(format_time(time) for time in trial["predicted_us"])
-        say(f"  tried: {count(trial['num_sparse'], 'sparse layer')}: {measured} ({foretold} foretold)")
+        predicted = ", ".join(format_time(time) for time in trial["predicted_us"])
+        say(f"  tried: {count(trial['num_sparse'], 'sparse layer')}: {measured} ({predicted} predicted)")
 
 
 def has_gain(decisions: Decisions) -> bool:

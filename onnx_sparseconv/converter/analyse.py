@@ -47,12 +47,15 @@ def inspect(model: str | Path | ModelProto, options: DecisionOptions | None = No
 
     Args:
         model: a file or a model in memory (which is not changed).
-        options: what decides; None takes the defaults.
+        options: what decides, `ConvertOptions` for GPUs say; None takes the defaults, which are for CPUs.
 
     Raises:
         ModelError: the model cannot be read or is not valid ONNX.
+        UsageError: a target is no architecture that a compiler knows.
+        CompileError: a target is ``native``, and there is no GPU.
     """
-    return make_plan(load(model), options or DecisionOptions()).report
+    options = options or DecisionOptions()
+    return make_plan(load(model), options, options.gpu_rule).report
 
 
 @dataclass(frozen=True)

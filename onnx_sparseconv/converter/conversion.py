@@ -37,7 +37,7 @@ from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.kernels.compile import CompileOptions
-from onnx_sparseconv.kernels.targets import NvrtcChoice, Target, resolve_targets
+from onnx_sparseconv.kernels.targets import NvrtcChoice, parse_architectures, resolve_targets
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.passes.base import is_sparse
 from onnx_sparseconv.passes.conv_layer import ConvLayer
@@ -92,6 +92,11 @@ class ConvertOptions(DecisionOptions):
     def takes_concats(self) -> bool:
         """Whether Concat are fused."""
         return self._is_for_gpu if self.fuse_concats is None else self.fuse_concats
+
+    @property
+    def gpu_rule(self) -> GpuRule | None:
+        """The GPUs that layers have to be faster on: the targets."""
+        return _gpu_rule(self, parse_architectures(self.targets))
 
     @property
     def _is_for_gpu(self) -> bool:
@@ -154,7 +159,7 @@ def convert(
         inlined, notes = inline_functions(loaded.proto)
         loaded = replace(loaded, proto=inlined)
         notes = (*notes, *(fix_initializers(inlined) if options.force else ()))
-    rule = _gpu_rule(options, targets)
+    rule = _gpu_rule(options, [target.architecture for target in targets])
     plan = make_plan(loaded, options, rule)
     report = ConversionReport(
         source=loaded.path,
@@ -213,13 +218,12 @@ def convert(
     return (None if options.dry_run else proto), report
 
 
-def _gpu_rule(options: ConvertOptions, targets: Sequence[Target]) -> GpuRule | None:
+def _gpu_rule(options: ConvertOptions, architectures: Sequence[int]) -> GpuRule | None:
     """The GPUs that layers have to be faster on; None where the model is not made for any."""
-    if not targets:
+    if not architectures:
         return None
-    architectures = tuple(target.architecture for target in targets)
     to_half = options.precision == "fp16"
-    return GpuRule(architectures, options.batches, to_half, takes_concats=options.takes_concats)
+    return GpuRule(tuple(architectures), options.batches, to_half, takes_concats=options.takes_concats)
 
 
 def _notes_on_precision(options: ConvertOptions) -> tuple[str, ...]:

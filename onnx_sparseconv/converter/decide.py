@@ -18,6 +18,7 @@ from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.decisions import Decisions
+    from onnx_sparseconv.converter.gpu_predictions import GpuRule
 
 # Without a measurement on the device: from this share of zeros on sparse beats ONNX Runtime's dense Conv on a CPU. The
 # classes and their break-even points are measured, with a margin (docs/cpu-kernel.md, "When it pays").
@@ -52,6 +53,11 @@ class DecisionOptions:
     def leaves_it_to_rules(self) -> bool:
         """Whether nobody said how sparse a layer has to be."""
         return self.min_sparsity is None and not self.force
+
+    @property
+    def gpu_rule(self) -> GpuRule | None:
+        """The GPUs that layers have to be faster on; None where the model is not made for any."""
+        return None
 
     @property
     def asks_cpu(self) -> bool:

@@ -151,13 +151,13 @@ def _notes(rule: GpuRule, sites: Sequence[ConvSite]) -> tuple[str, ...]:
     at = f" at batch {' and '.join(map(str, batches))}" if is_open else ""
     how = "; --batch names other sizes" if is_open and not rule.batches else ""
     notes = [
-        f"layers were decided by times foretold{at}, not measured{how}; 'tune --provider cuda' measures, "
+        f"layers were decided by predicted times{at}, not measured{how}; 'tune --provider cuda' measures, "
         "--min-sparsity and --force overrule"
     ]
     others = [f"sm_{a}" for a in rule.architectures if a != MEASURED_ARCHITECTURE]
     if others:
         notes.append(
-            f"no layer was measured on {', '.join(others)}: times are foretold as for an {MEASURED_ON} "
+            f"no layer was measured on {', '.join(others)}: times are predicted as for an {MEASURED_ON} "
             f"(sm_{MEASURED_ARCHITECTURE}) that runs these architectures' plans"
         )
     return tuple(notes)

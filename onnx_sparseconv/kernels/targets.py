@@ -99,7 +99,7 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
         raise UsageError(f"nvrtc must be one of {', '.join(NVRTC_CHOICES)}, got {choice!r}")
     if not names:
         return ()
-    architectures = [a for name in names for a in _architectures(name)]
+    architectures = parse_architectures(names)
     compilers = nvrtc.installed() if choice == "auto" else (nvrtc.find(int(choice)),)
     if not compilers:
         nvrtc.find()  # raises, and says how to get one
@@ -108,7 +108,7 @@ def resolve_targets(names: Sequence[str], choice: NvrtcChoice = "auto") -> tuple
     compressors = {compiler: fatbin.find(compiler.version[0]) for compiler in compilers}
     linkers = {compiler: nvjitlink.find(compiler.version) for compiler in compilers}
     targets = []
-    for architecture in dict.fromkeys(architectures):
+    for architecture in architectures:
         compiler = next((c for c, supported in known.items() if architecture in supported), None)
         if compiler is None:
             raise UsageError(_nothing_makes(architecture, known))
@@ -128,6 +128,16 @@ def _nothing_makes(architecture: int, known: Mapping[Nvrtc, Sequence[int]]) -> s
 def known_architectures(compiler: Nvrtc) -> list[int]:
     """Architectures that a compiler can make images for, rising."""
     return [a for a in compiler.supported_architectures() if a >= MIN_ARCHITECTURE]
+
+
+def parse_architectures(names: Sequence[str]) -> tuple[int, ...]:
+    """The architectures of some names, each once, in the order of the names: 90 for ``sm_90``. Needs no compiler.
+
+    Raises:
+        UsageError: a name is no architecture.
+        CompileError: there is no GPU for ``native``.
+    """
+    return tuple(dict.fromkeys(architecture for name in names for architecture in _architectures(name)))
 
 
 def _architectures(name: str) -> list[int]:

@@ -31,9 +31,13 @@ def layers_table(report: Report) -> str:
 def _time_columns(case: Case, is_one_of_many: bool) -> list[Column]:
     at = f", {case.label}" if is_one_of_many else ""
     return [
-        Column(f"Dense{at}", True, "time of the layer alone, as ONNX Runtime runs it"),
-        Column(f"Sparse{at}", True, "time of the layer alone, as a sparse convolution"),
-        Column(f"Speed-up{at}", True, "dense over sparse time"),
+        Column(f"Dense, alone{at}", True, "time of the layer alone, as ONNX Runtime runs it"),
+        Column(f"Sparse, alone{at}", True, "time of the layer alone, as a sparse convolution"),
+        Column(
+            f"Speed-up{at}",
+            True,
+            "dense over sparse time, of the layer alone; the choice goes by times within the model",
+        ),
     ]
 
 

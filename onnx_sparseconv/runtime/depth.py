@@ -184,7 +184,7 @@ def _dot_length_of_sparse(weight_shape: AttributeProto) -> int | None:
 
 
 def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the shapes that can be inferred; as it is where onnx cannot infer any, in a model too large say."""
+    """The model with the shapes that can be inferred; as it is where onnx cannot infer any."""
     try:
         return onnx.shape_inference.infer_shapes(model)
     except Exception:  # InferenceError, and what protobuf raises, which differs between its versions
@@ -192,7 +192,7 @@ def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _constants(graph: GraphProto, outer: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Shapes of a graph's constants by name, of what is computed from them and those around them, too: a masked weight."""
+    """Shapes of a graph's constants by name, and of what is computed from these and outer ones: of masked weights."""
     shapes = {t.name: tuple(t.dims) for t in graph.initializer}
     shapes |= {t.values.name: tuple(t.dims) for t in graph.sparse_initializer}
     shapes |= _constant_nodes(graph.node)

@@ -175,7 +175,7 @@ class _Job:
     @property
     def rule_name(self) -> str:
         """By what layers that are not timed are decided."""
-        return "sparsity" if self.rule is None else "foretold times"
+        return "sparsity" if self.rule is None else "predicted times"
 
 
 class _Tuner:

@@ -201,7 +201,7 @@ def _fewer(layouts: Layouts, chosen: frozenset[int], max_steps: int) -> list[fro
 def _text(choices: Sequence[frozenset[int]], best: _Timed) -> str:
     text = "; ".join(
         f"{case.dense_us / case.measured_us:.2f}x faster as a whole ({case.dense_us:.0f} us dense, "
-        f"{case.measured_us:.0f} us converted{_with_layout(case)}, {case.predicted_us:.0f} us foretold)"
+        f"{case.measured_us:.0f} us converted{_with_layout(case)}, {case.predicted_us:.0f} us predicted)"
         for case in best.cases
     )
     if best.sparse not in choices:
@@ -218,5 +218,5 @@ def _no_gain(timed: Sequence[_Timed], best: _Timed) -> str:
     tried = f"the best of {len(timed)} choices" if len(timed) > 1 else "the converted model"
     return (
         f"no gain as a whole: {tried} takes {worst.measured_us:.0f} us, the dense model {worst.dense_us:.0f} us, "
-        f"though its layers foretold {worst.predicted_us:.0f} us; all layers stay dense"
+        f"though {worst.predicted_us:.0f} us were predicted from its layers; all layers stay dense"
     )

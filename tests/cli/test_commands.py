@@ -18,7 +18,7 @@ from onnx_sparseconv.errors import ProviderError
 from onnx_sparseconv.runtime.doctor import CacheCheck, DoctorReport, LibraryCheck, Problem
 from onnx_sparseconv.runtime.environment import read_environment
 from onnx_sparseconv.runtime.timing import Speedup
-from tests.converter.test_network import network
+from tests.converter.test_network import CHANNELS, network
 from tests.runtime import networks
 
 
@@ -332,3 +332,41 @@ def test_doctor_tells_conflicts_from_other_problems(sparseconv, monkeypatch, con
     assert result.exit_code == code
     assert ("CONFLICT: two of them" if conflict else "PROBLEM: two of them") in result.stdout
     assert "remove one" in result.stdout
+
+
+def test_inspect_decides_for_gpus_as_convert_does(sparseconv, tmp_path):
+    """Without a GPU and without a compiler."""
+    path = tmp_path / "model.onnx"
+    onnx.save(network(((128, CHANNELS, 3, 3), 0.05, 1), ((128, 128, 3, 3), 0.05, 1), size=56), path)
+    result = sparseconv("inspect", path)
+    assert f"sparseconv inspect {path} --target sm_90" in result.stdout
+    result = sparseconv("inspect", path, "--target", "sm_90", "--precision", "fp16", "--batch", "32")
+    assert result.exit_code == 0
+    assert "predicted" in result.stdout
+    assert "on sm_90 at batch 32" in result.stdout
+    assert "-o model.sparse.onnx --target sm_90 --precision fp16 --batch 32" in result.stdout
+    assert "sparseconv inspect" not in result.stdout
+
+
+def test_inspect_refuses_what_it_cannot_decide_for(sparseconv, model):
+    for words, said in (
+        (("--target", "sm90"), "unknown target 'sm90'"),
+        (("--batch", "8"), "--batch needs --target"),
+    ):
+        result = sparseconv("inspect", model, *words)
+        assert result.exit_code == 2
+        assert said in result.stderr
+
+
+def test_a_model_for_gpus_is_checked_and_timed_on_one(sparseconv, model, tmp_path):
+    converted = tmp_path / "half.onnx"
+    result = sparseconv("convert", model, "-o", converted, "--precision", "fp16")
+    for step in ("verify", "bench"):
+        assert f"sparseconv {step} {model} {converted} --provider cuda" in result.stdout
+
+
+def test_where_nothing_is_pruned_convert_asks_for_the_masks(sparseconv, dense_model, tmp_path):
+    result = sparseconv("convert", dense_model, "-o", tmp_path / "out.onnx")
+    assert result.exit_code == 4
+    assert "0.0% of its Conv weights are zero" in result.stdout
+    assert "prune.remove" in result.stdout

@@ -340,7 +340,7 @@ def test_one_and_three_dimensions_are_foretold_too():
 def test_threshold_and_force_overrule_it(options):
     assert reasons(network(WIDE), **options) == [Reason.REWRITE]
     notes = make_plan(load(network(WIDE)), DecisionOptions(**options), GpuRule((90,))).report.notes
-    assert not any("foretold" in note for note in notes)
+    assert not any("predicted" in note for note in notes)
 
 
 @pytest.mark.usefixtures("foretold")
@@ -354,7 +354,11 @@ def test_decisions_overrule_it_for_the_layers_that_they_name():
 @pytest.mark.usefixtures("foretold")
 def test_the_notes_say_what_was_assumed():
     def notes(model, rule):
-        return [n for n in make_plan(load(model), DecisionOptions(), rule).report.notes if "foretold" in n]
+        return [
+            n
+            for n in make_plan(load(model), DecisionOptions(), rule).report.notes
+            if "predicted times" in n or "are predicted" in n
+        ]
 
     (note,) = notes(network(NARROW), GpuRule((90,)))
     assert "at batch 1 and 64" in note

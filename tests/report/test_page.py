@@ -199,7 +199,7 @@ def test_several_cases_have_charts_and_columns_of_their_own():
     tuned = documents.decisions([documents.decision(dense_us=(100.0, 700.0), sparse_us=(50.0, 90.0))], batches=(1, 8))
     page = _page(documents.conversion(tuned=tuned))
     assert page.text.count("Each layer alone") == 2
-    assert "Dense, x 8x3x224x224" in page.text
+    assert "Dense, alone, x 8x3x224x224" in page.text
     assert "700 \u00b5s" in page.text
 
 

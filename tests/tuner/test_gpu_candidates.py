@@ -175,7 +175,7 @@ def test_nothing_is_compiled_where_nothing_is_to_be_timed(compiled):
 def test_layers_that_are_foretold_to_lose_by_far_are_hopeless(monkeypatch):
     small = [piece(0.9)]
     assert search().why_hopeless(small) == ""
-    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4)
+    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4, library_launch_us=1e4)
     monkeypatch.setattr(gpu_candidates, "MODEL", slow)
     assert "x the speed of dense is predicted" in search().why_hopeless(small)
     assert search(skip_hopeless=False).why_hopeless(small) == ""
@@ -205,7 +205,7 @@ def test_no_layer_is_hopeless_that_the_librarys_kernel_may_make_faster(monkeypat
     weights = networks.weights(channels=256, layers=1, sparsity=0.8, dtype=np.float16)
     cutter = Cutter(networks.dense(weights, batch=64, size=14))
     pieces = [cutter.piece(cutter.regions[0]).model]
-    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4)
+    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4, library_launch_us=1e4)
     monkeypatch.setattr(gpu_candidates, "MODEL", slow)
     assert search().why_hopeless(pieces) == ""
     monkeypatch.setattr(gpu_candidates, "MODEL", dataclasses.replace(slow, library_mhz=0.1))
@@ -489,7 +489,7 @@ def test_the_layout_that_suits_the_converted_model_is_told(tuned):
     report = tuned(network(0.9), bench)
     (case,) = report.whole.cases
     assert (case.dense_us, case.predicted_us, case.measured_us, case.layout) == (300, 250, 250, "nhwc")
-    assert "300 us dense, 250 us converted with prefer_nhwc, 250 us foretold" in report.whole.text
+    assert "300 us dense, 250 us converted with prefer_nhwc, 250 us predicted" in report.whole.text
 
 
 @pytest.mark.usefixtures("compiled")
@@ -550,13 +550,13 @@ def test_what_is_not_timed_is_foretold_for_the_gpu_at_hand(tuned, monkeypatch):
     report = tuned(proto, bench, precision="fp16", **budget)
     assert bench.pieces == []
     assert {layer.choice for layer in report.decisions.layers} == {Choice.SPARSE}
-    assert "by its foretold times: " in report.decisions.layers[0].text
+    assert "by its predicted times: " in report.decisions.layers[0].text
     assert "on warpgroups" in report.decisions.layers[0].text
     (case,) = report.whole.cases
     assert 0 < case.predicted_us < case.dense_us
     few_weights = tuned(network_of(0.995), bench, **budget)
     assert {layer.choice for layer in few_weights.decisions.layers} == {Choice.DENSE}
-    assert "by its foretold times: no code is generated, and no kernel" in few_weights.decisions.layers[0].text
+    assert "by its predicted times: no code is generated, and no kernel" in few_weights.decisions.layers[0].text
     _plug_in(monkeypatch)
     assert "by its sparsity: " in tuned(proto, bench, **budget).decisions.layers[0].text
 

@@ -20,7 +20,7 @@ from onnx_sparseconv.cli.conversion.reports import check_report_name, write_repo
 from onnx_sparseconv.cli.conversion.text import print_conversion, print_summary
 from onnx_sparseconv.cli.conversion.work import COMMAND, convert_model, exit_code, outcome_document
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
-from onnx_sparseconv.cli.options import ProviderChoice, ProviderOption, ThreadsOption
+from onnx_sparseconv.cli.options import PrecisionChoice, ProviderChoice, ProviderOption, ThreadsOption
 from onnx_sparseconv.cli.paths import directories, require_distinct, require_not_an_input
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
@@ -41,13 +41,6 @@ if TYPE_CHECKING:
     from onnx_sparseconv.tuner import TuneOptions
 
 NAME = COMMAND
-
-
-class PrecisionOption(enum.StrEnum):
-    """Type that the model computes in."""
-
-    KEEP = "keep"
-    FP16 = "fp16"
 
 
 class NvrtcOption(enum.StrEnum):
@@ -109,12 +102,12 @@ def command(
         ),
     ] = None,
     precision: Annotated[
-        PrecisionOption,
+        PrecisionChoice,
         typer.Option(
             "--precision",
             help="fp16: turn the model into float16, for GPUs; what must stay float stays so. keep: leave types alone.",
         ),
-    ] = PrecisionOption.KEEP,
+    ] = PrecisionChoice.KEEP,
     fp16_io: Annotated[
         bool,
         typer.Option("--fp16-io", help="With fp16: float inputs and outputs become float16, too.", show_default=False),
@@ -134,7 +127,7 @@ def command(
             "--target",
             metavar="sm_NN|native",
             help="Compile GPU kernels of the layers for this architecture; native: for this machine's GPUs. May be "
-            "repeated. Needs no GPU but NVRTC; without it, converted models run on GPUs with a general kernel.",
+            "repeated. Needs no GPU but NVRTC; without it, the library's own kernels run the model on GPUs.",
             show_default=False,
         ),
     ] = None,
@@ -219,7 +212,7 @@ def command(
     by_rule = bool(targets) and not (force or decisions is not None or min_sparsity is not None)
     given = asked.given(but=("--batch",) if by_rule else ()) or ("--require-gain" if require_gain else "")
     if not tune and given:
-        raise UsageError(f"{given} needs --tune" + (", or --target and its rule" if given == "--batch" else ""))
+        raise UsageError(f"{given} needs --tune" + (", or --target" if given == "--batch" else ""))
     settings = Job(
         model=Path(),
         output=None,

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from onnx_sparseconv.cli import failures
-from onnx_sparseconv.cli.commands.convert import PrecisionOption
 from onnx_sparseconv.cli.console import progress_bar, say, say_command, say_field, say_table, shorten
 from onnx_sparseconv.cli.conversion.work import with_peaks
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
-from onnx_sparseconv.cli.options import JsonOption, ProviderChoice, ProviderOption, ThreadsOption
+from onnx_sparseconv.cli.options import JsonOption, PrecisionChoice, ProviderChoice, ProviderOption, ThreadsOption
 from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input, suggested_output
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
@@ -60,9 +59,9 @@ def command(
     target: TimedTargetsOption = None,
     cuda_graph: CudaGraphOption = False,
     precision: Annotated[
-        PrecisionOption,
+        PrecisionChoice,
         typer.Option("--precision", help="fp16: tune the model that conversion with --precision fp16 makes of it."),
-    ] = PrecisionOption.KEEP,
+    ] = PrecisionChoice.KEEP,
     require_gain: RequireGainOption = False,
     json: JsonOption = False,
 ) -> ExitCode:
@@ -94,7 +93,7 @@ def command(
     return ExitCode.NO_GAIN if require_gain and not report.gain else ExitCode.DONE
 
 
-def print_report(model: Path, output: Path, report: TuneReport, precision: PrecisionOption) -> None:
+def print_report(model: Path, output: Path, report: TuneReport, precision: PrecisionChoice) -> None:
     """Print what was measured and decided, and how to make the model."""
     decisions = report.decisions
     say_field("measured", decisions.measured_on)
@@ -117,5 +116,5 @@ def print_report(model: Path, output: Path, report: TuneReport, precision: Preci
         say("Next:")
         converted = suggested_output(model, "sparse")
         words = ["sparseconv", "convert", str(model), "-o", str(converted), "--decisions", str(output)]
-        half = ["--precision", "fp16"] if precision is PrecisionOption.FP16 else []
+        half = ["--precision", "fp16"] if precision is PrecisionChoice.FP16 else []
         say_command(shlex.join([*words, *half]))

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli.batch import Outcome
-from onnx_sparseconv.cli.console import Column, Table, format_bytes, format_change, say, say_command, say_table
+from onnx_sparseconv.cli.console import (
+    Column,
+    Table,
+    format_bytes,
+    format_change,
+    format_percent,
+    say,
+    say_command,
+    say_table,
+)
 from onnx_sparseconv.cli.conversion.job import Job
 from onnx_sparseconv.cli.layers import (
     converted_table,
@@ -110,7 +119,24 @@ def _print_nothing(job: Job, report: ConversionReport) -> None:
     for note in report.notes:
         say(f"note: {note}")
     if report.decisions is None and report.model.layers and not report.already_converted and not job.force:
-        say("--force rewrites whatever can be rewritten; --min-sparsity lowers the bar.")
+        say(_advice(job, report))
+
+
+# Fewer zeros than this are there by chance.
+_NO_ZEROS = 0.01
+
+
+def _advice(job: Job, report: ConversionReport) -> str:
+    """What somebody can do where nothing qualifies."""
+    sparsity = report.model.sparsity
+    if sparsity is not None and sparsity < _NO_ZEROS:
+        zeros = format_percent(sparsity)
+        return (
+            f"{zeros} of its Conv weights are zero: the file holds no pruned weights. If the model was pruned, apply "
+            "the masks to the weights before exporting it ('prune.remove' in PyTorch)."
+        )
+    bar = "" if job.min_sparsity is not None else " --min-sparsity lowers the bar;"
+    return f"'sparseconv tune' measures which layers gain here;{bar} --force rewrites whatever can be rewritten."
 
 
 def _print_next_steps(job: Job, report: ConversionReport) -> None:
@@ -119,8 +145,13 @@ def _print_next_steps(job: Job, report: ConversionReport) -> None:
         say("Dry run: nothing was written.")
         return
     say(f"Wrote {report.output}. Next, check that the outputs agree, and time it:")
+    is_for_gpu = bool(report.targets) or job.precision == "fp16"
+    batch = ["--batch", str(job.batches[0])] if job.batches else []
     for step in ("verify", "bench"):
-        say_command(shlex.join(["sparseconv", step, str(job.model), str(report.output)]))
+        # As it will run on a GPU, where floats may be rounded to TF32.
+        rounded = ["--tf32"] if step == "verify" and job.precision != "fp16" else []
+        more = ["--provider", "cuda", *rounded, *batch] if is_for_gpu else []
+        say_command(shlex.join(["sparseconv", step, str(job.model), str(report.output), *more]))
 
 
 def print_summary(outcomes: Sequence[Outcome[Job, ConversionReport]]) -> None:
