@@ -29,12 +29,12 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
     """
     temporary = None
     try:
-        target = Path(path).resolve()
-        if is_special(target):
+        if is_special(path):  # by its own name: what a link of /dev leads to may have none
             with tempfile.TemporaryDirectory() as folder:
                 yield Path(folder) / "output"
-                pass_on(Path(folder) / "output", target)
+                pass_on(Path(folder) / "output", Path(path))
             return
+        target = Path(path).resolve()
         temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
         with temporary.open("xb"):
             pass
@@ -83,6 +83,14 @@ def is_directory(path: str | Path) -> bool:
     """Whether it is a directory. A name that no file can have, too long say, is none."""
     try:
         return Path(path).is_dir()
+    except OSError:
+        return False
+
+
+def is_link(path: str | Path) -> bool:
+    """Whether it is a symbolic link. A name that no file can have is none."""
+    try:
+        return Path(path).is_symlink()
     except OSError:
         return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,11 +72,24 @@ def find_conv_sites(view: ModelView, shapes: ShapeMap) -> list[ConvSite]:
     """
     resolver = ConstantResolver(view)
     return [
-        _make_site(node, scope, view, resolver, shapes)
+        _make_site(name, node, scope, (view, resolver, shapes))
         for scope in view.scopes
         if scope.function is None or scope.function.domain != DOMAIN
-        for node in _convolutions(scope)
+        for name, node in _named(scope)
     ]
+
+
+def _named(scope: Scope) -> Iterator[tuple[str, gs.Node]]:
+    """The convolutions of a scope, each with its name; one without is named after its output, apart from all others."""
+    taken = {node.name for node in scope.graph.nodes if node.name}
+    for node in _convolutions(scope):
+        name = node.name
+        if not name:
+            wanted = f"{node.op}_{node.outputs[0].name}"
+            numbered = (f"{wanted}_{number}" for number in itertools.count(1))
+            name = next(one for one in itertools.chain([wanted], numbered) if one not in taken)
+            taken.add(name)
+        yield name, node
 
 
 def attributes_of(proto: NodeProto) -> dict[str, Any]:
@@ -121,7 +135,8 @@ def _convolutions(scope: Scope) -> Iterator[gs.Node]:
             yield node
 
 
-def _make_site(node: gs.Node, scope: Scope, view: ModelView, resolver: ConstantResolver, shapes: ShapeMap) -> ConvSite:
+def _make_site(name: str, node: gs.Node, scope: Scope, known: tuple[ModelView, ConstantResolver, ShapeMap]) -> ConvSite:
+    view, resolver, shapes = known
     proto = view.origin(node)
     assert proto is not None
     weight_index = 3 if node.op == "QLinearConv" else 1
@@ -137,7 +152,7 @@ def _make_site(node: gs.Node, scope: Scope, view: ModelView, resolver: ConstantR
         except InvalidConvError as error:
             problem = str(error)
     return ConvSite(
-        name=node.name or f"{node.op}_{node.outputs[0].name}",
+        name=name,
         scope=scope,
         node=node,
         proto=proto,

@@ -25,6 +25,7 @@ from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
 from onnx_sparseconv.converter.pipeline import Pipeline
 from onnx_sparseconv.converter.precision import (
     PrecisionOptions,
+    check_names,
     convert_to_half,
     fix_initializers,
     inline_functions,
@@ -158,6 +159,7 @@ def convert(
     if to_half:
         inlined, notes = inline_functions(loaded.proto)
         loaded = replace(loaded, proto=inlined)
+        check_names(inlined, options.keep_float)
         notes = (*notes, *(fix_initializers(inlined) if options.force else ()))
     rule = _gpu_rule(options, [target.architecture for target in targets])
     plan = make_plan(loaded, options, rule)
@@ -191,7 +193,7 @@ def convert(
     proto = plan.view.proto
     if to_half:
         proto = _with_half_opset(proto)
-        folded, lost_more = fold_dense(proto)
+        folded, lost_more = fold_dense(proto, options.keep_float)
         notes = (*notes, *folded)
         report = _to_half(proto, plan, options, report, (*lost, *lost_more))
     notes = (*notes, *drop_stale(proto, images_before))
@@ -252,7 +254,10 @@ def _to_half(
     proto: ModelProto, plan: Plan, options: ConvertOptions, report: ConversionReport, lost: tuple[Lost, ...]
 ) -> ConversionReport:
     """Turn a model into float16; give the report with what that did, and with the weights' sizes as they are then."""
-    wanted = PrecisionOptions(options.fp16_io, options.keep_float)
+    # What was a Conv when its name was given.
+    sparse = [s.name for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
+    kept = [site.name for site in plan.sites if site.name in sparse and site.node.op in options.keep_float]
+    wanted = PrecisionOptions(options.fp16_io, (*options.keep_float, *kept))
     precision = convert_to_half(proto, default_opset(proto), wanted, lost)
     report = replace(report, precision=precision)
     if not precision.changed or not report.converted:
@@ -283,7 +288,7 @@ def _rewrite(
     to_half = options.precision == "fp16"
     opset = default_opset(proto)
     chosen = [s for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
-    pipeline = Pipeline(view, plan.shapes, chosen, to_half=to_half)
+    pipeline = Pipeline(view, plan.shapes, chosen, to_half=to_half, keep=options.keep_float)
     pipeline.fold()
     attributes, biases = {}, {}
     lost: list[Lost] = []
@@ -291,7 +296,10 @@ def _rewrite(
         if progress:
             progress(index, len(chosen), site.name)
         layer = pipeline.layers[id(site.node)]
-        if to_half and site.weight is not None:
+        if site.node.op in options.keep_float or site.name in options.keep_float:
+            assert site.weight is not None
+            layer = replace(layer, dtype=site.weight.values.dtype)
+        elif to_half and site.weight is not None:
             layer, loss = through_half(layer, site.weight.values.dtype, site.name)
             lost += [loss] if loss is not None else []
         layer = layer.rounded()

@@ -8,6 +8,7 @@ float64, and rounded once.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -22,20 +23,22 @@ from onnx_sparseconv.passes.base import detach
 from onnx_sparseconv.passes.conv_layer import ConvLayer
 
 
-def fold_dense(proto: ModelProto) -> tuple[tuple[str, ...], tuple[Lost, ...]]:
+def fold_dense(proto: ModelProto, keep: Collection[str] = ()) -> tuple[tuple[str, ...], tuple[Lost, ...]]:
     """Fold what stands around the float Conv of a model into them, as far as rounding to float16 allows it.
 
     Args:
         proto: the model; it is changed.
+        keep: names of nodes, or of operators, that stay float: they are not folded, and into them nothing is.
 
     Returns:
         Notes, and what rounding to float16 took from the weights.
     """
     view, shapes = ModelView(proto), ShapeMap(proto)
     sites = [site for site in find_conv_sites(view, shapes) if _is_dense_float(site)]
+    sites = [site for site in sites if site.name not in keep and site.node.op not in keep]
     if not sites:
         return (), ()
-    pipeline = Pipeline(view, shapes, sites, to_half=True)
+    pipeline = Pipeline(view, shapes, sites, to_half=True, keep=keep)
     pipeline.fold()
     lost = []
     for site in sites:

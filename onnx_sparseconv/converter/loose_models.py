@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import onnx
@@ -66,6 +67,72 @@ def _read_by(node: NodeProto) -> Iterator[str]:
         own |= {name for inner in graph.node for name in inner.output}
         read = [name for inner in graph.node for name in _read_by(inner)] + [output.name for output in graph.output]
         yield from (name for name in read if name not in own)
+
+
+def name_apart(proto: ModelProto) -> bool:
+    """Rename initializers of subgraphs that have the name of a tensor around them; return whether there are such.
+
+    ONNX forbids them, though its checker does not see it, and ONNX Runtime reads the inner one.
+    """
+    taken = {name for owner in (proto.graph, *proto.functions) for name in _names_within(owner)}
+    renamed = [
+        _name_apart_in(graph, _defined_in(owner), taken)
+        for owner in (proto.graph, *proto.functions)
+        for node in owner.node
+        for graph in subgraphs(node)
+    ]
+    return any(renamed)
+
+
+def _name_apart_in(graph: GraphProto, outer: frozenset[str], taken: set[str]) -> bool:
+    changed = False
+    for name in sorted(_initializer_names(graph) & outer):
+        number = next(n for n in itertools.count(1) if f"{name}_{n}" not in taken)
+        taken.add(f"{name}_{number}")
+        _rename_in(graph, name, f"{name}_{number}")
+        changed = True
+    names = outer | _defined_in(graph)
+    inner = [_name_apart_in(body, names, taken) for node in graph.node for body in subgraphs(node)]
+    return changed or any(inner)
+
+
+def _rename_in(graph: GraphProto, old: str, new: str) -> None:
+    """Rename a tensor that a graph defines, there and in the subgraphs that read it."""
+    named = [*graph.initializer, *(sparse.values for sparse in graph.sparse_initializer)]
+    for item in (*named, *graph.input, *graph.output, *graph.value_info):
+        if item.name == old:
+            item.name = new
+    for annotation in graph.quantization_annotation:
+        if annotation.tensor_name == old:
+            annotation.tensor_name = new
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            if name == old:
+                node.input[index] = new
+        for body in subgraphs(node):
+            if old not in _defined_in(body):
+                _rename_in(body, old, new)
+
+
+def _initializer_names(graph: GraphProto) -> frozenset[str]:
+    return frozenset(t.name for t in graph.initializer) | {s.values.name for s in graph.sparse_initializer}
+
+
+def _defined_in(owner: GraphProto | FunctionProto) -> frozenset[str]:
+    """Names of the tensors that a graph or a function has by itself."""
+    made = frozenset(name for node in owner.node for name in node.output)
+    if isinstance(owner, FunctionProto):
+        return made | frozenset(owner.input)
+    return made | {i.name for i in owner.input} | _initializer_names(owner)
+
+
+def _names_within(owner: GraphProto | FunctionProto) -> Iterator[str]:
+    """Names of all tensors of a graph or function, and of its subgraphs."""
+    yield from _defined_in(owner)
+    for node in owner.node:
+        yield from node.input
+        for graph in subgraphs(node):
+            yield from _names_within(graph)
 
 
 def state_output_shapes(proto: ModelProto) -> bool:

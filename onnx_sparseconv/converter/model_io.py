@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,14 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_model, set_external_data, uses_external_data
 
-from onnx_sparseconv.converter.loose_models import sort_nodes, state_output_shapes
+from onnx_sparseconv.converter.loose_models import name_apart, sort_nodes, state_output_shapes
 from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.files import is_special, is_there, pass_on, require_text_name
+from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, require_text_name
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
+_MAX_FILE_BYTES = 2**31 - 1
 # Smaller tensors stay in the model file when the rest goes into an external one.
 MIN_EXTERNAL_BYTES = 1024
 
@@ -74,24 +75,35 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
         return LoadedModel(proto, None, tensor_bytes(proto), external=False)
     path = Path(source)
     require_text_name(path)
-    proto = _parse(path)
+    proto, size = _parse(path)
     outside = [(t, _location(t)) for t in iterate_tensors(proto) if uses_external_data(t)]
+    if outside and is_special(path):
+        raise ModelError(f"{path} is no file, and the model's data are in another one beside it: name the model's file")
     try:
         respelled = _respell(proto)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    # What was read from a pipe is there no more.
+    is_as_read = not respelled and not is_special(path)
     try:
-        if not respelled:
+        if is_as_read:
             onnx.checker.check_model(str(path))
         load_external_data_for_model(proto, str(path.parent))
     except Exception as error:  # the checker and the loader raise many types, RuntimeError and ValueError among them
-        raise ModelError(f"{path}: is not valid ONNX: {one_line(error)}") from error
-    if respelled:
+        raise ModelError(f"{path}: {_why_invalid(error, path, [location for _, location in outside])}") from error
+    if not is_as_read:
         _check_proto(proto, str(path))
     for tensor, location in outside:
         _check_data(tensor, location, path)
-    files = {path, *(path.parent / location for _, location in outside)}
-    return LoadedModel(proto, path, sum(f.stat().st_size for f in files), external=bool(outside))
+    files = {path.parent / location for _, location in outside}
+    return LoadedModel(proto, path, size + sum(f.stat().st_size for f in files), external=bool(outside))
+
+
+def _why_invalid(error: Exception, path: Path, locations: Iterable[str]) -> str:
+    link = next((location for location in locations if is_link(path.parent / location)), "")
+    if link:
+        return f"its data {link} is a symbolic link, which onnx does not follow: copy both files (cp -L)"
+    return f"is not valid ONNX: {one_line(error)}"
 
 
 def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
@@ -111,13 +123,13 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     """
     given = path
     require_text_name(given)
+    external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
+    if is_special(path):
+        return _save_to_special(proto, Path(path), external)
     try:
         path = Path(path).resolve()  # a link keeps being one: its target is replaced
     except OSError as error:
         raise ModelError(f"{given}: cannot be written: {error.strerror or error}") from error
-    external = external or tensor_bytes(proto) > MAX_INLINE_BYTES
-    if is_special(path):
-        return _save_to_special(proto, path, external)
     data = path.with_name(data_name(path))
     if external and len(os.fsencode(data.name)) > _MAX_NAME_BYTES:
         raise ModelError(f"{given}: cannot be written: the name of {data.name} beside it would be too long")
@@ -158,6 +170,8 @@ def data_files(path: Path) -> list[Path]:
 
     What a model names elsewhere no reader takes, so it is left out: absolute paths, and those that lead upwards.
     """
+    if is_special(path):  # a pipe is read once
+        return []
     try:
         proto = onnx.load_model(str(path), load_external_data=False)
     except (DecodeError, ValueError, OSError):
@@ -213,13 +227,17 @@ def _data_bytes(tensor: TensorProto) -> int:
     )
 
 
-def _parse(path: Path) -> ModelProto:
+def _parse(path: Path) -> tuple[ModelProto, int]:
+    """The model in a file, and how many bytes it has there."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE_BYTES + 1)  # a device may never end
     except IsADirectoryError as error:
         raise ModelError(f"{path}: is a folder: name the models in it, such as {path / '*.onnx'}") from error
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise ModelError(f"{path}: is not an ONNX model: it has more bytes than protobuf can read, 2 GB")
     try:
         proto = onnx.load_model_from_string(data)
     except (DecodeError, ValueError) as error:
@@ -228,7 +246,7 @@ def _parse(path: Path) -> ModelProto:
         raise ModelError(f"{path}: is not an ONNX model: a name in it is not UTF-8")
     if not proto.HasField("graph") or not proto.opset_import:
         raise ModelError(f"{path}: is not an ONNX model: it has no graph or names no opset")
-    return proto
+    return proto, len(data)
 
 
 def _check_proto(proto: ModelProto, name: str) -> None:
@@ -242,6 +260,7 @@ def _respell(proto: ModelProto) -> bool:
     """Write what ONNX Runtime takes as onnx's checker wants it; return whether anything was written otherwise."""
     changes = [
         _spell_default_domain(proto),
+        name_apart(proto),
         *(sort_nodes(owner) for owner in (proto.graph, *proto.functions)),
         state_output_shapes(proto),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import onnx_graphsurgeon as gs
@@ -54,14 +54,26 @@ class Pipeline:
         shapes: shapes of its tensors.
         chosen: the convolutions that will be rewritten.
         to_half: float ones will become float16, so what is folded has to fit into that.
+        keep: names of nodes, or of operators, that stay nodes by themselves; of convolutions it says nothing.
     """
 
-    def __init__(self, view: ModelView, shapes: ShapeMap, chosen: Sequence[ConvSite], *, to_half: bool = False) -> None:
+    def __init__(
+        self,
+        view: ModelView,
+        shapes: ShapeMap,
+        chosen: Sequence[ConvSite],
+        *,
+        to_half: bool = False,
+        keep: Collection[str] = (),
+    ) -> None:
         self._view = view
         self._shapes = shapes
         self._to_half = to_half
         self._resolver = ConstantResolver(view)
-        self._pinned = view.pinned_names()
+        convolutions = {id(site.node) for site in chosen}
+        nodes = [node for scope in view.scopes for node in scope.graph.nodes if id(node) not in convolutions]
+        kept = [node for node in nodes if node.name in keep or node.op in keep]
+        self._pinned = view.pinned_names() | {t.name for n in kept for t in (*n.inputs, *n.outputs) if t.name}
         self._edits: dict[str, list[tuple[Scope, Edit]]] = {kind.__name__: [] for kind in _ORDER}
         self._refusals: dict[str, list[tuple[Scope, Refusal]]] = {kind.__name__: [] for kind in _ORDER}
         self._names = {id(site.node): site.name for site in chosen}

@@ -105,6 +105,10 @@ def has_no_activation(node: gs.Node) -> bool:
     return bool(np.array_equal(activation.values, np.asarray(int(Activation.NONE))))
 
 
+# Of tensors that passes must not do away with.
+PINNED = "has to stay: it is an output of a graph, named by training information, or beside a node that stays float"
+
+
 def sole_producer(tensor: gs.Tensor, pinned: AbstractSet[str]) -> gs.Node | None:
     """The node that makes a tensor which only one node reads, once, and which may go; else None.
 
@@ -124,7 +128,7 @@ def require_sole_reader(tensor: gs.Tensor, pinned: AbstractSet[str]) -> None:
         RefusedError: it may not.
     """
     if tensor.name in pinned:
-        raise RefusedError("the tensor between them is an output of a graph, or named by training information")
+        raise RefusedError(f"the tensor between them {PINNED}")
     if len(tensor.outputs) != 1:
         raise RefusedError("other nodes read the tensor between them, too")
 

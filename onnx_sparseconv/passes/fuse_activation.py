@@ -10,6 +10,7 @@ import onnx_graphsurgeon as gs
 from onnx_sparseconv.custom_ops.schema import DOMAIN, ELEMENT_TYPES
 from onnx_sparseconv.passes.activations import SINGLE_OPS, FloatType, Match, matches
 from onnx_sparseconv.passes.base import (
+    PINNED,
     ConstantLookup,
     Edit,
     PassResult,
@@ -90,7 +91,7 @@ class FuseActivation:
         nodes = {id(node) for node in match.nodes}
         between = [result, *(output for node in match.nodes[:-1] for output in node.outputs)]
         if any(tensor.name in self._pinned for tensor in between):
-            raise RefusedError("a tensor between them is an output of a graph, or named by training information")
+            raise RefusedError(f"a tensor between them {PINNED}")
         if any(id(reader) not in nodes for tensor in between for reader in tensor.outputs):
             raise RefusedError("other nodes read a tensor between them, too")
 

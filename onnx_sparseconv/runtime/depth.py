@@ -14,7 +14,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN
-from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.runtime.metrics import NumericalDepth
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "QLinearConv", "DeformConv"})
@@ -40,7 +40,10 @@ def load_structure(path: str | Path) -> onnx.ModelProto:
 
     Raises:
         ModelError: the file cannot be read or is not an ONNX model.
+        UsageError: it is no path.
     """
+    if isinstance(path, onnx.ModelProto):
+        raise UsageError("a model in memory cannot be run beside another: write it to a file, and give its path")
     try:
         model = onnx.load(str(path), load_external_data=False)
     except OSError as error:

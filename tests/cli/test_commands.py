@@ -370,3 +370,9 @@ def test_where_nothing_is_pruned_convert_asks_for_the_masks(sparseconv, dense_mo
     assert result.exit_code == 4
     assert "0.0% of its Conv weights are zero" in result.stdout
     assert "prune.remove" in result.stdout
+
+
+def test_verify_takes_no_kernel_on_the_cpu(sparseconv, model, converted):
+    result = sparseconv("verify", model, converted, "--kernel", "generated")
+    assert result.exit_code == 2
+    assert "--kernel needs --provider cuda" in result.stderr

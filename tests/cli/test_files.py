@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from onnx_sparseconv.converter import model_io
 from onnx_sparseconv.errors import SparseConvError
 from onnx_sparseconv.files import atomic_write, same_file, write_text
 
@@ -80,6 +81,34 @@ def test_a_pipe_stays_a_pipe(tmp_path):
     assert read == [b"new"]
     assert (tmp_path / "pipe").is_fifo()
     assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_models_come_and_go_through_pipes(sparseconv, model, tmp_path):
+    """By names in /dev, too, which lead to what has no name."""
+    for descriptor in (False, True):
+        read_end, write_end = os.pipe()
+        writer = threading.Thread(target=lambda end=write_end: (os.write(end, model.read_bytes()), os.close(end)))
+        if descriptor:
+            os.mkfifo(tmp_path / "in")
+            writer = threading.Thread(target=lambda: (tmp_path / "in").write_bytes(model.read_bytes()))
+        writer.start()
+        name = tmp_path / "in" if descriptor else f"/dev/fd/{read_end}"
+        result = sparseconv("convert", name, "-o", tmp_path / "out.onnx")
+        writer.join()
+        os.close(read_end)
+        assert result.exit_code == 0, result.stderr
+    os.mkfifo(tmp_path / "out")
+    reader, read = read_from_pipe(tmp_path / "out")
+    assert sparseconv("convert", model, "-o", tmp_path / "out").exit_code == 0
+    reader.join()
+    assert read == [(tmp_path / "out.onnx").read_bytes()]
+
+
+def test_a_file_without_an_end_is_no_model(sparseconv, monkeypatch):
+    monkeypatch.setattr(model_io, "_MAX_FILE_BYTES", 1000)
+    result = sparseconv("inspect", "/dev/zero")
+    assert result.exit_code == 1
+    assert "/dev/zero: is not an ONNX model: it has more bytes" in result.stderr
 
 
 def test_a_current_directory_that_is_gone_is_an_error(tmp_path, monkeypatch):

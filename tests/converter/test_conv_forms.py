@@ -13,8 +13,8 @@ from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.report import Reason
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.schema import concat_op
-from tests.support.odd_models import model, pruned, tensor, value
-from tests.support.plain_ort import assert_close, newest_opset, run
+from tests.support.odd_models import conv, model, pruned, tensor, value
+from tests.support.plain_ort import assert_close, inputs_for, newest_opset, run
 from tests.support.sparse_nodes import attributes_for, convolve, sparse_model
 
 FORCE = ConvertOptions(force=True)
@@ -324,3 +324,13 @@ def test_flops_through_a_chain_of_layers():
     ]
     source = model(nodes, [tensor(pruned((8, 16, 3, 3)), "W"), tensor(pruned((4, 8, 3, 3)), "V")])
     assert [layer.flops for layer in inspect(source).layers] == [2 * 8 * 16 * 9 * 4, 2 * 4 * 8 * 9 * 4]
+
+
+@pytest.mark.parametrize("taken", ["Conv_Y", ""])
+def test_a_node_without_a_name_gets_one_that_no_other_has(taken):
+    """ONNX Runtime refuses two nodes of one name."""
+    nodes = [conv(name="", out="Y"), helper.make_node("Relu", ["Y"], ["relu"], taken)]
+    proto = model(nodes, [tensor(pruned(), "W")], outputs=[value("relu", [None] * 4)])
+    converted, report = convert(proto, options=ConvertOptions(force=True))
+    assert report.model.layers[0].name == ("Conv_Y_1" if taken else "Conv_Y")
+    run(converted, inputs_for(proto))

@@ -8,7 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect
-from onnx_sparseconv.converter.loose_models import sort_nodes
+from onnx_sparseconv.converter.loose_models import name_apart, sort_nodes
 from onnx_sparseconv.errors import ModelError
 from tests.support.odd_models import FEEDS, conv, model, pruned, tensor, value
 from tests.support.plain_ort import assert_close, inputs_for, run
@@ -132,3 +132,39 @@ def test_casts_at_the_end_are_sorted():
     converted, report = convert(proto, options=FORCE)
     assert report.converted
     assert_same(converted, proto)
+
+
+def shadowing(inner, *more):
+    """A Conv, and an If whose branches have a weight of the same name, in which another branch may stand."""
+
+    def branch(output, nodes=()):
+        nodes = [*nodes, conv(name=f"conv_{output}", out=output)]
+        return helper.make_graph(nodes, output, [], [value(output, [None] * 4)], [inner])
+
+    nested = helper.make_node("If", ["condition"], ["c"], "if_c", then_branch=branch("d"), else_branch=branch("e"))
+    other = branch("b", more and [nested])
+    outer_if = helper.make_node("If", ["condition"], ["chosen"], "if", then_branch=branch("a"), else_branch=other)
+    nodes = [conv(), outer_if, helper.make_node("Add", ["Y", "chosen"], ["sum"])]
+    proto = model(nodes, [tensor(pruned(), "W")], outputs=[value("sum", [None] * 4)])
+    proto.graph.input.append(helper.make_tensor_value_info("condition", TensorProto.BOOL, []))
+    return proto
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("condition", [False, True])
+def test_the_weight_of_a_branch_is_its_own(is_nested, condition):
+    """ONNX forbids names of tensors around it, its checker does not see it, and ONNX Runtime reads the inner one."""
+    proto = shadowing(tensor(3 * pruned(), "W"), *[is_nested] * is_nested)
+    onnx.checker.check_model(proto)
+    converted, report = convert(proto, options=FORCE)
+    assert report.model.num_rewritten == (5 if is_nested else 3)
+    inputs = {**inputs_for(shadowing(tensor(pruned(), "W"))), "condition": np.asarray(condition)}
+    (actual,), (expected,) = run(converted, inputs), run(proto, inputs)
+    assert_close(actual, expected, ROW_LENGTH, 4 * MAGNITUDE)
+
+
+def test_names_that_are_apart_are_left_alone():
+    proto = shadowing(tensor(pruned(), "V"))
+    before = proto.SerializeToString()
+    assert not name_apart(proto)
+    assert proto.SerializeToString() == before

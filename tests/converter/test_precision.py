@@ -366,6 +366,39 @@ def test_what_the_caller_names_stays_float():
         convert(build(nodes), options=half_options(keep_float=("nothing",)))
 
 
+def test_what_the_caller_names_is_not_taken_into_a_sparse_layer():
+    """Names are those of the model that was given."""
+    nodes = [conv(out="a"), node("Relu", ["a"], "b"), conv("b", "c"), node("Relu", ["c"], "Y")]
+    converted, report = checked(build(nodes), keep_float=("Relu_b",))
+    assert ops(converted).count("Relu") == 1
+    assert kept(report) == {"Relu_b": "Relu: as asked"}
+    converted, report = convert(build(nodes), options=half_options(keep_float=("Conv",)))
+    assert [attributes.element_type for attributes in sparse_nodes(converted)] == [np.float32] * 2
+    assert list(kept(report)) == ["conv_a", "conv_c"]
+    assert not report.precision.changed
+    _, report = checked(build(nodes), keep_float=("conv_a",))
+    assert list(kept(report)) == ["conv_a"]
+
+
+def test_a_scale_that_stays_float_is_not_folded():
+    scale = {"S": VECTOR.reshape(1, 8, 1, 1)}
+    nodes = [conv(out="a"), node("Mul", ["a", "S"], "Y")]
+    for options in ({}, dense()):
+        converted, report = checked(build(nodes, scale), keep_float=("Mul",), **options)
+        assert "Mul" in ops(converted)
+        assert kept(report)["Mul_Y"] == "Mul: as asked"
+
+
+@pytest.mark.parametrize("op", ["ScatterND", "ScatterElements"])
+def test_what_is_added_up_where_it_is_scattered_stays_float(op):
+    (index, updates) = ((1, 1), (1, 8, 6, 6)) if op == "ScatterND" else ((1, 8, 3, 3),) * 2
+    constants = {"I": np.zeros(index, np.int64), "U": np.ones(updates, np.float32)}
+    for reduction in ("none", "add", "mul"):
+        scatter = node(op, ["a", "I", "U"], "Y", reduction=reduction)
+        _, report = checked(build([conv(out="a"), scatter], constants))
+        assert bool(kept(report)) == (reduction != "none")
+
+
 def test_light_nodes_without_a_layer_stay_float():
     nodes = [node("Relu", ["X"], "x"), node("Exp", ["x"], "b"), conv("b", "Y")]
     converted, report = checked(build(nodes), {"X": numbers(3, INPUT)}, **dense())

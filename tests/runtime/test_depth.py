@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.runtime.depth import depth_of_comparison, load_structure, numerical_depth, rounded_to_tf32
 from tests.runtime import networks
 
@@ -150,3 +150,8 @@ def test_files_that_are_no_models_are_refused(tmp_path):
     for name in ("text.onnx", "empty.onnx", "no_graph.onnx", "absent.onnx", "."):
         with pytest.raises(ModelError):
             load_structure(tmp_path / name)
+
+
+def test_a_model_in_memory_is_no_file():
+    with pytest.raises(UsageError, match="give its path"):
+        load_structure(networks.dense(networks.weights()))

@@ -205,7 +205,7 @@ def test_no_layer_is_hopeless_that_the_librarys_kernel_may_make_faster(monkeypat
     weights = networks.weights(channels=256, layers=1, sparsity=0.8, dtype=np.float16)
     cutter = Cutter(networks.dense(weights, batch=64, size=14))
     pieces = [cutter.piece(cutter.regions[0]).model]
-    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4, library_launch_us=1e4)
+    slow = dataclasses.replace(gpu_candidates.MODEL, sparse_launch_us=1e4)
     monkeypatch.setattr(gpu_candidates, "MODEL", slow)
     assert search().why_hopeless(pieces) == ""
     monkeypatch.setattr(gpu_candidates, "MODEL", dataclasses.replace(slow, library_mhz=0.1))

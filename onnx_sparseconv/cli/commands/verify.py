@@ -96,6 +96,8 @@ def command(
 
     if inputs is not None and (shape or batch is not None):
         raise UsageError("--inputs fixes the shapes: leave --shape and --batch out")
+    if kernel is not KernelChoice.AUTO and provider is not ProviderChoice.CUDA:
+        raise UsageError("--kernel needs --provider cuda")
     if output is not None:
         require_not_an_input(output, [p for p in (original, converted, inputs) if p is not None])
     with failures.stdout_kept_clean():

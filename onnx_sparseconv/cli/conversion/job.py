@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli.paths import require_distinct, require_models_spared, require_no_inputs
 from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.files import is_directory, is_there
+from onnx_sparseconv.files import is_directory, is_special, is_there, same_file
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.conversion import Precision
@@ -57,9 +58,15 @@ def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None,
         raise UsageError(f"-o names one output for {len(models)} models: use --out-dir")
     if output is None and out_dir is None and not settings.dry_run:
         raise UsageError("give the output: -o OUT, or --out-dir DIR (or --dry-run to write nothing)")
+    if output is not None and _is_stdout(output):
+        raise UsageError(f"-o {output}: the report is printed there: name a file, or another pipe")
     check_out_dir(out_dir)
     outputs = [out_dir / model.name if out_dir is not None else output for model in models]
     return place(models, outputs, settings)
+
+
+def _is_stdout(path: Path) -> bool:
+    return is_special(path) and same_file(path, "/dev/stdout") and not same_file(path, os.devnull)
 
 
 def place(models: Sequence[Path], outputs: Sequence[Path | None], settings: Job) -> list[Job]:

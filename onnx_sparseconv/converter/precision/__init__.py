@@ -25,6 +25,7 @@ from onnx import ModelProto, TensorProto
 
 from onnx_sparseconv.converter.functions import write_defaults_at_calls
 from onnx_sparseconv.converter.model_io import one_line
+from onnx_sparseconv.converter.model_view import iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version
 from onnx_sparseconv.converter.precision.graph import GraphScope, Node, all_nodes, read_graph
 from onnx_sparseconv.converter.precision.ops import is_heavy
@@ -86,14 +87,12 @@ def convert_to_half(
 
     Raises:
         ModelError: the opset is too old.
-        UsageError: a name to keep is not in the model.
     """
     if opset < MIN_OPSET:
         raise ModelError(f"float16 needs opset {MIN_OPSET} or later, the model has {opset}: export it anew")
     if proto.ir_version < 4:
         raise_ir_version(proto)
     scope = read_graph(proto, opset)
-    _check_names(scope, options.keep_float)
     plan = plan_half(scope, opset, options.keep_float)
     kept = tuple(NodeNote(n.label, n.scope.path, f"{n.op}: {why}") for n, why in plan.kept.values())
     others = _other_types(scope)
@@ -144,9 +143,13 @@ def _on_overridable(proto: ModelProto) -> tuple[str, ...]:
     )
 
 
-def _check_names(scope: GraphScope, names: Iterable[str]) -> None:
-    nodes = list(all_nodes(scope))
-    known = {n.proto.name for n in nodes} | {n.op for n in nodes}
+def check_names(proto: ModelProto, names: Iterable[str]) -> None:
+    """Check names of nodes, or of operators, that are to stay float, before anything is made of the nodes.
+
+    Raises:
+        UsageError: a name is not in the model.
+    """
+    known = {name for node in iterate_nodes(proto.graph.node) for name in (node.name, node.op_type)}
     for name in names:
         if name not in known:
             raise UsageError(f"--keep-float {name}: the model has no node or operator of that name")

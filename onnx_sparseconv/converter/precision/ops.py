@@ -45,6 +45,7 @@ CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 _RANGE = "its results can leave float16's range, or vanish in it"
 _KERNEL = "ONNX Runtime's CUDA provider has no float16 kernel for it"
+_SCATTERED = "ONNX Runtime's CPU provider does not add up float16 there"
 _RECURRENT = "errors would add up from step to step"
 _QUANTISED = "it belongs to quantisation"
 _SOURCE = "what it makes is cast where float16 is wanted"
@@ -129,6 +130,8 @@ def refusal(node: NodeProto, opset: int) -> str:
         return f"{node.domain}::{node.op_type} is not known to run in float16"
     if node.op_type == "Mul" and len(node.input) == 2 and node.input[0] == node.input[1]:
         return _RANGE  # a square
+    if any(a.name == "reduction" and a.s not in (b"", b"none") for a in node.attribute):
+        return _SCATTERED
     if node.op_type in _LIGHT:
         return "" if opset >= _LIGHT[node.op_type] else _KERNEL
     return _WHY.get(node.op_type, f"{node.op_type} is not known to run in float16 on CUDA")
