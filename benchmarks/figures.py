@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DOCUMENTS = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("cpu-kernel.md", "gpu-kernels.md", "passes.md")),
+    *(ROOT / "docs" / name for name in ("cpu-kernel.md", "gpu-measurements.md", "passes.md")),
 )
 PAPERS_TEXT = ROOT / "benchmarks" / "pages" / "papers.md"
 PAPERS_PAGE = ROOT / "docs" / "papers.md"
