@@ -1,4 +1,4 @@
-"""The whole road on one pruned model: inspect, convert, verify, bench. Runs the commands that you would type.
+"""Takes one pruned model all the way: inspect, convert, verify, bench. Runs the commands that you would type.
 
 python examples/first_run.py                    # the Fashion-MNIST network beside this file
 python examples/first_run.py MODEL.onnx         # a model of yours

@@ -1,7 +1,7 @@
 // Runs a converted model from C++, with nothing but ONNX Runtime's C API and the custom-op library.
 //
 //   run_model MODEL LIBRARY INPUT SHAPE OUTPUT
-//   run_model model.sparse.onnx libonnx_sparseconv.so input.bin 1,3,224,224 output.bin
+//   run_model model.sparse.onnx ./libonnx_sparseconv.so input.bin 1,3,224,224 output.bin
 //
 // INPUT holds the model's first input as raw float32, OUTPUT receives its first output in the same form. Only the line
 // marked (*) differs from a program that runs any other model.
@@ -20,8 +20,8 @@
 
 namespace {
 
-// The releases from 1.17 on all have this version of the API.
-const OrtApi* const ort = OrtGetApiBase()->GetApi(17);
+// The releases from 1.20 on, which the library needs, all have this version of the API.
+const OrtApi* const ort = OrtGetApiBase()->GetApi(20);
 
 void Check(OrtStatus* status) {
   if (status == nullptr) return;
@@ -56,7 +56,7 @@ std::vector<int64_t> ParseShape(const std::string& text) {
 
 int main(int argc, char** argv) {
   Require(argc == 6, "usage: run_model MODEL LIBRARY INPUT SHAPE OUTPUT");
-  Require(ort != nullptr, "needs ONNX Runtime 1.17 or later");
+  Require(ort != nullptr, "needs ONNX Runtime 1.20 or later");
   const char* const model = argv[1];
   const char* const library = argv[2];
   std::vector<float> input = ReadFloats(argv[3]);
