@@ -1,4 +1,4 @@
-"""What the native library's plans for `cuda.tensor` of 1x1 take, in cycles: `ChooseSegmentLaunch` of segment_plan.cc,
+"""What the native library's plans for `cuda.segments` take, in cycles: `ChooseSegmentLaunch` of segment_plan.cc,
 which has the same constants and explains them, for a weight of which is known how many zeros it has.
 """
 

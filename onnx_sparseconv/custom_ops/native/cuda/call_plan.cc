@@ -80,8 +80,8 @@ double Planner::PlanOthers(const PlanKey& key, Plan* plan) const {
   }
   if (choice == KernelChoice::kSegments && !plan->segments) {
     Fail(
-        "the segment kernel cannot run this call: it is for 1x1 without strides and padding, on planes of a multiple "
-        "of 4 positions, and its tiles have to fit");
+        "the segment kernel cannot run this call: it is for planes of a multiple of 4 positions, and its tiles have to "
+        "fit");
   }
   // By segments, the sources of X are read where they are.
   const double tensor = CyclesOf(plan->tensor) + SourceCycles(key), segments = CyclesOf(plan->segments);

@@ -76,12 +76,14 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
   const bool can_load = device.architecture >= kMinTensorArchitecture;
   const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
-  if (!can_load || !HasTensorForm(halves, geometry)) {
+  const bool is_plain = IsPointwise(geometry) && IsPlain(geometry);
+  const bool must_be_plain = op.cuda.kernel == KernelChoice::kSegments;
+  if (!can_load || !HasTensorForm(halves, geometry) || (must_be_plain && !is_plain)) {
     if (must_run) {
       Fail("'sparseconv.cuda_kernel' asks for the ",
-           op.cuda.kernel == KernelChoice::kSegments ? "segment" : "tensor-core",
-           " kernel, which runs 1-D and 2-D, weights that are halves, or finite floats, on compute capability 8.0 and "
-           "later");
+           must_be_plain ? "segment kernel, which runs 1x1 without strides and padding"
+                         : "tensor-core kernel, which runs 1-D and 2-D",
+           ", weights that are halves, or finite floats, on compute capability 8.0 and later");
     }
     return;
   }
@@ -89,7 +91,7 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
                  PackTensorWeight(halves, geometry, ChooseTensorForm(geometry, device.max_shared_bytes)),
                  scaled ? scaled->scales : std::vector<float>());
   // Warpgroups have a kernel of their own for 1x1.
-  if (IsPointwise(geometry) && IsPlain(geometry) && !wgmma && op.cuda.kernel != KernelChoice::kTensor) {
+  if (is_plain && !wgmma && op.cuda.kernel != KernelChoice::kTensor) {
     tensor->segments.emplace(is_half(), tensor->facts.form.tile_rows, device.architecture,
                              device.max_shared_bytes - kReservedSharedBytes);
   }

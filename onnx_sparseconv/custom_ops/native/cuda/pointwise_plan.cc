@@ -168,8 +168,7 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   const int64_t plane = std::max(PositionsOf(sizes.in_dims), PositionsOf(sizes.out_dims));
   const int64_t segments = CheckedMultiply(channels, SegmentsOf(plane), "an image");
   if (segments > kMax / (kSegmentPositions * facts.element_bytes) || segments > kMax / batch) return std::nullopt;
-  // The resolved padding counts: auto_pad may have found some.
-  const bool is_whole = IsPlain(geometry) && sizes.pads_begin == Axes{} && sizes.out_dims == sizes.in_dims;
+  const bool is_whole = IsPlain(geometry);
   const bool is_gathered = !is_whole || PositionsOf(sizes.out_dims) % kMinPlaneUnit != 0;
   auto launch = Planner(geometry, sizes, batch, device, facts, is_gathered).Choose();
   if (!launch) return launch;

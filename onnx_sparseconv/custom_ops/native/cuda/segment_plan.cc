@@ -243,12 +243,8 @@ class Planner {
 
 std::optional<SegmentLaunch> ChooseSegmentLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                  int64_t batch, const DeviceFacts& device, const TensorFacts& facts) {
-  // The resolved padding counts: auto_pad may have found some.
-  if (!IsPointwise(geometry) || !IsPlain(geometry) || sizes.pads_begin != Axes{} || sizes.out_dims != sizes.in_dims) {
-    return std::nullopt;
-  }
   const int64_t plane = sizes.out_dims[0] * sizes.out_dims[1] * sizes.out_dims[2];
-  if (plane == 0 || plane % kMinPlaneUnit != 0) return std::nullopt;
+  if (plane % kMinPlaneUnit != 0) return std::nullopt;
   // The segments of all images are counted in ints, with those of a block behind the last one, and a plane's bytes.
   constexpr int64_t kMax = std::numeric_limits<int32_t>::max() / 2;
   if (plane > kMax / facts.element_bytes || CheckedMultiply(batch, plane, "the positions") > kMax) return std::nullopt;

@@ -19,12 +19,12 @@ struct SegmentLaunch {
   LaunchShape shape;
 };
 
-// Nothing where the convolution is not one of planes as they are, of a multiple of 4 positions, or where these are too
-// many, or no tile of outputs fits shared memory. `batch` is at least 1.
+// Of 1x1 without strides and padding. Nothing where planes are not of a multiple of 4 positions, or these are too many,
+// or no tile of outputs fits shared memory. `batch` is at least 1.
 std::optional<SegmentLaunch> ChooseSegmentLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                  int64_t batch, const DeviceFacts& device, const TensorFacts& facts);
 
-// What X and Y, their sources and the residual have to begin at multiples of, in bytes.
+// What X or its sources, Y and the residual have to begin at multiples of, in bytes.
 uintptr_t SegmentAlignment(int64_t element_bytes);
 
 }  // namespace sparseconv::cuda
