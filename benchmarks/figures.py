@@ -40,6 +40,11 @@ NEWER_NETWORKS = tuple(f"gpu-models-newer-{kind}{batch}" for kind in ("", "float
 CONCAT_NETWORKS, REAL_NETWORKS = (
     tuple(f"gpu-models-{kind}-{batch}" for batch in (1, 8, 32)) for kind in ("concat", "real")
 )
+# Converted for each batch size, as CUDA graphs, each network by the newest version that measured it.
+NETWORKS_BY_BATCH = (
+    *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)),
+    *(*NEWER_NETWORKS, *CONCAT_NETWORKS, "gpu-models-joined-32"),
+)
 Record = dict[str, Any]
 
 
@@ -96,6 +101,32 @@ def models_table(results: str) -> str:
         ["model", "batch", "threads", "Conv rewritten", "dense", "converted", "speed-up", "8 of 10 rounds", "file"],
         rows,
     )
+
+
+def expected_table() -> str:
+    """What to expect of whole networks: the range of each of README's tables, by how much of them was pruned."""
+    models = load("cpu-models")["models"]
+    pruned = [m for m in models if not _is_lightly_pruned(m)]
+    lightly = [m for m in models if _is_lightly_pruned(m)]
+    sizes = [model["converted"]["size_bytes"] / model["original"]["size_bytes"] for model in pruned]
+    graphs = [r for r in _newest_models(*NETWORKS_BY_BATCH) if r["original"]["mode"].endswith("graph")]
+    gpu = load(NETWORKS_BY_BATCH[-1])["environment"]["cuda"]["gpus"][0]["name"].split()[1]
+    rows = [
+        ["CPU, one or two threads", "90% and more", f"{_range_of(pruned)} as fast as dense"],
+        ["CPU, one or two threads", "66%", f"{_range_of(lightly)} as fast"],
+        [f"GPU ({gpu}), one to 32 images", "90%", f"{_range_of(graphs)} as fast"],
+        ["model file, without GPU kernels", "90% and more", f"{min(sizes):.0%} to {max(sizes):.0%} of its size"],
+    ]
+    return table(["whole networks", "zeros", "measured"], rows)
+
+
+def _is_lightly_pruned(model: Record) -> bool:
+    return bool(model["original"]["path"].endswith("-66.onnx"))
+
+
+def _range_of(models: Iterable[Record]) -> str:
+    gains = [model["speedup"]["of_medians"] for model in models]
+    return f"{min(gains):.1f} to {max(gains):.1f} times"
 
 
 def tuning_table(results: str) -> str:
@@ -282,23 +313,6 @@ def _newest_models(*results: str) -> list[Record]:
         original = record["original"]
         found[original["path"], record["batch"], original["mode"].endswith("graph")] = record
     return list(found.values())
-
-
-def gpu_networks_table() -> str:
-    """Times faster than dense of whole networks that are converted once, by type, images and CUDA graph."""
-    columns = [(dtype, *rest) for dtype in ("float32", "float16") for rest in ((64, False), (1, False), (1, True))]
-    cells: dict[str, dict[tuple[str, int, bool], str]] = {}
-    files = {"float32": ["gpu-models", "gpu-models-float"], "float16": ["gpu-models-half", "gpu-models-half-octets"]}
-    for dtype, results in files.items():
-        for record in _newest_models(*results):
-            original = record["original"]
-            name = original["path"].removesuffix(".onnx").removesuffix(".half")
-            key = dtype, record["batch"], original["mode"].endswith("graph")
-            gain = f"{record['speedup']['of_medians']:.2f}x" if record["kernels"] else "stays dense"
-            cells.setdefault(name, {})[key] = gain
-    images = {64: "64 images", 1: "one image"}
-    head = [f"{dtype}, {images[batch]}{', CUDA graph' if graph else ''}" for dtype, batch, graph in columns]
-    return table(["network", *head], [[name, *(row.get(c, "-") for c in columns)] for name, row in cells.items()])
 
 
 def gpu_batches_table(*results: str) -> str:
@@ -507,7 +521,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-planes": lambda: gpu_layers_table("gpu-layers-planes"),
     "gpu-layers-sm80-few-images": lambda: gpu_layer_batches_table("gpu-layers-sm80-few-images"),
     "gpu-layers-sm86": lambda: before_and_after_table("gpu-layers-sm86-before", "gpu-layers-sm86"),
-    "gpu-networks": gpu_networks_table,
     "gpu-models": lambda: gpu_models_table(
         "gpu-models-half", "gpu-models-half-octets", "gpu-models", "gpu-models-float"
     ),
@@ -521,9 +534,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
     "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32"),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
-    "gpu-networks-batches": lambda: gpu_batches_table(
-        *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)), *NEWER_NETWORKS
-    ),
+    "gpu-networks-batches": lambda: gpu_batches_table(*NETWORKS_BY_BATCH),
+    "expected": expected_table,
     "gpu-network-kernels": network_kernels_table,
     "gpu-network-kernels-h100": networks_by_kernels_table,
     "gpu-depthwise": depthwise_table,
