@@ -166,7 +166,7 @@ def _notes(rule: GpuRule, sites: Sequence[ConvSite]) -> tuple[str, ...]:
 def _by_itself(site: ConvSite, verdict: Verdict, found: list[Prediction] | Refusal, rule: GpuRule) -> Verdict:
     if isinstance(found, Refusal):
         why = f"no GPU kernel can be made for {found.reason}" if rule.with_images else NO_IMAGE.reason
-        text = f"{why}; the general one is seldom faster than dense"
+        text = f"{why}; the CSR kernel is seldom faster than dense"
         return Verdict(False, Reason.NO_PREDICTED_GAIN, text)
     wanted = {one: _least_saved_us(site, one, rule) for one in found}
     worst = min(found, key=lambda one: one.gain)

@@ -92,5 +92,5 @@ def notes_of(found: Mapping[int, Found], options: TuneOptions, *, is_cold: bool)
                 "before each run"
             )
         if not options.targets:
-            notes.append("only the general kernel was tried: with a target, such as native, generated ones are, too")
+            notes.append("only the library's kernels were tried: with a target, native say, generated ones are, too")
     return tuple(notes)

@@ -146,7 +146,9 @@ def _print_next_steps(job: Job, report: ConversionReport) -> None:
         return
     say(f"Wrote {report.output}. Next, check that the outputs agree, and time it:")
     is_for_gpu = bool(report.targets) or job.precision == "fp16"
-    batch = ["--batch", str(job.batches[0])] if job.batches else []
+    shapes = [layer.input_shape for layer in report.model.layers]
+    is_open = any(shape is None or shape[0] is None for shape in shapes)
+    batch = ["--batch", str(job.batches[0])] if job.batches and is_open else []
     for step in ("verify", "bench"):
         # As it will run on a GPU, where floats may be rounded to TF32.
         rounded = ["--tf32"] if step == "verify" and job.precision != "fp16" else []
