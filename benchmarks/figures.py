@@ -155,7 +155,7 @@ def gpu_tuning_table(*results: str) -> str:
     return table(["model", "type", "batch", "kernels", "tuned in", *_TUNED_HEAD], rows)
 
 
-_TUNED_HEAD = ["Conv sparse", "dense", "foretold", "measured", "off by", "speed-up"]
+_TUNED_HEAD = ["Conv sparse", "dense", "predicted", "measured", "off by", "speed-up"]
 
 
 def _tuned(model: Record) -> list[str]:

@@ -583,7 +583,7 @@ def network_library_table(times: dict[str, LibraryTimes]) -> str:
             some = ratios[kernels == kernel]
             mean = math.exp(float(np.mean(np.log(some))))
             lines.append([f"{kernel}, {dtype}", str(some.size), f"{mean:.2f}", f"{100 * (_typical(some) - 1):.0f}%"])
-    return _table(["kernel", "measured", "foretold of measured, in the mean", "error"], lines)
+    return _table(["kernel", "measured", "predicted of measured, in the mean", "error"], lines)
 
 
 def constants_table(model: TimeModel, margin: float) -> str:
