@@ -255,8 +255,8 @@ def _to_half(
 ) -> ConversionReport:
     """Turn a model into float16; give the report with what that did, and with the weights' sizes as they are then."""
     # What was a Conv when its name was given.
-    sparse = [s.name for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
-    kept = [site.name for site in plan.sites if site.name in sparse and site.node.op in options.keep_float]
+    decided = zip(plan.sites, plan.report.layers, strict=True)
+    kept = [s.name for s, layer in decided if layer.verdict.rewrite and s.node.op in options.keep_float]
     wanted = PrecisionOptions(options.fp16_io, (*options.keep_float, *kept))
     precision = convert_to_half(proto, default_opset(proto), wanted, lost)
     report = replace(report, precision=precision)

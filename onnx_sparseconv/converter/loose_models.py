@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from onnx_sparseconv.converter.model_view import subgraphs
+from onnx_sparseconv.converter.model_view import initializer_names, subgraphs
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.errors import ModelError
 
@@ -74,26 +74,24 @@ def name_apart(proto: ModelProto) -> bool:
 
     ONNX forbids them, though its checker does not see it, and ONNX Runtime reads the inner one.
     """
-    taken = {name for owner in (proto.graph, *proto.functions) for name in _names_within(owner)}
-    renamed = [
-        _name_apart_in(graph, _defined_in(owner), taken)
-        for owner in (proto.graph, *proto.functions)
-        for node in owner.node
-        for graph in subgraphs(node)
-    ]
+    owners = (proto.graph, *proto.functions)
+    taken = {name for owner in owners for name in _names_within(owner)}
+    renamed = [_name_apart_below(owner, frozenset(), taken) for owner in owners]
     return any(renamed)
 
 
-def _name_apart_in(graph: GraphProto, outer: frozenset[str], taken: set[str]) -> bool:
+def _name_apart_below(owner: GraphProto | FunctionProto, outer: frozenset[str], taken: set[str]) -> bool:
+    """The same of the subgraphs of a graph or function, which has ``outer`` names around it."""
     changed = False
-    for name in sorted(_initializer_names(graph) & outer):
-        number = next(n for n in itertools.count(1) if f"{name}_{n}" not in taken)
-        taken.add(f"{name}_{number}")
-        _rename_in(graph, name, f"{name}_{number}")
-        changed = True
-    names = outer | _defined_in(graph)
-    inner = [_name_apart_in(body, names, taken) for node in graph.node for body in subgraphs(node)]
-    return changed or any(inner)
+    around = outer | _defined_in(owner)
+    for graph in (graph for node in owner.node for graph in subgraphs(node)):
+        for name in sorted(initializer_names(graph) & around):
+            new = next(one for n in itertools.count(1) if (one := f"{name}_{n}") not in taken)
+            taken.add(new)
+            _rename_in(graph, name, new)
+            changed = True
+        changed |= _name_apart_below(graph, around, taken)
+    return changed
 
 
 def _rename_in(graph: GraphProto, old: str, new: str) -> None:
@@ -114,16 +112,12 @@ def _rename_in(graph: GraphProto, old: str, new: str) -> None:
                 _rename_in(body, old, new)
 
 
-def _initializer_names(graph: GraphProto) -> frozenset[str]:
-    return frozenset(t.name for t in graph.initializer) | {s.values.name for s in graph.sparse_initializer}
-
-
 def _defined_in(owner: GraphProto | FunctionProto) -> frozenset[str]:
     """Names of the tensors that a graph or a function has by itself."""
     made = frozenset(name for node in owner.node for name in node.output)
     if isinstance(owner, FunctionProto):
         return made | frozenset(owner.input)
-    return made | {i.name for i in owner.input} | _initializer_names(owner)
+    return made | {i.name for i in owner.input} | initializer_names(owner)
 
 
 def _names_within(owner: GraphProto | FunctionProto) -> Iterator[str]:

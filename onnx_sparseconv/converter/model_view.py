@@ -52,7 +52,7 @@ class Scope:
         """Initializers that a caller of the model may override, by name."""
         if not isinstance(self.proto, GraphProto):
             return frozenset()
-        return frozenset(i.name for i in self.proto.input) & _initializer_names(self.proto)
+        return frozenset(i.name for i in self.proto.input) & initializer_names(self.proto)
 
 
 class ModelView:
@@ -85,7 +85,7 @@ class ModelView:
             name
             for scope in self.scopes
             if isinstance(scope.proto, GraphProto)
-            for name in _initializer_names(scope.proto)
+            for name in initializer_names(scope.proto)
         }
         self._names = {name for scope in self.scopes for name in _all_names(scope.proto)}
 
@@ -223,10 +223,11 @@ def _all_names(proto: GraphProto | FunctionProto) -> set[str]:
     names = {name for node in proto.node for name in (*node.input, *node.output)}
     if isinstance(proto, FunctionProto):
         return names | {*proto.input, *proto.output}
-    return names | {i.name for i in (*proto.input, *proto.output)} | _initializer_names(proto)
+    return names | {i.name for i in (*proto.input, *proto.output)} | initializer_names(proto)
 
 
-def _initializer_names(graph: GraphProto) -> frozenset[str]:
+def initializer_names(graph: GraphProto) -> frozenset[str]:
+    """Names of the initializers of a graph, dense and sparse."""
     return frozenset(t.name for t in graph.initializer) | {t.values.name for t in graph.sparse_initializer}
 
 

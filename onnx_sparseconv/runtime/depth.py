@@ -60,13 +60,18 @@ def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
 
     The body of a Loop or Scan counts once, the number of its rounds being unknown.
     """
-    walk = _Walk({(f.domain, f.name): f for f in model.functions if f.domain != DOMAIN})
-    graph = _with_shapes(model).graph
-    outputs = [value.name for value in graph.output]
-    depth = walk.depth_of(outputs, graph.node, _constants(graph, {}), {}, 0)
+    depth, walk = _walk(model)
+    if walk.has_unknown_weight:
+        depth, walk = _walk(_with_shapes(model))
     storage = max(_storage_types(model), key=_COARSENESS.index, default="float32")
     accumulation = "float64" if storage == "float64" else "float32"
     return NumericalDepth(depth, walk.dot_length, storage, accumulation)
+
+
+def _walk(model: onnx.ModelProto) -> tuple[int, _Walk]:
+    walk = _Walk({(f.domain, f.name): f for f in model.functions if f.domain != DOMAIN})
+    outputs = [value.name for value in model.graph.output]
+    return walk.depth_of(outputs, model.graph.node, _constants(model.graph, {}), {}, 0), walk
 
 
 def depth_of_comparison(original: onnx.ModelProto, converted: onnx.ModelProto) -> NumericalDepth:
@@ -90,10 +95,11 @@ def rounded_to_tf32(depth: NumericalDepth) -> NumericalDepth:
 
 @dataclass
 class _Walk:
-    """State of one walk: the local functions, and the longest dot product met so far."""
+    """State of one walk: the local functions, the longest dot product met so far, and whether one's was not known."""
 
     functions: Mapping[tuple[str, str], onnx.FunctionProto]
     dot_length: int = 1
+    has_unknown_weight: bool = False
     producers: dict[str, NodeProto] = field(default_factory=dict)
 
     def depth_of(
@@ -124,7 +130,9 @@ class _Walk:
     ) -> int:
         """Depth of a node's outputs, given that of its inputs."""
         if node.op_type in _DOT_PRODUCTS or node.domain == DOMAIN:
-            self.dot_length = max(self.dot_length, self._dot_length(node, shapes) or 1)
+            dot_length = self._dot_length(node, shapes)
+            self.dot_length = max(self.dot_length, dot_length or 1)
+            self.has_unknown_weight |= dot_length is None
             return before + 1
         if nesting >= _MAX_NESTING:
             return before
