@@ -67,6 +67,15 @@ def is_special(path: str | Path) -> bool:
     return is_there(path) and not Path(path).is_file() and not is_directory(path)
 
 
+def read_special(path: Path, most: int) -> bytes:
+    """What comes out of something special, up to so many bytes: a device may never end."""
+    data = bytearray()
+    with path.open("rb") as reader:
+        while len(data) < most and (piece := reader.read(min(1 << 20, most - len(data)))):
+            data += piece
+    return bytes(data)
+
+
 def pass_on(source: Path, target: Path) -> None:
     """Write all bytes of a file to what is special."""
     with source.open("rb") as reader, target.open("wb") as writer:

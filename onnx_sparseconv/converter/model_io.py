@@ -21,7 +21,7 @@ from onnx.external_data_helper import load_external_data_for_model, set_external
 from onnx_sparseconv.converter.loose_models import name_apart, sort_nodes, state_output_shapes
 from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, require_text_name
+from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, read_special, require_text_name
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
@@ -230,8 +230,7 @@ def _data_bytes(tensor: TensorProto) -> int:
 def _parse(path: Path) -> tuple[ModelProto, int]:
     """The model in a file, and how many bytes it has there."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)  # a device may never end
+        data = read_special(path, _MAX_FILE_BYTES + 1) if is_special(path) else path.read_bytes()
     except IsADirectoryError as error:
         raise ModelError(f"{path}: is a folder: name the models in it, such as {path / '*.onnx'}") from error
     except OSError as error:
