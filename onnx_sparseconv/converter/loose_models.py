@@ -103,6 +103,9 @@ def _rename_in(graph: GraphProto, old: str, new: str) -> None:
     for annotation in graph.quantization_annotation:
         if annotation.tensor_name == old:
             annotation.tensor_name = new
+        for parameter in annotation.quant_parameter_tensor_names:
+            if parameter.value == old:
+                parameter.value = new
     for node in graph.node:
         for index, name in enumerate(node.input):
             if name == old:
@@ -121,8 +124,10 @@ def _defined_in(owner: GraphProto | FunctionProto) -> frozenset[str]:
 
 
 def _names_within(owner: GraphProto | FunctionProto) -> Iterator[str]:
-    """Names of all tensors of a graph or function, and of its subgraphs."""
+    """Names of all tensors of a graph or function, and of its subgraphs, also of such as are only described."""
     yield from _defined_in(owner)
+    if isinstance(owner, GraphProto):
+        yield from (info.name for info in owner.value_info)
     for node in owner.node:
         yield from node.input
         for graph in subgraphs(node):

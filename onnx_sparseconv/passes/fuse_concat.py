@@ -137,7 +137,7 @@ class FuseConcat:
         if convolution.inputs[0] is not result:
             return None
         _require_plain(convolution)
-        inputs, splits = _around_splits(concat.inputs, own, rank)
+        inputs, splits = _around_splits(concat.inputs, own, rank, self._pinned)
         if len(inputs) == 1:
             return _Found(convolution, inputs, [], splits)
         if len(inputs) > MAX_CONCAT_INPUTS:
@@ -238,9 +238,12 @@ def _are_all(values: object, wanted: int) -> bool:
 
 
 def _around_splits(
-    tensors: Sequence[gs.Tensor], own: AbstractSet[int], rank: int
+    tensors: Sequence[gs.Tensor], own: AbstractSet[int], rank: int, pinned: AbstractSet[str]
 ) -> tuple[list[gs.Tensor], list[gs.Node]]:
-    """Tensors to be joined, with the input of a Split in place of all of its outputs; and these Splits."""
+    """Tensors to be joined, with the input of a Split in place of all of its outputs; and these Splits.
+
+    Not of one all of whose outputs are pinned: it stays in any case.
+    """
     found: list[gs.Tensor] = []
     splits: list[gs.Node] = []
     left = list(tensors)
@@ -251,6 +254,7 @@ def _around_splits(
             or id(split) not in own
             or not is_standard(split, "Split")
             or not _is_channel_axis(split, rank)
+            or all(tensor.name in pinned for tensor in split.outputs)
         ):
             found.append(left.pop(0))
             continue

@@ -6,10 +6,11 @@ Only the structure is read. Tensors in external files stay there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
@@ -22,6 +23,7 @@ _DOT_PRODUCTS = _CONVOLUTIONS | {
     *("ConvTranspose", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul", "Einsum", "LSTM", "GRU", "RNN", "Attention")
 }
 _PASS_THROUGH = frozenset({"Identity", "Cast", "CastLike", "QuantizeLinear", "DequantizeLinear"})
+_ARITHMETIC = frozenset({"Mul", "Add", "Sub", "Div"})
 _QUANTISING = frozenset(
     {"QuantizeLinear", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 )
@@ -60,18 +62,18 @@ def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
 
     The body of a Loop or Scan counts once, the number of its rounds being unknown.
     """
-    depth, walk = _walk(model)
+    depth, walk = _walk(model.graph, model.functions)
     if walk.has_unknown_weight:
-        depth, walk = _walk(_with_shapes(model))
+        depth, walk = _walk(_graph_with_shapes(model), model.functions)
     storage = max(_storage_types(model), key=_COARSENESS.index, default="float32")
     accumulation = "float64" if storage == "float64" else "float32"
     return NumericalDepth(depth, walk.dot_length, storage, accumulation)
 
 
-def _walk(model: onnx.ModelProto) -> tuple[int, _Walk]:
-    walk = _Walk({(f.domain, f.name): f for f in model.functions if f.domain != DOMAIN})
-    outputs = [value.name for value in model.graph.output]
-    return walk.depth_of(outputs, model.graph.node, _constants(model.graph, {}), {}, 0), walk
+def _walk(graph: GraphProto, functions: Iterable[onnx.FunctionProto]) -> tuple[int, _Walk]:
+    walk = _Walk({(f.domain, f.name): f for f in functions if f.domain != DOMAIN})
+    outputs = [value.name for value in graph.output]
+    return walk.depth_of(outputs, graph.node, _constants(graph, {}), {}, 0), walk
 
 
 def depth_of_comparison(original: onnx.ModelProto, converted: onnx.ModelProto) -> NumericalDepth:
@@ -139,7 +141,9 @@ class _Walk:
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
             start = dict.fromkeys(function.input, before)
-            constants = _constant_nodes(function.node)
+            given = zip(function.input, node.input, strict=False)
+            constants = {formal: shapes[actual] for formal, actual in given if actual in shapes}
+            constants |= _constant_nodes(function.node)
             return max(before, self.depth_of(function.output, function.node, constants, start, nesting + 1))
         after = before
         for body in _bodies(node):
@@ -180,9 +184,18 @@ class _Walk:
                 shape = self._shape(producer.input[0], shapes)
                 perm = next((tuple(a.ints) for a in producer.attribute if a.name == "perm"), None)
                 return None if shape is None else tuple(shape[i] for i in perm) if perm else shape[::-1]
+            if producer.op_type in _ARITHMETIC and all(operand in shapes for operand in producer.input):
+                return _broadcast([shapes[operand] for operand in producer.input])
             if producer.op_type not in _PASS_THROUGH:
                 return None
             name = producer.input[0]
+        return None
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
         return None
 
 
@@ -194,12 +207,18 @@ def _dot_length_of_sparse(weight_shape: AttributeProto) -> int | None:
     return math.prod(int(d) for d in shape[1:])
 
 
-def _with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the shapes that can be inferred; as it is where onnx cannot infer any."""
+def _graph_with_shapes(model: onnx.ModelProto) -> GraphProto:
+    """The graph with the shapes that can be inferred; as it is where onnx cannot infer any.
+
+    Not through functions: one that calls itself ends the process with some versions of onnx.
+    """
+    alone = onnx.ModelProto()
+    alone.CopyFrom(model)
+    del alone.functions[:]
     try:
-        return onnx.shape_inference.infer_shapes(model)
+        return onnx.shape_inference.infer_shapes(alone).graph
     except Exception:  # InferenceError, and what protobuf raises, which differs between its versions
-        return model
+        return model.graph
 
 
 def _constants(graph: GraphProto, outer: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

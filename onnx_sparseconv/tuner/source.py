@@ -16,6 +16,7 @@ from onnx_sparseconv.converter.gpu_images import NodeKey, node_keys
 from onnx_sparseconv.converter.model_io import load, save
 from onnx_sparseconv.converter.precision import inline_functions
 from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.files import is_special
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def open_source(model: str | Path | ModelProto, options: ConvertOptions, directo
     """
     loaded = load(model)
     path = loaded.path
-    if path is None:
+    if path is None or is_special(path):  # a pipe is read once
         path = directory / "dense.onnx"
         save(loaded.proto, path)
     if options.precision == "keep":

@@ -104,6 +104,16 @@ def test_models_come_and_go_through_pipes(sparseconv, model, tmp_path):
     assert read == [(tmp_path / "out.onnx").read_bytes()]
 
 
+def test_what_reads_more_than_once_wants_files(sparseconv, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    result = sparseconv("convert", tmp_path / "pipe", "-o", tmp_path / "out.onnx", "--tune")
+    assert result.exit_code == 2
+    assert "is no file, and --tune reads the model more than once" in result.stderr
+    result = sparseconv("report", tmp_path / "pipe", "-o", tmp_path / "page.html")
+    assert result.exit_code == 1
+    assert "is no file: name the report" in result.stderr
+
+
 def test_a_file_without_an_end_is_no_model(sparseconv, monkeypatch):
     monkeypatch.setattr(model_io, "_MAX_FILE_BYTES", 1000)
     result = sparseconv("inspect", "/dev/zero")

@@ -168,3 +168,13 @@ def test_names_that_are_apart_are_left_alone():
     before = proto.SerializeToString()
     assert not name_apart(proto)
     assert proto.SerializeToString() == before
+
+
+def test_what_is_renamed_is_renamed_throughout():
+    proto = shadowing(tensor(pruned(), "W"))
+    branch = proto.graph.node[1].attribute[0].g
+    annotation = branch.quantization_annotation.add(tensor_name="X")
+    annotation.quant_parameter_tensor_names.add(key="SCALE_TENSOR", value="W")
+    proto.graph.value_info.append(helper.make_tensor_value_info("W_1", TensorProto.INT64, None))  # of no tensor
+    assert name_apart(proto)
+    assert branch.initializer[0].name == annotation.quant_parameter_tensor_names[0].value == "W_2"

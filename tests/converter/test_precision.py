@@ -380,6 +380,21 @@ def test_what_the_caller_names_is_not_taken_into_a_sparse_layer():
     assert list(kept(report)) == ["conv_a"]
 
 
+def test_a_split_that_stays_float_is_not_read_around():
+    sizes = {"sizes": np.asarray([3, 5])}
+    nodes = [
+        node("Relu", ["X"], "x"),
+        helper.make_node("Split", ["x", "sizes"], ["p", "q"], "split", axis=1),
+        node("Concat", ["p", "q"], "joined", axis=1),
+        conv("joined", "Y", weight="P", pads=[0] * 4),
+    ]
+    proto = build(nodes, {**sizes, "P": WEIGHT[:, :, :1, :1]})
+    converted, report = checked(proto, keep_float=("split",))
+    assert "Split" in ops(converted)
+    assert kept(report)["split"] == "Split: as asked"
+    assert "Split" not in ops(checked(proto)[0])
+
+
 def test_a_scale_that_stays_float_is_not_folded():
     scale = {"S": VECTOR.reshape(1, 8, 1, 1)}
     nodes = [conv(out="a"), node("Mul", ["a", "S"], "Y")]

@@ -123,13 +123,23 @@ def test_bodies_of_if_and_functions_count():
     assert numerical_depth(_model(nodes, [("w", (4, 4, 3, 3))], functions=[function])).depth == 4
 
 
+def test_weights_of_functions_are_seen():
+    """Those that the call gives, and those inside, masked or not."""
+    nodes = [helper.make_node("Mul", ["p", "m"], ["masked"]), helper.make_node("Conv", ["a", "masked"], ["b"])]
+    function = helper.make_function("f", "Block", ["a", "p", "m"], ["b"], nodes, [helper.make_opsetid("", 17)])
+    call = helper.make_node("Block", ["x", "w", "k"], ["y"], domain="f")
+    constants = [("w", (16, 3, 5, 5)), ("k", (1, 3, 1, 1))]
+    assert numerical_depth(_model([call], constants, functions=[function])).dot_length == 75
+
+
 def test_a_function_that_calls_itself_ends():
     function = helper.make_function(
         "f", "Block", ["p"], ["q"], [helper.make_node("Block", ["p"], ["q"], domain="f")], [helper.make_opsetid("f", 1)]
     )
-    assert (
-        numerical_depth(_model([helper.make_node("Block", ["x"], ["y"], domain="f")], functions=[function])).depth == 0
-    )
+    call = helper.make_node("Block", ["x"], ["y"], domain="f")
+    assert numerical_depth(_model([call], functions=[function])).depth == 0
+    unknown = helper.make_node("Conv", ["y", "x"], ["z"])
+    assert numerical_depth(_model([call, unknown], functions=[function], output="z")).depth == 1
 
 
 def test_the_coarsest_type_counts():

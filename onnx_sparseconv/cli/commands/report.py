@@ -15,7 +15,7 @@ from onnx_sparseconv.cli.conversion.reports import PAGE_SUFFIXES, page_of
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.paths import require_not_an_input
 from onnx_sparseconv.errors import ReportError, UsageError
-from onnx_sparseconv.files import write_text
+from onnx_sparseconv.files import is_special, write_text
 from onnx_sparseconv.runtime.plain import to_plain
 
 NAME = "report"
@@ -93,6 +93,8 @@ def make_page(
     """
     from onnx_sparseconv.report import read_report, report_page  # noqa: PLC0415
 
+    if is_special(source):
+        raise ReportError(f"{source} is no file: name the report, the decisions or the model")
     found = read_json(source) if _is_json(source) else converted_document(source)
     if isinstance(found, list):
         if not found:

@@ -60,6 +60,8 @@ def plan_jobs(models: Sequence[Path], output: Path | None, out_dir: Path | None,
         raise UsageError("give the output: -o OUT, or --out-dir DIR (or --dry-run to write nothing)")
     if output is not None and _is_stdout(output):
         raise UsageError(f"-o {output}: the report is printed there: name a file, or another pipe")
+    if settings.tune is not None and (pipe := next(filter(is_special, models), None)) is not None:
+        raise UsageError(f"{pipe} is no file, and --tune reads the model more than once: name a file")
     check_out_dir(out_dir)
     outputs = [out_dir / model.name if out_dir is not None else output for model in models]
     return place(models, outputs, settings)
