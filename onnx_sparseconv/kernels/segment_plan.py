@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import shared_bytes_of
-from onnx_sparseconv.kernels.tensor_plan import TensorForm, TensorPlan, form_of
+from onnx_sparseconv.kernels.tensor_plan import TensorForm, TensorPlan, form_of, parts_to_try
 from onnx_sparseconv.kernels.warpgroup_plan import memory_cycles
 
 _POSITIONS, _SEGMENT_BYTES, _PLANE_UNIT, _QUARTERS, _HALF_BYTES = 8, 16, 4, 4, 2
-_MAX_WARPS, _MIN_WARPS, _RESIDENT_WARPS, _MAX_PARTS, _WARP = 8, 4, 16, 16, 32
+_MAX_WARPS, _MIN_WARPS, _RESIDENT_WARPS, _WARP = 8, 4, 16, 32
 _MAX_STAGES, _FLOAT_STAGES, _WARP_SEGMENTS = 4, 2, {64: 4, 32: 8}
 _FLOAT_PIECES, _BATCH_PIECES, _PIECE_BYTES = 2, 4, 512
 _RESERVED_BYTES, _LEAST_BYTES, _ENTRY_BYTES, _SUM_BYTES = 1024, 3072, 4, 512
@@ -105,12 +105,8 @@ def _tilings(call: _Call) -> Iterator[_Tiling]:
     for first in (_Tiling(m, runs, k) for m in counts for runs in counts for k in counts):
         if first.warps_m >= 2 * call.form.tiles_per_group or not _MIN_WARPS <= first.warps <= _MAX_WARPS:
             continue
-        max_parts = max(min(_MAX_PARTS, chunks, int(call.multiprocessors) // _blocks(call, first)), 1)
-        for parts in range(1, max_parts + 1):
+        for parts in parts_to_try(chunks, _blocks(call, first), call.multiprocessors):
             part_chunks = math.ceil(chunks / parts)
-            # A part more is for nothing where the longest stays as long.
-            if parts > 1 and part_chunks == math.ceil(chunks / (parts - 1)):
-                continue
             max_stages = _FLOAT_STAGES if call.is_float else min(max(part_chunks, 2), _MAX_STAGES)
             resident = _resident_blocks(call, replace(first, parts=parts))
             for stages in range(2, max_stages + 1):

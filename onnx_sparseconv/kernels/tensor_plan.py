@@ -166,9 +166,7 @@ def _sharings(call: _Call, tile: tuple[int, int, int, int], min_product_warps: i
     """All numbers of warps that share steps, of those that stage, and of parts of the chunks."""
     blocks, chunks = _blocks(call, _Tiling(*tile, 1, 0, 1)), call.form.num_chunks
     are_strips = call.eights != eights_of(call.batch, _out_size(call.layer)[0])[0]
-    max_parts = max(min(_MAX_PARTS, chunks, int(call.multiprocessors) // blocks), 1)
-    # A part more is for nothing where the longest stays as long.
-    all_parts = [n for n in range(1, max_parts + 1) if n == 1 or -(-chunks // n) < -(-chunks // (n - 1))]
+    all_parts = parts_to_try(chunks, blocks, call.multiprocessors)
     for warps_k in (1, 2, 4, 8) if blocks < call.multiprocessors else (1,):
         for staging_warps in _STAGING_WARPS:
             tiling = _Tiling(*tile, warps_k, staging_warps, 1)
@@ -176,6 +174,13 @@ def _sharings(call: _Call, tile: tuple[int, int, int, int], min_product_warps: i
                 continue
             if staging_warps != _MANY_STAGING_WARPS or are_strips:
                 yield from (replace(tiling, parts=parts) for parts in all_parts)
+
+
+def parts_to_try(chunks: int, blocks: int, multiprocessors: float) -> list[int]:
+    """Numbers of parts of a tile's chunks that may be worth it, as many as there are multiprocessors for."""
+    most = max(min(_MAX_PARTS, chunks, int(multiprocessors) // blocks), 1)
+    # A part more is for nothing where the longest stays as long.
+    return [n for n in range(1, most + 1) if n == 1 or -(-chunks // n) < -(-chunks // (n - 1))]
 
 
 def _blocks(call: _Call, tiling: _Tiling) -> int:

@@ -23,7 +23,6 @@ constexpr int64_t kHalfBytes = 2, kSegmentBytes = kHalfBytes * kSegmentPositions
 constexpr int64_t kMaxStages = 4, kFloatStages = 2;
 constexpr int64_t kFloatPieces = 2, kBatchPieces = 4;  // of a segment, and of a batch of a thread
 constexpr int64_t kPieceBytes = 16 * kWarp;            // of a warp
-constexpr int64_t kMaxParts = 16;                      // of a tile's chunks
 // Cycles of a multiprocessor, fitted to some nine hundred launches of thirty layers on an H100, with 1 to 64 images.
 constexpr double kProductCycles = 24.5;  // of mma.sp.m16n8k32, with all that is done around it, on one quarter
 constexpr double kL2BytesACycle = 23.5;  // of a multiprocessor
@@ -84,11 +83,9 @@ class Planner {
  private:
   void TryStages(Tiling tiling) {
     const int64_t chunks = facts_.form.num_chunks, blocks = std::max<int64_t>(Blocks(tiling), 1);
-    const int64_t max_parts = std::min({kMaxParts, chunks, device_.num_multiprocessors / blocks});
-    for (tiling.parts = 1; tiling.parts <= std::max<int64_t>(max_parts, 1); ++tiling.parts) {
-      // A part more is for nothing where the longest stays as long.
-      const int64_t part_chunks = CeilDivide(chunks, tiling.parts);
-      if (tiling.parts > 1 && part_chunks == CeilDivide(chunks, tiling.parts - 1)) continue;
+    for (const int64_t parts : PartsToTry(chunks, blocks, device_)) {
+      tiling.parts = parts;
+      const int64_t part_chunks = CeilDivide(chunks, parts);
       const int64_t max_stages = is_float() ? kFloatStages : std::clamp<int64_t>(part_chunks, 2, kMaxStages);
       tiling.stages = 2;
       const int64_t resident = ResidentBlocks(tiling);

@@ -107,14 +107,13 @@ class Planner {
   // The same of warps that stage, and of parts of the chunks, as many as there are multiprocessors for.
   void TryStaging(Tiling tiling, std::optional<TensorLaunch>* best) const {
     const int64_t chunks = facts_.form.num_chunks, blocks = std::max<int64_t>(Blocks(tiling), 1);
-    const int64_t max_parts = std::min({kMaxParts, chunks, device_.num_multiprocessors / blocks});
+    const std::vector<int64_t> all_parts = PartsToTry(chunks, blocks, device_);
     for (const int64_t staging_warps : {kManyStagingWarps, kSomeStagingWarps, kFewStagingWarps}) {
       if (tiling.product_warps + staging_warps > kMaxWarps) continue;
       if (staging_warps == kManyStagingWarps && eights_.strips == 0) continue;
       tiling.staging_warps = staging_warps;
-      for (tiling.parts = 1; tiling.parts <= std::max<int64_t>(max_parts, 1); ++tiling.parts) {
-        // A part more is for nothing where the longest stays as long.
-        if (tiling.parts > 1 && CeilDivide(chunks, tiling.parts) == CeilDivide(chunks, tiling.parts - 1)) continue;
+      for (const int64_t parts : all_parts) {
+        tiling.parts = parts;
         const auto launch = Evaluate(tiling);
         if (!launch) break;
         if (!*best || launch->cycles < (*best)->cycles) *best = launch;
@@ -307,6 +306,16 @@ void FillStores(int threads, TensorParams* params) {
   const int rows = threads / params->store_words;
   while (params->store_pairs < 2 && rows >= 2 << params->store_pairs) ++params->store_pairs;
   params->store_channels = rows >> params->store_pairs;
+}
+
+std::vector<int64_t> PartsToTry(int64_t chunks, int64_t blocks, const DeviceFacts& device) {
+  const int64_t most = std::min({kMaxParts, chunks, device.num_multiprocessors / blocks});
+  std::vector<int64_t> found{1};
+  for (int64_t parts = 2; parts <= most; ++parts) {
+    // A part more is for nothing where the longest stays as long.
+    if (CeilDivide(chunks, parts) < CeilDivide(chunks, parts - 1)) found.push_back(parts);
+  }
+  return found;
 }
 
 std::vector<int> TensorPositions(int tile_rows) {

@@ -36,6 +36,9 @@ struct TensorLaunch {
 // Positions of a warp that there are kernels for, for a weight in tiles of so many rows.
 std::vector<int> TensorPositions(int tile_rows);
 
+// Numbers of parts of a tile's chunks that may be worth it, the least first, as many as there are multiprocessors for.
+std::vector<int64_t> PartsToTry(int64_t chunks, int64_t blocks, const DeviceFacts& device);
+
 // Shares the outputs of a tile out among a block's threads, once `is_y_paired` is known.
 void FillStores(int threads, TensorParams* params);
 
