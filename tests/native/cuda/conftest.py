@@ -60,3 +60,17 @@ def assert_only_launches(driver):
         assert driver.calls() - before <= count + 3
 
     return check
+
+
+@pytest.fixture
+def assert_one_launch(driver):
+    """The same of kernels that do not begin early."""
+
+    def check(session, inputs):
+        session.run(None, inputs)
+        before, launches = driver.calls(), driver.calls("cuLaunchKernel")
+        session.run(None, inputs)
+        assert driver.calls("cuLaunchKernel") - launches == 1
+        assert driver.calls() - before == 4
+
+    return check

@@ -218,12 +218,6 @@ def test_tiles_fit_what_shared_memory_there_is(driver, make_session, max_shared_
 
 
 @pytest.mark.parametrize("parts", [(), (32, 8)], ids=["one input", "inputs of a Concat"])
-def test_a_run_only_launches(make_session, driver, parts):
+def test_a_run_only_launches(make_session, assert_one_launch, parts):
     case = make_case(parts) if parts else one_by_one(70, 40, HALF)
-    session = make_session(make_model(case), cuda_kernel="segments")
-    inputs = random_inputs(case, (8, 40, 8, 8))
-    session.run(None, inputs)
-    before, launches = driver.calls(), driver.calls("cuLaunchKernel")
-    session.run(None, inputs)
-    assert driver.calls("cuLaunchKernel") - launches == 1
-    assert driver.calls() - before == 4
+    assert_one_launch(make_session(make_model(case), cuda_kernel="segments"), random_inputs(case, (8, 40, 8, 8)))
