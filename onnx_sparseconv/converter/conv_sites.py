@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,10 @@ class ConvSite:
     def is_conv(self) -> bool:
         """Whether it is an ONNX Conv, not a quantised, fused or already sparse one."""
         return self.node.op == "Conv" and (self.node.domain or "") in ONNX_DOMAINS
+
+    def is_named_in(self, names: Collection[str]) -> bool:
+        """Whether names of nodes, or of operators, have its own or its operator's among them."""
+        return self.name in names or self.node.op in names
 
     @property
     def is_sparse(self) -> bool:

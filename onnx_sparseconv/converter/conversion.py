@@ -296,7 +296,7 @@ def _rewrite(
         if progress:
             progress(index, len(chosen), site.name)
         layer = pipeline.layers[id(site.node)]
-        if site.node.op in options.keep_float or site.name in options.keep_float:
+        if site.is_named_in(options.keep_float):
             assert site.weight is not None
             layer = replace(layer, dtype=site.weight.values.dtype)
         elif to_half and site.weight is not None:

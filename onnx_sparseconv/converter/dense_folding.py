@@ -34,8 +34,7 @@ def fold_dense(proto: ModelProto, keep: Collection[str] = ()) -> tuple[tuple[str
         Notes, and what rounding to float16 took from the weights.
     """
     view, shapes = ModelView(proto), ShapeMap(proto)
-    sites = [site for site in find_conv_sites(view, shapes) if _is_dense_float(site)]
-    sites = [site for site in sites if site.name not in keep and site.node.op not in keep]
+    sites = [s for s in find_conv_sites(view, shapes) if _is_dense_float(s) and not s.is_named_in(keep)]
     if not sites:
         return (), ()
     pipeline = Pipeline(view, shapes, sites, to_half=True, keep=keep)

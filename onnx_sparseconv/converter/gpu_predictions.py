@@ -46,8 +46,6 @@ COLD_CODE = 1.7
 # Numbers of images that generated code may begin to run at.
 _FIRST_BATCHES = (1, 2, 3, 4, 8, 16, 32, 64, 128)
 
-# Its architectures are 90 to 99.
-
 # Of an input, N, C and the spatial sizes; None where one is open.
 Shape = Sequence[int | None]
 

@@ -62,9 +62,7 @@ def _read_by(node: NodeProto) -> Iterator[str]:
     """Names that a node reads, by itself or in its subgraphs from around them."""
     yield from node.input
     for graph in subgraphs(node):
-        own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
-        own |= {tensor.values.name for tensor in graph.sparse_initializer}
-        own |= {name for inner in graph.node for name in inner.output}
+        own = _defined_in(graph)
         read = [name for inner in graph.node for name in _read_by(inner)] + [output.name for output in graph.output]
         yield from (name for name in read if name not in own)
 
