@@ -651,8 +651,12 @@ __device__ __forceinline__ void StoreBulk(void* to, Shared from, unsigned bytes)
 
 __device__ __forceinline__ void CommitBulkStores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Waits until shared memory may be written again that this thread's StoreBulk read.
-__device__ __forceinline__ void WaitForBulkReads() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Waits until shared memory may be written again that this thread's StoreBulk read, but those of the last `kPending`
+// commits.
+template <int kPending = 0>
+__device__ __forceinline__ void WaitForBulkReads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
 // .. until what was stored is in global memory.
 __device__ __forceinline__ void WaitForBulkStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 #else
@@ -786,9 +790,13 @@ SPARSECONV_MULTIPLY_SPARSE(128, "256", "128", "129", "130", "131", "132", "133")
 #define SPARSECONV_MULTIPLY_SPARSE_OCTETS(...) SPARSECONV_MULTIPLY(MultiplySparseOctets, "0", __VA_ARGS__)
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(32, "64", "32", "33", "34", "35", "36", "37")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(60, "120", "60", "61", "62", "63", "64", "65")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(64, "128", "64", "65", "66", "67", "68", "69")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(76, "152", "76", "77", "78", "79", "80", "81")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(96, "192", "96", "97", "98", "99", "100", "101")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(112, "224", "112", "113", "114", "115", "116", "117")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(116, "232", "116", "117", "118", "119", "120", "121")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(120, "240", "120", "121", "122", "123", "124", "125")
+SPARSECONV_MULTIPLY_SPARSE_OCTETS(128, "256", "128", "129", "130", "131", "132", "133")
 #endif
 
 }  // namespace sparseconv::cuda

@@ -1,6 +1,8 @@
 // The kernels that the library carries, as a cubin, for float on GPUs of compute capability 9.0.
 // kernels/library_code.py makes it.
 #include "cluster_conv.cuh"
+#include "flat_conv.cuh"
+#include "flatten.cuh"
 #include "gather.cuh"
 #include "interleave.cuh"
 #include "octet_conv.cuh"
@@ -13,11 +15,16 @@
 
 using sparseconv::cuda::ClusterConv;
 using sparseconv::cuda::ClusterParams;
+using sparseconv::cuda::FlatConv;
+using sparseconv::cuda::FlatParams;
+using sparseconv::cuda::Flatten;
+using sparseconv::cuda::FlattenParams;
 using sparseconv::cuda::Gather;
 using sparseconv::cuda::GatherParams;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kClusterThreads;
+using sparseconv::cuda::kFlatThreads;
 using sparseconv::cuda::kMaxReduceThreads;
 using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kRecomputeBytes;
@@ -44,6 +51,11 @@ SPARSECONV_ROUNDING_KERNEL(octets_f32_n28, OctetParams, kOctetThreads, OctetConv
 SPARSECONV_ROUNDING_KERNEL(octets_f32_n29, OctetParams, kOctetThreads, OctetConv<float, 29>)
 SPARSECONV_ROUNDING_KERNEL(words_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8, true>)
 SPARSECONV_ROUNDING_KERNEL(words_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15, true>)
+SPARSECONV_ROUNDING_KERNEL(flat_f32_n16, FlatParams, kFlatThreads, FlatConv<float, 16>)
+SPARSECONV_ROUNDING_KERNEL(flat_f32_n24, FlatParams, kFlatThreads, FlatConv<float, 24>)
+SPARSECONV_ROUNDING_KERNEL(flat_f32_n28, FlatParams, kFlatThreads, FlatConv<float, 28>)
+SPARSECONV_ROUNDING_KERNEL(flat_f32_n30, FlatParams, kFlatThreads, FlatConv<float, 30>)
+SPARSECONV_ROUNDING_KERNEL(flat_f32_n32, FlatParams, kFlatThreads, FlatConv<float, 32>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n8, ClusterParams, kClusterThreads, ClusterConv<float, 8>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n15, ClusterParams, kClusterThreads, ClusterConv<float, 15>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n19, ClusterParams, kClusterThreads, ClusterConv<float, 19>)
@@ -53,6 +65,8 @@ SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s24, PointwiseParams, kWgmmaThreads, Po
 SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<float, 32>)
 
 extern "C" __global__ void sparseconv_interleave_f32(const InterleaveParams params) { Interleave<float>(params); }
+
+extern "C" __global__ void sparseconv_flatten_f32(const FlattenParams params) { Flatten<float>(params); }
 
 extern "C" __global__ void sparseconv_gather_f32(const GatherParams params) { Gather<float>(params); }
 

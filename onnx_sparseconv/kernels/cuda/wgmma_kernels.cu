@@ -1,6 +1,8 @@
 // The kernels that the library carries, as a cubin, for float16 on GPUs of compute capability 9.0.
 // kernels/library_code.py makes it.
 #include "cluster_conv.cuh"
+#include "flat_conv.cuh"
+#include "flatten.cuh"
 #include "gather.cuh"
 #include "interleave.cuh"
 #include "octet_conv.cuh"
@@ -14,12 +16,17 @@
 
 using sparseconv::cuda::ClusterConv;
 using sparseconv::cuda::ClusterParams;
+using sparseconv::cuda::FlatConv;
+using sparseconv::cuda::FlatParams;
+using sparseconv::cuda::Flatten;
+using sparseconv::cuda::FlattenParams;
 using sparseconv::cuda::Gather;
 using sparseconv::cuda::GatherParams;
 using sparseconv::cuda::Half;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kClusterThreads;
+using sparseconv::cuda::kFlatThreads;
 using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kRingThreads;
 using sparseconv::cuda::kWgmmaThreads;
@@ -49,6 +56,11 @@ SPARSECONV_PRODUCT_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Half,
 SPARSECONV_PRODUCT_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
 SPARSECONV_PRODUCT_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
 SPARSECONV_PRODUCT_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)
+SPARSECONV_PRODUCT_KERNEL(flat_n16, FlatParams, kFlatThreads, FlatConv<Half, 16>)
+SPARSECONV_PRODUCT_KERNEL(flat_n24, FlatParams, kFlatThreads, FlatConv<Half, 24>)
+SPARSECONV_PRODUCT_KERNEL(flat_n28, FlatParams, kFlatThreads, FlatConv<Half, 28>)
+SPARSECONV_PRODUCT_KERNEL(flat_n30, FlatParams, kFlatThreads, FlatConv<Half, 30>)
+SPARSECONV_PRODUCT_KERNEL(flat_n32, FlatParams, kFlatThreads, FlatConv<Half, 32>)
 SPARSECONV_PRODUCT_KERNEL(cluster_n8, ClusterParams, kClusterThreads, ClusterConv<Half, 8>)
 SPARSECONV_PRODUCT_KERNEL(cluster_n15, ClusterParams, kClusterThreads, ClusterConv<Half, 15>)
 SPARSECONV_PRODUCT_KERNEL(cluster_n19, ClusterParams, kClusterThreads, ClusterConv<Half, 19>)
@@ -58,6 +70,8 @@ SPARSECONV_PRODUCT_KERNEL(pointwise_s24, PointwiseParams, kWgmmaThreads, Pointwi
 SPARSECONV_PRODUCT_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, PointwiseConv<Half, 32>)
 
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave<Half>(params); }
+
+extern "C" __global__ void sparseconv_flatten(const FlattenParams params) { Flatten<Half>(params); }
 
 extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather<Half>(params); }
 

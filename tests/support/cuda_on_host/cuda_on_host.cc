@@ -96,7 +96,8 @@ struct Fiber {
   unsigned num_copies = 0;
   std::vector<Copy> copies;              // not committed
   std::deque<std::vector<Copy>> groups;  // committed, not arrived
-  std::vector<Copy> stores;              // bulk copies to global memory
+  std::vector<Copy> stores;              // bulk copies to global memory, which belong to no group yet
+  std::deque<std::vector<Copy>> store_groups;
   // Where the metadata of products stands that are not complete: of those not committed, and of each group.
   std::vector<const unsigned*> metadata;
   std::deque<std::vector<const unsigned*>> products;
@@ -424,7 +425,15 @@ void StoreBulk(void* to, unsigned from, unsigned bytes) {
   state.current->stores.push_back({static_cast<unsigned char*>(to), pointer, bytes});
 }
 
-void WaitForBulkReads() { Deliver(state.current->stores); }
+void CommitBulkStores() {
+  state.current->store_groups.push_back(std::move(state.current->stores));
+  state.current->stores.clear();
+}
+
+void WaitForBulkReads(unsigned pending) {
+  auto& groups = state.current->store_groups;
+  for (; groups.size() > pending; groups.pop_front()) Deliver(groups.front());
+}
 
 Warp& CurrentFullWarp(const char* instruction) {
   Warp& warp = CurrentWarp();
@@ -673,7 +682,9 @@ void LoadFromCluster(void* to, unsigned number, unsigned rank, unsigned bytes) {
 
 void RunFiber() {
   state.kernel(state.params);
-  if (!state.current->stores.empty()) Fail("a thread ends whose bulk copies still read shared memory");
+  const auto& stores = state.current->store_groups;
+  const bool still_reads = std::any_of(stores.begin(), stores.end(), [](const auto& group) { return !group.empty(); });
+  if (!state.current->stores.empty() || still_reads) Fail("a thread ends whose bulk copies still read shared memory");
   if (state.current->has_arrived) Fail("a thread ends that has arrived at the cluster barrier but not waited there");
   state.current->wait = Wait::kDone;
   SwitchToScheduler();
@@ -698,6 +709,7 @@ void StartFiber(Fiber& fiber, unsigned number) {
   fiber.copies.clear();
   fiber.groups.clear();
   fiber.stores.clear();
+  fiber.store_groups.clear();
 }
 
 void Resume(Fiber& fiber) {

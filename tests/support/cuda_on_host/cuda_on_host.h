@@ -95,7 +95,8 @@ void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
 void StoreBulk(void* to, unsigned from, unsigned bytes);
-void WaitForBulkReads();
+void CommitBulkStores();
+void WaitForBulkReads(unsigned pending);
 
 // What the threads of a warp do together; see the kernels' intrinsics.cuh.
 void LoadMatrices(unsigned row, unsigned (&parts)[4]);

@@ -251,9 +251,12 @@ inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier
   cuda_on_host::CopyBulk(to, from, bytes, barrier);
 }
 inline void StoreBulk(void* to, Shared from, unsigned bytes) { cuda_on_host::StoreBulk(to, from, bytes); }
-inline void CommitBulkStores() {}
-inline void WaitForBulkStores() { cuda_on_host::WaitForBulkReads(); }
-inline void WaitForBulkReads() { cuda_on_host::WaitForBulkReads(); }
+inline void CommitBulkStores() { cuda_on_host::CommitBulkStores(); }
+inline void WaitForBulkStores() { cuda_on_host::WaitForBulkReads(0); }
+template <int kPending = 0>
+void WaitForBulkReads() {
+  cuda_on_host::WaitForBulkReads(kPending);
+}
 inline void CopyBulkCached(Shared to, const void* from, unsigned bytes, Shared barrier) {
   CopyBulk(to, from, bytes, barrier);
 }

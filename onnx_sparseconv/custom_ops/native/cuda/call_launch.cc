@@ -108,6 +108,7 @@ class Launcher {
   void LaunchCluster(const Call& call) const;
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
+  void LaunchFlat(const Call& call) const;
   bool ReadsSources(const Call& call) const;
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
                           std::optional<ort::DeviceScratch>* scratch) const;
@@ -154,8 +155,8 @@ RunningKernel Launcher::Run(Call call, const Axes& y_dims) const {
 // What runs a call: the plan's kernel, but where only one could that needs tensors aligned, and one is not.
 RunningKernel Launcher::KernelOf(const Call& call) const {
   const RunningKernel kernel = call.plan.kernel();
-  const bool needs_vectors =
-      (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.cluster && !call.plan.generated;
+  const bool needs_vectors = (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.flat &&
+                             !call.plan.cluster && !call.plan.generated;
   if (needs_vectors && !AreVectors(call.y, call.epilogue.residual)) return RunningKernel::kCsr;
   if (kernel == RunningKernel::kSegments && !CanRunSegments(call)) {
     return call.plan.tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
@@ -181,6 +182,8 @@ RunningKernel Launcher::Launch(const Call& call) const {
     LaunchOctets(call);
   } else if (call.plan.ring && AreVectors(call.y, call.epilogue.residual)) {
     LaunchRing(call);
+  } else if (call.plan.flat) {
+    LaunchFlat(call);
   } else if (call.plan.wgmma) {
     LaunchWgmma(call);
   } else if (call.plan.generated->params.num_splits > 1) {
@@ -358,6 +361,25 @@ void Launcher::LaunchRing(const Call& call) const {
   FillTile(call, &params);
   node_.windows->Fill(&params);
   cuda::Launch(node_.windows->ring->Product(launch.positions), launch.shape, params, call.stream);
+}
+
+void Launcher::LaunchFlat(const Call& call) const {
+  const FlatLaunch& launch = *call.plan.flat;
+  FlatParams params = launch.params;
+  FillTile(call, &params);
+  node_.flat->Fill(&params);
+  params.scales = node_.wgmma->scales();
+  const int columns = ColumnsOfBoth(params.y, params.epilogue.residual, 1 << params.out_shift, node_.element_bytes());
+  while (1 << params.out_shift > columns) --params.out_shift;
+  FillRecompute(call, &params.recompute);
+  FlattenParams flatten = launch.flatten.params;
+  node_.flat->Fill(&flatten);
+  flatten.x = params.x;
+  std::optional<ort::DeviceScratch> x;
+  params.x = flatten.out =
+      LendHalves(call, launch.flatten.bytes, BlocksOf(launch.flatten.shape), &flatten.seen, &params.recompute, &x);
+  cuda::Launch(node_.flat->kernels.Flatten(), launch.flatten.shape, flatten, call.stream);
+  cuda::Launch(node_.flat->kernels.Product(launch.blocks), launch.shape, params, call.stream);
 }
 
 // Whether the sources of X are read where they are: by the kernels for 1x1, or what gathers planes for one of them, by

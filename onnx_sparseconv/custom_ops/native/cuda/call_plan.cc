@@ -115,7 +115,18 @@ double Planner::PlanWindows(const PlanKey& key, Plan* plan) const {
     }
   }
   if (node_.copied_windows) PlanWithoutStrides(key, plan);
-  const double wgmma = CyclesOf(plan->wgmma), octets = CyclesOf(plan->octets), ring = CyclesOf(plan->ring);
+  if (node_.flat) {
+    plan->flat = ChooseFlatLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.flat->form,
+                                  static_cast<int64_t>(node_.element_bytes()));
+    // Both run whatever the addresses are.
+    if (CyclesOf(plan->flat) >= CyclesOf(plan->wgmma)) {
+      plan->flat.reset();
+    } else {
+      plan->wgmma.reset();
+    }
+  }
+  const double wgmma = std::min(CyclesOf(plan->wgmma), CyclesOf(plan->flat)), octets = CyclesOf(plan->octets),
+               ring = CyclesOf(plan->ring);
   if (octets >= std::min(wgmma, ring)) plan->octets.reset();
   if (ring >= std::min(wgmma, CyclesOf(plan->octets))) plan->ring.reset();
   return std::min({wgmma, octets, ring});

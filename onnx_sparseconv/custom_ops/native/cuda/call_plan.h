@@ -8,6 +8,7 @@
 #include "cluster_plan.h"
 #include "csr_plan.h"
 #include "depthwise_plan.h"
+#include "flat_plan.h"
 #include "generated_plan.h"
 #include "node_kernels.h"
 #include "octet_plan.h"
@@ -46,6 +47,7 @@ struct Plan {
   std::optional<OctetLaunch> octets;
   std::optional<SpaceToDepthLaunch> space_to_depth;  // in front of `octets`, where there are strides
   std::optional<RingLaunch> ring;
+  std::optional<FlatLaunch> flat;  // before `wgmma`, which is not planned then
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
@@ -53,7 +55,7 @@ struct Plan {
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
     if (cluster) return RunningKernel::kCluster;
-    if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
+    if (wgmma || octets || ring || flat || pointwise) return RunningKernel::kWgmma;
     if (depthwise) return RunningKernel::kDepthwise;
     if (segments) return RunningKernel::kSegments;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
@@ -64,6 +66,7 @@ struct Plan {
     cluster.reset();
     octets.reset();
     ring.reset();
+    flat.reset();
     pointwise.reset();
   }
 };

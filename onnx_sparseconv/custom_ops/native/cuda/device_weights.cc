@@ -72,6 +72,24 @@ WindowProduct::WindowProduct(const Context& context, const DeviceFacts& device, 
   SynchronizeUploads();  // the host's arrays go now
 }
 
+FlatProduct::FlatProduct(const Context& context, const DeviceFacts& device, const FlatWeight& weight, bool is_half)
+    : form(weight.form),
+      chunk_begins(RoundedUp(weight.chunks.size())),
+      tile_begins(chunk_begins + RoundedUp(BytesOf(weight.chunk_begins))),
+      octets(tile_begins + RoundedUp(BytesOf(weight.tile_begins))),
+      channels(octets + RoundedUp(BytesOf(weight.octets))),
+      places(channels + RoundedUp(BytesOf(weight.channels))),
+      memory(context, places + RoundedUp(BytesOf(weight.places))),
+      kernels(is_half, device.max_shared_bytes - kReservedSharedBytes) {
+  memory.Upload(0, weight.chunks.data(), weight.chunks.size());
+  memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
+  memory.Upload(tile_begins, weight.tile_begins.data(), BytesOf(weight.tile_begins));
+  memory.Upload(octets, weight.octets.data(), BytesOf(weight.octets));
+  memory.Upload(channels, weight.channels.data(), BytesOf(weight.channels));
+  memory.Upload(places, weight.places.data(), BytesOf(weight.places));
+  SynchronizeUploads();  // the host's arrays go now
+}
+
 GeneratedImage::GeneratedImage(const Image& image, const DeviceFacts& device)
     : plan(image.plan), architecture(image.architecture), min_batch(image.min_batch), library(image.code) {
   const Driver& driver = GetDriver();

@@ -9,6 +9,7 @@
 
 #include "csr_plan.h"
 #include "driver.h"
+#include "flat_weight.h"
 #include "generated_plan.h"
 #include "images.h"
 #include "library_kernels.h"
@@ -95,6 +96,28 @@ struct WindowProduct {
   std::optional<RingKernels> ring;  // of halves alone
   const OctetKernels octets, words;
   const SpaceToDepthKernel space_to_depth;
+};
+
+// The weight as the flat kernel reads it, likewise.
+struct FlatProduct {
+  FlatProduct(const Context& context, const DeviceFacts& device, const FlatWeight& weight, bool is_half);
+
+  // All pointers to the weight.
+  void Fill(FlatParams* params) const {
+    params->chunks = memory.at(0);
+    params->chunk_begins = static_cast<const unsigned*>(memory.at(chunk_begins));
+    params->tile_begins = static_cast<const unsigned*>(memory.at(tile_begins));
+    params->octets = static_cast<const int*>(memory.at(octets));
+  }
+  void Fill(FlattenParams* params) const {
+    params->channels = static_cast<const int*>(memory.at(channels));
+    params->places = static_cast<const int*>(memory.at(places));
+  }
+
+  const FlatForm form;
+  const size_t chunk_begins, tile_begins, octets, channels, places;  // offsets
+  const Memory memory;
+  const FlatKernels kernels;
 };
 
 // The node's own kernel, loaded.

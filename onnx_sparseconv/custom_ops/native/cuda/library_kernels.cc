@@ -6,6 +6,7 @@
 
 #include "cluster_plan.h"
 #include "concatenate_plan.h"
+#include "flat_plan.h"
 #include "octet_plan.h"
 #include "pointwise_plan.h"
 #include "ring_plan.h"
@@ -183,6 +184,11 @@ OctetKernels::OctetKernels(bool is_half, bool for_words, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half),
                      std::string(for_words ? "sparseconv_words_" : "sparseconv_octets_") + (is_half ? "n" : "f32_n"),
                      for_words ? AllOf(kWordBlocks) : AllOf(kOctetBlocks), max_shared_bytes) {}
+
+FlatKernels::FlatKernels(bool is_half, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_flat_n" : "sparseconv_flat_f32_n",
+                     AllOf(kFlatBlocks), max_shared_bytes),
+      flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")) {}
 
 SpaceToDepthKernel::SpaceToDepthKernel(bool is_half)
     : library_(LibraryOfWgmma(is_half)),

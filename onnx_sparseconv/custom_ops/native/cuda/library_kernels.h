@@ -107,6 +107,16 @@ class OctetKernels : public ProductKernels {
   OctetKernels(bool is_half, bool for_words, int max_shared_bytes);
 };
 
+// Those of warpgroups for flat X, and what makes it flat. The GPU must be of kWgmmaArchitecture.
+class FlatKernels : public ProductKernels {
+ public:
+  FlatKernels(bool is_half, int max_shared_bytes);
+  FunctionHandle Flatten() const { return flatten_; }
+
+ private:
+  FunctionHandle flatten_;
+};
+
 // What copies X such that there are no strides. The GPU must be of kWgmmaArchitecture.
 class SpaceToDepthKernel {
  public:

@@ -125,6 +125,9 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   if (HasWindowForm(geometry, device.max_shared_bytes)) {
     windows.emplace(context, device, PackWindowWeight(halves, geometry), is_half());
   }
+  if (HasFlatForm(geometry)) {
+    if (const auto packed = PackFlatWeight(halves, geometry)) flat.emplace(context, device, *packed, is_half());
+  }
   if (HasFewPlaces(geometry) && HasWindowForm(WithoutStrides(geometry), device.max_shared_bytes)) {
     const SparseWeight copied = WithoutStrides(halves, geometry);
     copied_windows.emplace(context, device, PackWindowWeight(copied, WithoutStrides(geometry)), is_half());

@@ -42,7 +42,8 @@ struct NodeKernels {
   std::optional<WgmmaProduct> wgmma;
   std::optional<WindowProduct> windows;
   std::optional<WindowProduct> copied_windows;  // of the convolution without strides
-  std::optional<HostFlag> was_recomputed;       // a call of floats that are rounded
+  std::optional<FlatProduct> flat;
+  std::optional<HostFlag> was_recomputed;  // a call of floats that are rounded
   std::optional<GeneratedImage> image;
   RunningKernel likely = RunningKernel::kCsr;  // what calls will run, most of them
   bool has_warned = false;                     // that no image of the node fits

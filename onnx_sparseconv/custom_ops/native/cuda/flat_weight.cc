@@ -1,0 +1,236 @@
+#include "flat_weight.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "../checked.h"
+#include "../half.h"
+#include "channel_order.h"
+#include "wgmma_operand.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int kPlaces = kWgmmaChannels;  // of a chunk
+constexpr int kOctetPlaces = kPlaces / kFlatOctets;
+constexpr size_t kChunkUnit = 16;
+constexpr int64_t kHeaderUnit = 128;
+// Fewer channels are read by octets, where X is, or take too little time for another launch.
+constexpr int64_t kMinChannels = 64;
+// An order takes time to find that grows with the squares of these.
+constexpr int64_t kMaxChannels = 2048;
+// Of taps, in rows and columns of X.
+constexpr int64_t kMaxReach = 256;
+// Of a chunk: with more, it leaves little room for what its taps read.
+constexpr int64_t kMaxChunkSteps = 18;
+constexpr int kMaxPasses = 4;
+// Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time; with
+// more in the end, other kernels are faster.
+constexpr double kMaxFurtherFirst = 0.45, kMaxFurther = 0.3;
+
+// Taps that read the same rows and columns between strides, those at `row` and `column`.
+struct Place {
+  int row, column;
+  std::vector<int> taps;
+};
+
+std::vector<Place> PlacesOf(const ConvGeometry& geometry) {
+  std::vector<Place> places;
+  const int64_t width = geometry.kernel_shape[2];
+  for (int64_t tap = 0; tap < geometry.taps(); ++tap) {
+    const auto row = static_cast<int>(tap / width * geometry.dilations[1] % geometry.strides[1]);
+    const auto column = static_cast<int>(tap % width * geometry.dilations[2] % geometry.strides[2]);
+    auto at = std::find_if(places.begin(), places.end(),
+                           [&](const Place& place) { return place.row == row && place.column == column; });
+    if (at == places.end()) at = places.insert(at, {row, column, {}});
+    at->taps.push_back(static_cast<int>(tap));
+  }
+  return places;
+}
+
+class Packer {
+ public:
+  Packer(const SparseWeight& weight, const ConvGeometry& geometry)
+      : weight_(weight),
+        geometry_(geometry),
+        taps_(static_cast<int>(geometry.taps())),
+        channels_(static_cast<int>(geometry.group_in_channels())),
+        group_tiles_(static_cast<int>(CeilDivide(geometry.group_out_channels(), int64_t{kWgmmaTileRows}))),
+        group_places_(static_cast<int>(CeilDivide(geometry.group_in_channels(), int64_t{kPlaces})) * kPlaces),
+        places_(PlacesOf(geometry)),
+        rows_(static_cast<size_t>(channels_) * static_cast<size_t>(taps_ * group_tiles_)) {
+    FlatForm& form = packed_.form;
+    form.row_tiles_per_group = group_tiles_;
+    form.row_tiles = group_tiles_ * static_cast<int>(geometry.group);
+    form.header_bytes = static_cast<int>(CeilDivide(4 * (kMaxChunkSteps + 1), kHeaderUnit) * kHeaderUnit);
+  }
+
+  std::optional<FlatWeight> Pack() {
+    for (int group = 0; group < static_cast<int>(geometry_.group); ++group) {
+      ReadGroup(group);
+      ChannelOrder order(rows_, channels_, group_places_, taps_ * group_tiles_);
+      if (FurtherShare(order) > kMaxFurtherFirst) return {};
+      order.Improve(kMaxPasses);
+      if (FurtherShare(order) > kMaxFurther) return {};
+      AddOctets(group, order.places());
+      for (int tile = 0; tile < group_tiles_; ++tile) AddTile(group, tile, order.places());
+    }
+    packed_.tile_begins.push_back(static_cast<uint32_t>(packed_.octets.size()));
+    packed_.chunk_begins.push_back(static_cast<uint32_t>(packed_.chunks.size() / kChunkUnit));
+    packed_.form.num_octets = static_cast<int>(packed_.places.size());
+    packed_.form.num_chunks = static_cast<int64_t>(packed_.octets.size());
+    return std::move(packed_);
+  }
+
+ private:
+  double FurtherShare(const ChannelOrder& order) const {
+    const auto steps = static_cast<double>(group_places_ / kPlaces * taps_ * group_tiles_);
+    return static_cast<double>(order.further_steps()) / steps;
+  }
+
+  size_t SetIndex(int channel, int tap, int tile) const {
+    return static_cast<size_t>(channel * taps_ + tap) * static_cast<size_t>(group_tiles_) + static_cast<size_t>(tile);
+  }
+
+  void ReadGroup(int group) {
+    std::fill(rows_.begin(), rows_.end(), 0);
+    const int64_t first = group * geometry_.group_out_channels();
+    for (int64_t row = 0; row < geometry_.group_out_channels(); ++row) {
+      ForEntries(first + row, [&](size_t column, float) {
+        const auto c = static_cast<int>(column);
+        rows_[SetIndex(c / taps_, c % taps_, static_cast<int>(row / kWgmmaTileRows))] |= TileRows{1}
+                                                                                         << row % kWgmmaTileRows;
+      });
+    }
+  }
+
+  // Calls function(column, value) for the entries of a row of the weight.
+  template <class Function>
+  void ForEntries(int64_t row, const Function& function) const {
+    const auto k = static_cast<size_t>(row);
+    for (auto entry = static_cast<size_t>(weight_.row_begin[k]); entry < static_cast<size_t>(weight_.row_begin[k + 1]);
+         ++entry) {
+      function(weight_.columns[entry], weight_.values[entry]);
+    }
+  }
+
+  void AddOctets(int group, const std::vector<int>& order) {
+    first_octet_ = static_cast<int>(packed_.places.size());
+    for (const Place& place : places_) {
+      for (size_t i = 0; i < order.size(); ++i) {
+        packed_.channels.push_back(order[i] < 0 ? -1 : group * channels_ + order[i]);
+        if (i % kOctetPlaces == 0) packed_.places.push_back(place.row << 16 | place.column);
+      }
+    }
+  }
+
+  void AddTile(int group, int tile, const std::vector<int>& order) {
+    packed_.tile_begins.push_back(static_cast<uint32_t>(packed_.octets.size()));
+    values_.assign(static_cast<size_t>(channels_ * taps_) * kWgmmaTileRows, 0);
+    const int64_t first = int64_t{tile} * kWgmmaTileRows;
+    const int64_t count = std::min<int64_t>(kWgmmaTileRows, geometry_.group_out_channels() - first);
+    for (int64_t row = 0; row < count; ++row) {
+      ForEntries(group * geometry_.group_out_channels() + first + row, [&](size_t column, float value) {
+        values_[column * kWgmmaTileRows + static_cast<size_t>(row)] = FloatToHalf(value);
+      });
+    }
+    int octet = first_octet_;
+    for (const Place& place : places_) {
+      for (int begin = 0; begin < group_places_; begin += kPlaces, octet += kFlatOctets) {
+        AddChunks(place, tile, &order[static_cast<size_t>(begin)], octet);
+      }
+    }
+  }
+
+  // The entries of a tap of 32 places that are the first two of their neighbours (level 0), or the others (level 1).
+  struct Step {
+    int tap;
+    std::array<uint8_t, kWgmmaValueBytes> values;
+    std::array<uint8_t, kWgmmaPlaceBytes> places;
+  };
+
+  void AddChunks(const Place& place, int tile, const int* channels, int octet) {
+    std::vector<Step> steps;
+    for (const int tap : place.taps) {
+      for (int level = 0; level < 2; ++level) AddStep(tap, tile, channels, level, &steps);
+    }
+    const auto count = static_cast<int64_t>(steps.size()), parts = CeilDivide(count, kMaxChunkSteps);
+    for (int64_t part = 0; part < parts; ++part) {
+      AddChunk(&steps[static_cast<size_t>(part * count / parts)],
+               static_cast<size_t>((part + 1) * count / parts - part * count / parts), octet);
+    }
+  }
+
+  void AddStep(int tap, int tile, const int* channels, int level, std::vector<Step>* steps) const {
+    bool is_empty = true;
+    Step step;
+    step.tap = tap;
+    WriteWgmmaOperand(
+        [&](int row, int quad) {
+          std::array<bool, kQuadColumns> has{};
+          int found = 0;
+          for (int i = 0; i < kQuadColumns; ++i) {
+            const int channel = channels[quad * kQuadColumns + i];
+            if (channel < 0 || (rows_[SetIndex(channel, tap, tile)] >> row & 1) == 0) continue;
+            has[static_cast<size_t>(i)] = found++ / 2 == level;
+            is_empty = is_empty && !has[static_cast<size_t>(i)];
+          }
+          return MakeSparsePair([&](int i) { return has[static_cast<size_t>(i)]; },
+                                [&](int i) {
+                                  const auto column =
+                                      static_cast<size_t>(channels[quad * kQuadColumns + i] * taps_ + tap);
+                                  return values_[column * kWgmmaTileRows + static_cast<size_t>(row)];
+                                });
+        },
+        step.values.data(), step.places.data());
+    if (!is_empty) steps->push_back(step);
+  }
+
+  void AddChunk(const Step* steps, size_t count, int octet) {
+    FlatForm& form = packed_.form;
+    const size_t begin = packed_.chunks.size();
+    const size_t bytes = static_cast<size_t>(form.header_bytes) + count * (kWgmmaValueBytes + kWgmmaPlaceBytes);
+    packed_.octets.push_back(octet);
+    packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
+    packed_.chunks.resize(begin + bytes);
+    form.max_chunk_bytes = std::max(form.max_chunk_bytes, static_cast<int>(bytes));
+    form.num_steps += static_cast<int64_t>(count);
+    std::vector<uint32_t> words{static_cast<uint32_t>(count)};
+    uint8_t* const header = packed_.chunks.data() + begin;
+    uint8_t* const values = header + form.header_bytes;
+    for (size_t i = 0; i < count; ++i) {
+      words.push_back(static_cast<uint32_t>(steps[i].tap));
+      std::memcpy(values + i * kWgmmaValueBytes, steps[i].values.data(), kWgmmaValueBytes);
+      std::memcpy(values + count * kWgmmaValueBytes + i * kWgmmaPlaceBytes, steps[i].places.data(), kWgmmaPlaceBytes);
+    }
+    std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
+  }
+
+  const SparseWeight& weight_;
+  const ConvGeometry& geometry_;
+  const int taps_, channels_;             // channels of a group
+  const int group_tiles_, group_places_;  // of a group
+  const std::vector<Place> places_;
+  std::vector<TileRows> rows_;    // [channels][taps][row tiles], of the group
+  std::vector<uint16_t> values_;  // [channels][taps][rows], of the row tile
+  int first_octet_ = 0;           // of the group
+  FlatWeight packed_;
+};
+
+}  // namespace
+
+bool HasFlatForm(const ConvGeometry& geometry) {
+  const int64_t reach_y = (geometry.kernel_shape[1] - 1) * geometry.dilations[1];
+  const int64_t reach_x = (geometry.kernel_shape[2] - 1) * geometry.dilations[2];
+  const int64_t channels = geometry.group_in_channels();
+  return geometry.taps() > 1 && geometry.kernel_shape[0] == 1 && channels >= kMinChannels && channels <= kMaxChannels &&
+         geometry.group_out_channels() <= kMaxChannels && reach_y < kMaxReach && reach_x < kMaxReach &&
+         geometry.strides[1] < kMaxReach && geometry.strides[2] < kMaxReach;
+}
+
+std::optional<FlatWeight> PackFlatWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
+  return Packer(weight, geometry).Pack();
+}
+
+}  // namespace sparseconv::cuda

@@ -1,0 +1,56 @@
+// From images to lines of octets of channels, which windows read as one long row (see FlattenParams).
+#pragma once
+
+#include "divide.cuh"
+#include "flat_params.h"
+#include "intrinsics.cuh"
+#include "magnitude.cuh"
+
+namespace sparseconv::cuda {
+
+// All octets of the block, of one pixel. T is the type of X, Half or float.
+template <class T>
+__device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, Magnitude& magnitude) {
+  constexpr int kOctet = 8;
+  const int image = Divide(pixel, p.image.by_pixels);
+  const int place = pixel - image * p.image.rows * p.image.row_pixels;
+  const int row = Divide(place, p.image.by_row_pixels), column = place - row * p.image.row_pixels;
+  const int first = static_cast<int>(blockIdx.y) * p.block_octets;
+  const int end = min(first + p.block_octets, p.num_octets);
+  const long long plane = static_cast<long long>(p.in_h) * p.in_w;
+  const T* x = static_cast<const T*>(p.x) + static_cast<long long>(image) * p.in_channels * plane;
+  WaitForLaunchBefore();
+#pragma unroll 2
+  for (int octet = first; octet < end; ++octet) {
+    const int between = p.places[octet];
+    const int y = row * p.strides[0] + (between >> 16) - p.pads_begin[0];
+    const int at = column * p.strides[1] + (between & 0xFFFF) - p.pads_begin[1];
+    const bool is_inside = image < p.batch && static_cast<unsigned>(y) < static_cast<unsigned>(p.in_h) &&
+                           static_cast<unsigned>(at) < static_cast<unsigned>(p.in_w);
+    T values[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      const int channel = p.channels[octet * kOctet + i];
+      values[i] = is_inside && channel >= 0 ? LoadOnce(x + (channel * plane + (y * p.in_w + at))) : T{0};
+    }
+    static_cast<uint4*>(p.out)[static_cast<long long>(octet) * p.num_pixels + pixel] = RoundedEight(values, magnitude);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void Flatten(const FlattenParams& p) {
+  LetNextLaunchBegin();
+  Magnitude magnitude;
+  const int pixel = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (pixel < p.num_pixels) {
+    FlattenPixel<T>(p, pixel, magnitude);
+  } else {
+    WaitForLaunchBefore();
+  }
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const unsigned seen = SeenByBlock(magnitude.Seen());
+    if (threadIdx.x == 0) p.seen[blockIdx.y * gridDim.x + blockIdx.x] = seen;
+  }
+}
+
+}  // namespace sparseconv::cuda

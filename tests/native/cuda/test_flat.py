@@ -1,0 +1,102 @@
+"""The flat kernel, for windows of many channels with few non-zeros, through ONNX Runtime against the float64 oracle."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from onnx_sparseconv.custom_ops import library
+from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from tests.native.cuda.test_ring import run_and_check, run_misaligned
+from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_models import (
+    SparseConvCase,
+    assert_within,
+    geometry_2d,
+    make_model,
+    oracle,
+    random_inputs,
+    random_weight,
+)
+
+HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
+CASE = SparseConvCase(random_weight((70, 160, 3, 3), 0.05, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
+
+# Shape of the weight, batch and size of the input, geometry.
+LAYERS = [
+    ((64, 160, 3, 3), (9, 14, 14), geometry_2d(pad=1)),
+    ((130, 192, 3, 3), (3, 28, 28), geometry_2d(pad=1)),
+    ((64, 160, 3, 3), (30, 7, 7), geometry_2d(pad=1)),
+    ((100, 160, 3, 3), (20, 4, 5), geometry_2d(pad=1)),
+    ((64, 160, 3, 3), (2, 13, 41), geometry_2d(pad=1)),
+    ((64, 160, 3, 3), (3, 16, 17), geometry_2d()),
+    ((64, 160, 3, 3), (9, 14, 14), geometry_2d(stride=2, pad=1)),
+    ((64, 160, 3, 3), (5, 15, 29), geometry_2d(stride=2, pad=1)),
+    ((64, 96, 5, 5), (3, 14, 14), geometry_2d(5, pad=2)),
+    ((64, 96, 5, 3), (3, 17, 19), ConvGeometry((5, 3), (2, 3), (2, 0, 1, 2), (1, 1))),
+    ((64, 160, 3, 3), (3, 18, 20), ConvGeometry((3, 3), (1, 1), (2, 3, 2, 3), (2, 3))),
+    ((64, 160, 3, 3), (3, 18, 20), ConvGeometry((3, 3), (2, 2), (2, 2, 2, 2), (2, 2))),
+    ((64, 160, 2, 2), (9, 14, 14), ConvGeometry((2, 2), (2, 2), (0, 0, 0, 0), (1, 1))),
+    ((64, 160, 3, 3), (3, 9, 11), ConvGeometry((3, 3), (1, 1), (4, 5, 4, 5), (1, 1))),
+    ((64, 160, 3, 3), (3, 12, 14), ConvGeometry((3, 3), (1, 1), (0, 1, 3, 0), (1, 1))),
+    ((200, 80, 3, 3), (4, 14, 14), dataclasses.replace(geometry_2d(pad=1), group=2)),
+    ((64, 160, 3), (6, 50), ConvGeometry((3,), (2,), (1, 1), (1,))),
+]
+
+
+def run_flat(session, driver, case, x_shape):
+    """Run a case and compare; floats are rounded to halves."""
+    is_float = case.dtype == FLOAT
+    flatten, name = run_and_check(session, driver, case, x_shape, has_rounded_factors=is_float)
+    assert flatten == ("sparseconv_flatten_f32" if is_float else "sparseconv_flatten")
+    assert name.startswith("sparseconv_flat_f32_n" if is_float else "sparseconv_flat_n")
+
+
+@pytest.fixture(autouse=True)
+def a_few_multiprocessors(driver):
+    """So that blocks compute several tiles."""
+    driver.set_device(num_multiprocessors=4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "density", "dtype"),
+    [(layer, density, HALF) for layer in LAYERS for density in (0.02, 0.08)]
+    + [(layer, 0.05, FLOAT) for layer in LAYERS],
+    ids=str,
+)
+def test_layers(make_session, driver, layer, density, dtype):
+    weight_shape, (batch, *size), geometry = layer
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=dtype), geometry, Activation.NONE, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    run_flat(session, driver, case, (batch, weight_shape[1] * case.geometry.group, *size))
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_activations_and_a_residual(make_session, driver, activation, dtype):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = dataclasses.replace(
+        CASE,
+        weight=CASE.weight.astype(dtype),
+        activation=activation,
+        alpha=alpha,
+        beta=beta,
+        has_residual=True,
+        dtype=dtype,
+    )
+    run_flat(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (9, 160, 14, 14))
+
+
+@pytest.mark.parametrize("which", ["X", "Z", "Y"])
+@pytest.mark.parametrize("size", [(28, 28), (14, 14), (7, 7)], ids=str)
+def test_tensors_that_begin_anywhere(make_session, driver, which, size):
+    case = dataclasses.replace(CASE, has_residual=True)
+    inputs = random_inputs(case, (3, 160, *size))
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((3, case.out_channels, *size), HALF), which)
+    assert first_kernel == "sparseconv_flatten"
+    assert_within(y, *oracle(case, inputs, stored_sums=1))
