@@ -24,6 +24,7 @@ class KernelChoice(enum.StrEnum):
     TENSOR = "tensor"
     SEGMENTS = "segments"
     WGMMA = "wgmma"
+    FLAT = "flat"
     CLUSTER = "cluster"
     DEPTHWISE = "depthwise"
     GENERATED = "generated"

@@ -57,6 +57,22 @@ WARPGROUPS = {
 # Of `WARPGROUPS`, what the kernel for 1x1 from sm_80 on runs, too.
 SEGMENTS = ("1x1", "1x1, 28 wide", "1x1, few rows", "1x1, groups")
 
+# For the flat kernel, which wants many channels, and few non-zeros.
+FLAT = {
+    "3x3, 14 wide": ((192, 256, 3, 3), geometry_2d(), (9, 256, 14, 14)),
+    "3x3, 7 wide": ((512, 512, 3, 3), geometry_2d(), (8, 512, 7, 7)),
+    "3x3, 28 wide": ((130, 160, 3, 3), geometry_2d(), (33, 160, 28, 28)),
+    "3x3, 112 wide": ((128, 128, 3, 3), geometry_2d(), (5, 128, 40, 112)),
+    "3x3, odd width": ((70, 100, 3, 3), geometry_2d(pad=0), (5, 100, 17, 31)),
+    "3x3, stride 2": ((256, 256, 3, 3), geometry_2d(3, 2, 1), (9, 256, 28, 28)),
+    "3x3, dilation 2": ((64, 72, 3, 3), geometry_2d(3, 1, 2, 2), (8, 72, 20, 16)),
+    "3x3, groups": ((128, 80, 3, 3), geometry_2d(group=2), (8, 160, 18, 20)),
+    "5x5": ((64, 96, 5, 5), geometry_2d(5, 1, 2), (5, 96, 14, 14)),
+    "1-D": ((100, 300, 3), conv1d(3, 2, (1, 1)), (16, 300, 56)),
+}
+# Share of their weights that are not zero.
+FLAT_DENSITY = 0.05
+
 # Each window that has a kernel of its own, blocks of planes and of bands of rows, and what no such window is.
 DEPTHWISE = {
     "3x3": ((96, 1, 3, 3), geometry_2d(group=96), (5, 96, 14, 14)),

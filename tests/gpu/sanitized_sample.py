@@ -1,6 +1,6 @@
 """A sample of layers on every kernel, to be run under compute-sanitizer.
 
-``python -m tests.gpu.sanitized_sample warpgroups``, ``.. clusters``, ``.. segments``, ``.. tensor`` or
+``python -m tests.gpu.sanitized_sample warpgroups``, ``.. flat``, ``.. clusters``, ``.. segments``, ``.. tensor`` or
 ``.. others``. Prints one line a run; ends with an error where a result is wrong.
 """
 
@@ -13,7 +13,17 @@ import sys
 import numpy as np
 
 from onnx_sparseconv.kernels import nvrtc
-from tests.gpu.layers import DEPTHWISE, POOLS, SEGMENTS, TYPES, WARPGROUPS, case_of, concatenated_case_of
+from tests.gpu.layers import (
+    DEPTHWISE,
+    FLAT,
+    FLAT_DENSITY,
+    POOLS,
+    SEGMENTS,
+    TYPES,
+    WARPGROUPS,
+    case_of,
+    concatenated_case_of,
+)
 from tests.support.gpu_checks import Place, check, static_model, with_images
 from tests.support.sparse_models import SparseConvCase, geometry_2d, make_model, random_weight
 
@@ -62,6 +72,14 @@ def run_clusters(place):
         for dtype in TYPES:
             case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
             done = check(place, case, (2, *x_shape[1:]), cuda_kernel="cluster")
+            sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
+
+
+def run_flat(place):
+    for name in FLAT:
+        for dtype in TYPES:
+            case, x_shape = case_of(name, dtype, FLAT_DENSITY, layers=FLAT)
+            done = check(place, case, (min(x_shape[0], 9), *x_shape[1:]), cuda_kernel="flat")
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
@@ -128,6 +146,8 @@ if __name__ == "__main__":
         run_warpgroups(Place("cuda"))
     elif sys.argv[1] == "clusters":
         run_clusters(Place("cuda"))
+    elif sys.argv[1] == "flat":
+        run_flat(Place("cuda"))
     elif sys.argv[1] == "tensor":
         run_tensor(Place("cuda"))
     elif sys.argv[1] == "segments":

@@ -14,6 +14,8 @@ from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import nvrtc
 from tests.gpu.layers import (
     DEPTHWISE,
+    FLAT,
+    FLAT_DENSITY,
     GENERATED,
     KERNELS,
     POOLS,
@@ -96,6 +98,28 @@ def test_warpgroups(gpu, name, density, has_residual, dtype):
     assert check(gpu, case, x_shape, cuda_kernel="wgmma") == "cuda.wgmma"
 
 
+@pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
+@pytest.mark.parametrize("density", [0.02, 0.08])
+@pytest.mark.parametrize("name", FLAT)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_flat(gpu, name, density, has_residual, dtype):
+    case, x_shape = case_of(name, dtype, density, has_residual=has_residual, layers=FLAT)
+    for batch in (x_shape[0], 1):
+        assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="flat") == "cuda.flat"
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize("dtype", TYPES)
+def test_activations_of_the_flat_kernel(gpu, activation, dtype):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    for name, has_residual in itertools.product(("3x3, 14 wide", "3x3, 28 wide"), (False, True)):
+        case, x_shape = case_of(
+            name, dtype, FLAT_DENSITY, activation=activation, has_residual=has_residual, layers=FLAT
+        )
+        case = dataclasses.replace(case, alpha=alpha, beta=beta)
+        assert check(gpu, case, x_shape, cuda_kernel="flat") == "cuda.flat"
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("density", [0.02, 0.1, 0.3])
 @pytest.mark.parametrize("name", WARPGROUPS)
@@ -151,17 +175,19 @@ def test_small_maps_of_many_channels(gpu, layer, dtype, kernel):
 
 
 @st.composite
-def warpgroup_cases(draw, most_images, longest_kernel):
+def warpgroup_cases(draw, most_images, longest_kernel, *, is_flat=False):
     """Of the sizes that the kernels of warpgroups take. A cluster has no room for long sums of large windows."""
     group, batch = draw(st.sampled_from([1, 1, 2])), draw(st.integers(1, most_images))
-    rows, channels = draw(st.integers(8, 200)), draw(st.integers(1, 300))
-    kernel = draw(st.tuples(*[st.integers(1, longest_kernel)] * 2))
+    rows, channels = draw(st.integers(8, 200)), draw(st.integers(64 if is_flat else 1, 300))
+    kernel = draw(st.tuples(*[st.integers(2 if is_flat else 1, longest_kernel)] * 2))
     strides, dilations = draw(st.tuples(*[st.integers(1, 3)] * 2)), draw(st.tuples(*[st.integers(1, 2)] * 2))
     pads = draw(st.tuples(*[st.integers(0, 3)] * 4))
     least = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     size = tuple(draw(st.integers(low, low + 30)) for low in least)
     case = SparseConvCase(
-        random_weight((rows * group, channels, *kernel), draw(st.sampled_from([0.02, 0.1])), dtype=np.float16),
+        random_weight(
+            (rows * group, channels, *kernel), draw(st.sampled_from([0.02, 0.04 if is_flat else 0.1])), dtype=np.float16
+        ),
         ConvGeometry(kernel, strides, pads, dilations, group),
         draw(st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID])),
         has_residual=draw(st.booleans()),
@@ -175,6 +201,14 @@ def warpgroup_cases(draw, most_images, longest_kernel):
 def test_any_convolution_of_clusters(gpu, drawn):
     case, x_shape = drawn
     assert check(gpu, case, x_shape, cuda_kernel="cluster") == "cuda.cluster"
+
+
+@settings(max_examples=150, **PROPERTY)
+@given(drawn=warpgroup_cases(20, 5, is_flat=True), dtype=st.sampled_from(TYPES))
+def test_any_convolution_from_flat_images(gpu, drawn, dtype):
+    case, x_shape = drawn
+    case = dataclasses.replace(case, weight=case.weight.astype(dtype), dtype=np.dtype(dtype))
+    assert check(gpu, case, x_shape, cuda_kernel="flat") == "cuda.flat"
 
 
 @settings(max_examples=150, **PROPERTY)
@@ -199,14 +233,17 @@ def test_any_convolution_of_warpgroups(gpu, drawn):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_much_work_is_not_left_to_the_csr_kernel(gpu, weight_shape, geometry, x_shape, dtype):
     case = SparseConvCase(random_weight(weight_shape, 0.1, dtype=dtype), geometry, dtype=np.dtype(dtype))
-    assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.cluster", "cuda.tensor")
+    assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.flat", "cuda.cluster", "cuda.tensor")
 
 
-@pytest.mark.parametrize("kernel", ["wgmma", "cluster", "tensor"])
-@pytest.mark.parametrize("name", WARPGROUPS)
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [*itertools.product(("wgmma", "cluster", "tensor"), WARPGROUPS), *itertools.product(("flat",), FLAT)],
+)
 def test_floats_that_halves_cannot_hold(gpu, name, kernel):
     """All of them, or one value, are computed once more by the blocks that read them."""
-    case, x_shape = case_of(name, np.float32, 0.1, layers=WARPGROUPS)
+    is_flat = kernel == "flat"
+    case, x_shape = case_of(name, np.float32, FLAT_DENSITY if is_flat else 0.1, layers=FLAT if is_flat else WARPGROUPS)
     batch = min(x_shape[0], 3) if kernel == "cluster" else x_shape[0]
     inputs = random_inputs(case, (batch, *x_shape[1:]))
     session = gpu.session(make_model(case), cuda_kernel=kernel)
@@ -267,7 +304,7 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     assert kernel.startswith(
         "cuda.generated"
         if image_bytes(model)
-        else ("cuda.csr", "cuda.depthwise", "cuda.tensor", "cuda.segments", "cuda.wgmma", "cuda.cluster")
+        else ("cuda.csr", "cuda.depthwise", "cuda.tensor", "cuda.segments", "cuda.wgmma", "cuda.flat", "cuda.cluster")
     )
 
 

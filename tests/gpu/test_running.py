@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
-from tests.gpu.layers import KERNELS, POOLS, TYPES, WARPGROUPS, case_of, concatenated_case_of
+from tests.gpu.layers import (
+    FLAT,
+    FLAT_DENSITY,
+    KERNELS,
+    POOLS,
+    TYPES,
+    WARPGROUPS,
+    case_of,
+    concatenated_case_of,
+)
 from tests.support.gpu_checks import (
     Place,
     assert_right,
@@ -114,10 +123,18 @@ def test_concurrent_runs_of_warpgroups(gpu, name):
         check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 
 
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments", "wgmma", "cluster", "generated"])
+def test_concurrent_runs_from_flat_images(gpu):
+    case, x_shape = case_of("3x3, 14 wide", np.float16, FLAT_DENSITY, layers=FLAT)
+    session = gpu.session(make_model(case), cuda_kernel="flat")
+    check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
+
+
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments", "wgmma", "flat", "cluster", "generated"])
 def test_every_gpu_computes_the_same(gpus, request, kernel):
     if kernel in ("wgmma", "cluster"):
         case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
+    elif kernel == "flat":
+        case, x_shape = case_of("3x3, 14 wide", np.float16, FLAT_DENSITY, layers=FLAT)
     elif kernel == "segments":
         case, x_shape = case_of("1x1", np.float16, layers=WARPGROUPS)
     else:

@@ -103,6 +103,7 @@ def assert_right(actual, case, inputs, kernel):
             "cuda.tensor",
             "cuda.segments",
             "cuda.wgmma",
+            "cuda.flat",
             "cuda.cluster",
         )
         assert_within(actual, *oracle(case, inputs, stored_sums=stored_sums, has_rounded_factors=is_rounded))

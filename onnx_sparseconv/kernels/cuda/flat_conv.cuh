@@ -85,7 +85,8 @@ class FlatConv {
   // Outputs of a warp's channels are on their way in parts; all floats of a run would take too much room.
   static constexpr int kPartBlocks = 64 / kElementBytes, kParts = (kBlocks + kPartBlocks - 1) / kPartBlocks;
   static_assert(8 * kPartBlocks * kElementBytes + 16 == kFlatRowBytes && kParts <= 2);
-  static constexpr unsigned kDump = kFlatRowBytes - kElementBytes;  // of a row, for what are no outputs
+  // Of a table's entries: whether there is an output; the others are its bytes in a row.
+  static constexpr unsigned kExistsBit = 15, kExists = 1u << kExistsBit;
   static constexpr int kAssistingWarps = kFlatThreads / 32 - kProductWarps - 1,
                        kAssistingThreads = 32 * kAssistingWarps;
 
@@ -360,7 +361,8 @@ class FlatConv {
         const unsigned places = LoadShared(table + static_cast<unsigned>(16 * block));
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          sums_[4 * block + i] += LoadKept(row + (i % 2 == 0 ? places & 0xFFFFu : places >> 16) + i / 2 * kBehind);
+          const unsigned place = places >> 16 * (i % 2);
+          if ((place & kExists) != 0) sums_[4 * block + i] += LoadKept(row + place % kExists + i / 2 * kBehind);
         }
       }
     }
@@ -378,17 +380,16 @@ class FlatConv {
 #pragma unroll
     for (int block = kBegin; block < kEnd; ++block) {
       const unsigned places = LoadShared(table + static_cast<unsigned>(16 * block));
-      const Shared at[2] = {row + (places & 0xFFFFu), row + (places >> 16)};
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (unsigned i = 0; i < 2; ++i) {
+        const Shared at = row + (places >> 16 * i) % kExists;
+        const unsigned bit = kExistsBit + 16 * i;
         const float pair[2] = {sums_[4 * block + i], sums_[4 * block + 2 + i]};  // of a pixel, of both channels
         if constexpr (kIsFloat) {
-          StoreShared(at[i], Bounded<T>(e.bounds, pair));
-          StoreShared(at[i] + kBehind, Bounded<T>(e.bounds, pair + 1));
+          StoreSharedIf(places, bit, at, Bounded<T>(e.bounds, pair), at + kBehind, Bounded<T>(e.bounds, pair + 1));
         } else {
           const Half2 bounded = Bounded<T>(e.bounds, pair);
-          StoreSharedHalf(at[i], Lower(bounded));
-          StoreSharedHalf(at[i] + kBehind, Upper(bounded));
+          StoreSharedHalvesIf(places, bit, at, Lower(bounded), at + kBehind, Upper(bounded));
         }
       }
     }
@@ -443,7 +444,7 @@ class FlatConv {
       const int base = FirstOutput(tile.first + begin) >> p_.out_shift << p_.out_shift;
       const Place place = PlaceOf(tile.first + i);
       const bool exists = place.column < p_.out_w && place.row < p_.out_h && place.output < p_.num_outputs;
-      const unsigned at = exists ? static_cast<unsigned>(place.output - base) * kElementBytes : kDump;
+      const unsigned at = exists ? kExists | static_cast<unsigned>(place.output - base) * kElementBytes : 0u;
       StoreSharedHalf(PlacesOf(slot) + static_cast<unsigned>(2 * i), static_cast<Half>(at));
     }
     if (threadIdx.x == kFlatThreads - 1) {

@@ -13,23 +13,24 @@ struct FlatImage {
   Divisor by_row_pixels, by_pixels;  // of a row, and of an image
 };
 
-// Makes X flat: `sparseconv_flatten`, and `sparseconv_flatten_f32`, which rounds floats to halves. out [octets][pixels]
-// of 16 bytes; pixels outside of X, and those behind the last image, are zeros.
+// Makes X flat: `sparseconv_flatten`, and `sparseconv_flatten_f32`, which rounds floats to halves. out
+// [places][octets][pixels] of 16 bytes, where each place between strides that windows read has pixels one stride apart;
+// pixels outside of X, and those behind the last image, are zeros.
 //
-// Grid: x = pixels of all images and those behind them, y = blocks of octets.
+// Grid: x = pixels of all images and those behind them, y = blocks of octets, each in all places.
 struct FlattenParams {
   const void* x;  // [N, C, in_h, in_w]
   void* out;
   unsigned* seen;       // of floats, [gridDim.y][gridDim.x], as of InterleaveParams
   const int* channels;  // [octets][8]; -1 for none
-  const int* places;    // [octets], row and column between strides, `row << 16 | column`
+  const int* places;    // [num_places], row and column between strides, `row << 16 | column`
   FlatImage image;
   int batch, in_channels;
   int in_h, in_w;
   int strides[2];
   int pads_begin[2];
   int num_pixels;  // of an octet
-  int num_octets, block_octets;
+  int num_places, num_octets, block_octets;
 };
 
 // The flat kernel on sm_90a: `sparseconv_flat_n<blocks>`, float16, and `sparseconv_flat_f32_n<blocks>`, for windows of

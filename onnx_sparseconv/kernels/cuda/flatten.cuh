@@ -8,32 +8,36 @@
 
 namespace sparseconv::cuda {
 
-// All octets of the block, of one pixel. T is the type of X, Half or float.
+// All octets of the block, of one pixel of each place. T is the type of X, Half or float. Lines that one place has read
+// a part of are near when the next one does.
 template <class T>
 __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, Magnitude& magnitude) {
   constexpr int kOctet = 8;
   const int image = Divide(pixel, p.image.by_pixels);
-  const int place = pixel - image * p.image.rows * p.image.row_pixels;
-  const int row = Divide(place, p.image.by_row_pixels), column = place - row * p.image.row_pixels;
+  const int rest = pixel - image * p.image.rows * p.image.row_pixels;
+  const int row = Divide(rest, p.image.by_row_pixels), column = rest - row * p.image.row_pixels;
   const int first = static_cast<int>(blockIdx.y) * p.block_octets;
   const int end = min(first + p.block_octets, p.num_octets);
   const long long plane = static_cast<long long>(p.in_h) * p.in_w;
   const T* x = static_cast<const T*>(p.x) + static_cast<long long>(image) * p.in_channels * plane;
   WaitForLaunchBefore();
-#pragma unroll 2
   for (int octet = first; octet < end; ++octet) {
-    const int between = p.places[octet];
-    const int y = row * p.strides[0] + (between >> 16) - p.pads_begin[0];
-    const int at = column * p.strides[1] + (between & 0xFFFF) - p.pads_begin[1];
-    const bool is_inside = image < p.batch && static_cast<unsigned>(y) < static_cast<unsigned>(p.in_h) &&
-                           static_cast<unsigned>(at) < static_cast<unsigned>(p.in_w);
-    T values[kOctet];
+    uint4* out = static_cast<uint4*>(p.out) + (static_cast<long long>(octet) * p.num_pixels + pixel);
+#pragma unroll 2
+    for (int place = 0; place < p.num_places; ++place) {
+      const int between = p.places[place];
+      const int y = row * p.strides[0] + (between >> 16) - p.pads_begin[0];
+      const int at = column * p.strides[1] + (between & 0xFFFF) - p.pads_begin[1];
+      const bool is_inside = image < p.batch && static_cast<unsigned>(y) < static_cast<unsigned>(p.in_h) &&
+                             static_cast<unsigned>(at) < static_cast<unsigned>(p.in_w);
+      T values[kOctet];
 #pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      const int channel = p.channels[octet * kOctet + i];
-      values[i] = is_inside && channel >= 0 ? LoadOnce(x + (channel * plane + (y * p.in_w + at))) : T{0};
+      for (int i = 0; i < kOctet; ++i) {
+        const int channel = p.channels[octet * kOctet + i];
+        values[i] = is_inside && channel >= 0 ? LoadWritten(x + (channel * plane + (y * p.in_w + at))) : T{0};
+      }
+      out[static_cast<long long>(place) * p.num_octets * p.num_pixels] = RoundedEight(values, magnitude);
     }
-    static_cast<uint4*>(p.out)[static_cast<long long>(octet) * p.num_pixels + pixel] = RoundedEight(values, magnitude);
   }
 }
 

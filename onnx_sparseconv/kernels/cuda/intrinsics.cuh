@@ -379,6 +379,21 @@ __device__ __forceinline__ void StoreSharedIf(unsigned bits, unsigned bit, Share
       : "memory");
 }
 
+// The same of halves.
+__device__ __forceinline__ void StoreSharedHalvesIf(unsigned bits, unsigned bit, Shared first, Half a, Shared second,
+                                                    Half b) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n.reg .b32 masked;\n"
+      "and.b32 masked, %0, %1;\n"
+      "setp.ne.u32 stores, masked, 0;\n"
+      "@stores st.shared.u16 [%2], %3;\n"
+      "@stores st.shared.u16 [%4], %5;\n"
+      "}" ::"r"(bits),
+      "r"(1u << bit), "r"(first), "h"(a), "r"(second), "h"(b)
+      : "memory");
+}
+
 // The same of two pairs, 8 bytes each.
 __device__ __forceinline__ void StoreSharedPairsIf(unsigned bits, unsigned bit, Shared first, unsigned a0, unsigned a1,
                                                    Shared second, unsigned b0, unsigned b1) {

@@ -69,10 +69,10 @@ def a_few_multiprocessors(driver):
 def test_layers(make_session, driver, layer, density, dtype):
     weight_shape, (batch, *size), geometry = layer
     case = SparseConvCase(random_weight(weight_shape, density, dtype=dtype), geometry, Activation.NONE, dtype=dtype)
-    session = make_session(make_model(case), cuda_kernel="wgmma")
+    session = make_session(make_model(case), cuda_kernel="flat")
     run_flat(session, driver, case, (batch, weight_shape[1] * case.geometry.group, *size))
     (record,) = library.describe_kernels()
-    assert record.kernel == "cuda.wgmma"
+    assert record.kernel == "cuda.flat"
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -88,7 +88,7 @@ def test_activations_and_a_residual(make_session, driver, activation, dtype):
         has_residual=True,
         dtype=dtype,
     )
-    run_flat(make_session(make_model(case), cuda_kernel="wgmma"), driver, case, (9, 160, 14, 14))
+    run_flat(make_session(make_model(case), cuda_kernel="flat"), driver, case, (9, 160, 14, 14))
 
 
 @pytest.mark.parametrize("which", ["X", "Z", "Y"])
@@ -96,7 +96,7 @@ def test_activations_and_a_residual(make_session, driver, activation, dtype):
 def test_tensors_that_begin_anywhere(make_session, driver, which, size):
     case = dataclasses.replace(CASE, has_residual=True)
     inputs = random_inputs(case, (3, 160, *size))
-    session = make_session(make_model(case), cuda_kernel="wgmma")
+    session = make_session(make_model(case), cuda_kernel="flat")
     y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((3, case.out_channels, *size), HALF), which)
     assert first_kernel == "sparseconv_flatten"
     assert_within(y, *oracle(case, inputs, stored_sums=1))

@@ -136,6 +136,11 @@ inline void StoreSharedIf(unsigned bits, unsigned bit, Shared first, unsigned a,
   StoreShared(first, a);
   StoreShared(second, b);
 }
+inline void StoreSharedHalvesIf(unsigned bits, unsigned bit, Shared first, Half a, Shared second, Half b) {
+  if ((bits >> bit & 1u) == 0) return;
+  StoreSharedHalf(first, a);
+  StoreSharedHalf(second, b);
+}
 inline void StoreSharedPairsIf(unsigned bits, unsigned bit, Shared first, unsigned a0, unsigned a1, Shared second,
                                unsigned b0, unsigned b1) {
   if ((bits >> bit & 1u) == 0) return;

@@ -155,8 +155,8 @@ RunningKernel Launcher::Run(Call call, const Axes& y_dims) const {
 // What runs a call: the plan's kernel, but where only one could that needs tensors aligned, and one is not.
 RunningKernel Launcher::KernelOf(const Call& call) const {
   const RunningKernel kernel = call.plan.kernel();
-  const bool needs_vectors = (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.flat &&
-                             !call.plan.cluster && !call.plan.generated;
+  const bool needs_vectors =
+      (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.cluster && !call.plan.generated;
   if (needs_vectors && !AreVectors(call.y, call.epilogue.residual)) return RunningKernel::kCsr;
   if (kernel == RunningKernel::kSegments && !CanRunSegments(call)) {
     return call.plan.tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
@@ -176,14 +176,14 @@ RunningKernel Launcher::Launch(const Call& call) const {
     LaunchSegments(call);
   } else if (call.plan.cluster) {
     LaunchCluster(call);
+  } else if (call.plan.flat) {
+    LaunchFlat(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);
   } else if (call.plan.octets && AreVectors(call.y, call.epilogue.residual)) {
     LaunchOctets(call);
   } else if (call.plan.ring && AreVectors(call.y, call.epilogue.residual)) {
     LaunchRing(call);
-  } else if (call.plan.flat) {
-    LaunchFlat(call);
   } else if (call.plan.wgmma) {
     LaunchWgmma(call);
   } else if (call.plan.generated->params.num_splits > 1) {

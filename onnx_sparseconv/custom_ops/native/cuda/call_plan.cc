@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "../checked.h"
 #include "concatenate_plan.h"
@@ -36,6 +37,7 @@ class Planner {
   void PlanWithoutStrides(const PlanKey& key, Plan* plan) const;
   double PlanWindows(const PlanKey& key, Plan* plan) const;
   double PlanPointwise(const PlanKey& key, Plan* plan) const;
+  double PlanFlat(const PlanKey& key, double others, Plan* plan) const;
   double PlanCluster(const PlanKey& key, Plan* plan) const;
   double SourceCycles(const PlanKey& key) const;
   void PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const;
@@ -115,18 +117,7 @@ double Planner::PlanWindows(const PlanKey& key, Plan* plan) const {
     }
   }
   if (node_.copied_windows) PlanWithoutStrides(key, plan);
-  if (node_.flat) {
-    plan->flat = ChooseFlatLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.flat->form,
-                                  static_cast<int64_t>(node_.element_bytes()));
-    // Both run whatever the addresses are.
-    if (CyclesOf(plan->flat) >= CyclesOf(plan->wgmma)) {
-      plan->flat.reset();
-    } else {
-      plan->wgmma.reset();
-    }
-  }
-  const double wgmma = std::min(CyclesOf(plan->wgmma), CyclesOf(plan->flat)), octets = CyclesOf(plan->octets),
-               ring = CyclesOf(plan->ring);
+  const double wgmma = CyclesOf(plan->wgmma), octets = CyclesOf(plan->octets), ring = CyclesOf(plan->ring);
   if (octets >= std::min(wgmma, ring)) plan->octets.reset();
   if (ring >= std::min(wgmma, CyclesOf(plan->octets))) plan->ring.reset();
   return std::min({wgmma, octets, ring});
@@ -139,7 +130,18 @@ double Planner::PlanPointwise(const PlanKey& key, Plan* plan) const {
   return CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
 }
 
-// The same by clusters.
+// From flat X, where that takes less than what takes `others` cycles. Returns the lesser of both.
+double Planner::PlanFlat(const PlanKey& key, double others, Plan* plan) const {
+  auto flat = ChooseFlatLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.flat->form,
+                               static_cast<int64_t>(node_.element_bytes()));
+  const double cycles = CyclesOf(flat);
+  if (cycles >= others) return others;
+  plan->LeaveWarpgroups();
+  plan->flat = std::move(flat);
+  return cycles;
+}
+
+// By clusters, likewise.
 double Planner::PlanCluster(const PlanKey& key, Plan* plan) const {
   const uintptr_t x_alignment =
       key.is_x_aligned ? kVectorBytes : kPairBytes / 2 * static_cast<uintptr_t>(key.x_columns);
@@ -158,13 +160,17 @@ double Planner::SourceCycles(const PlanKey& key) const {
 void Planner::PlanWarpgroups(const PlanKey& key, double others, Plan* plan) const {
   const KernelChoice choice = node_.op.cuda.kernel;
   double cycles = std::numeric_limits<double>::infinity();
-  if (choice != KernelChoice::kCluster) {
+  if (choice != KernelChoice::kCluster && choice != KernelChoice::kFlat) {
     cycles = IsPointwise(node_.geometry) ? PlanPointwise(key, plan) : PlanWindows(key, plan);
     if (choice == KernelChoice::kWgmma && std::isinf(cycles)) {
       Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
     }
   }
-  if (choice != KernelChoice::kWgmma) {
+  if (node_.flat) cycles = PlanFlat(key, cycles, plan);
+  if (choice == KernelChoice::kFlat && !plan->flat) {
+    Fail("the flat kernel cannot run this call: no tile of it fits, or the tensors are too large");
+  }
+  if (choice == KernelChoice::kAuto || choice == KernelChoice::kCluster) {
     const double clusters = PlanCluster(key, plan);
     if (choice == KernelChoice::kCluster && !plan->cluster) {
       Fail(

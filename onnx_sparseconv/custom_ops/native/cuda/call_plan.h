@@ -47,7 +47,7 @@ struct Plan {
   std::optional<OctetLaunch> octets;
   std::optional<SpaceToDepthLaunch> space_to_depth;  // in front of `octets`, where there are strides
   std::optional<RingLaunch> ring;
-  std::optional<FlatLaunch> flat;  // before `wgmma`, which is not planned then
+  std::optional<FlatLaunch> flat;  // instead of these
   std::optional<PointwiseLaunch> pointwise;
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
@@ -55,7 +55,8 @@ struct Plan {
   RunningKernel kernel() const {
     if (generated) return RunningKernel::kGenerated;
     if (cluster) return RunningKernel::kCluster;
-    if (wgmma || octets || ring || flat || pointwise) return RunningKernel::kWgmma;
+    if (flat) return RunningKernel::kFlat;
+    if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
     if (depthwise) return RunningKernel::kDepthwise;
     if (segments) return RunningKernel::kSegments;
     return tensor ? RunningKernel::kTensor : RunningKernel::kCsr;

@@ -174,6 +174,7 @@ class Planner {
       params.pads_begin[i] = static_cast<int>(sizes_.pads_begin[i + 1]);
     }
     params.num_pixels = static_cast<int>(pixels);
+    params.num_places = weight_.num_places;
     params.num_octets = weight_.num_octets;
     flatten.shape.begins_early = true;
     int64_t threads = kFlattenThreads, octets = 1;
@@ -186,7 +187,8 @@ class Planner {
     flatten.shape.threads = static_cast<unsigned>(threads);
     flatten.shape.grid[0] = static_cast<unsigned>(CeilDivide(pixels, threads));
     flatten.shape.grid[1] = static_cast<unsigned>(CeilDivide(int64_t{weight_.num_octets}, octets));
-    flatten.bytes = static_cast<size_t>(weight_.num_octets) * static_cast<size_t>(pixels) * size_t{kPixelBytes};
+    flatten.bytes = static_cast<size_t>(weight_.num_places * weight_.num_octets) * static_cast<size_t>(pixels) *
+                    size_t{kPixelBytes};
     return flatten;
   }
 

@@ -63,6 +63,9 @@ class Packer {
     FlatForm& form = packed_.form;
     form.row_tiles_per_group = group_tiles_;
     form.row_tiles = group_tiles_ * static_cast<int>(geometry.group);
+    form.num_octets = static_cast<int>(geometry.group) * group_places_ / kOctetPlaces;
+    form.num_places = static_cast<int>(places_.size());
+    for (const Place& place : places_) packed_.places.push_back(place.row << 16 | place.column);
     form.header_bytes = static_cast<int>(CeilDivide(4 * (kMaxChunkSteps + 1), kHeaderUnit) * kHeaderUnit);
   }
 
@@ -73,12 +76,13 @@ class Packer {
       if (FurtherShare(order) > kMaxFurtherFirst) return {};
       order.Improve(kMaxPasses);
       if (FurtherShare(order) > kMaxFurther) return {};
-      AddOctets(group, order.places());
+      for (const int channel : order.places()) {
+        packed_.channels.push_back(channel < 0 ? -1 : group * channels_ + channel);
+      }
       for (int tile = 0; tile < group_tiles_; ++tile) AddTile(group, tile, order.places());
     }
     packed_.tile_begins.push_back(static_cast<uint32_t>(packed_.octets.size()));
     packed_.chunk_begins.push_back(static_cast<uint32_t>(packed_.chunks.size() / kChunkUnit));
-    packed_.form.num_octets = static_cast<int>(packed_.places.size());
     packed_.form.num_chunks = static_cast<int64_t>(packed_.octets.size());
     return std::move(packed_);
   }
@@ -115,16 +119,6 @@ class Packer {
     }
   }
 
-  void AddOctets(int group, const std::vector<int>& order) {
-    first_octet_ = static_cast<int>(packed_.places.size());
-    for (const Place& place : places_) {
-      for (size_t i = 0; i < order.size(); ++i) {
-        packed_.channels.push_back(order[i] < 0 ? -1 : group * channels_ + order[i]);
-        if (i % kOctetPlaces == 0) packed_.places.push_back(place.row << 16 | place.column);
-      }
-    }
-  }
-
   void AddTile(int group, int tile, const std::vector<int>& order) {
     packed_.tile_begins.push_back(static_cast<uint32_t>(packed_.octets.size()));
     values_.assign(static_cast<size_t>(channels_ * taps_) * kWgmmaTileRows, 0);
@@ -135,10 +129,10 @@ class Packer {
         values_[column * kWgmmaTileRows + static_cast<size_t>(row)] = FloatToHalf(value);
       });
     }
-    int octet = first_octet_;
-    for (const Place& place : places_) {
+    for (size_t place = 0; place < places_.size(); ++place) {
+      int octet = static_cast<int>(place) * packed_.form.num_octets + group * group_places_ / kOctetPlaces;
       for (int begin = 0; begin < group_places_; begin += kPlaces, octet += kFlatOctets) {
-        AddChunks(place, tile, &order[static_cast<size_t>(begin)], octet);
+        AddChunks(places_[place], tile, &order[static_cast<size_t>(begin)], octet);
       }
     }
   }
@@ -214,7 +208,6 @@ class Packer {
   const std::vector<Place> places_;
   std::vector<TileRows> rows_;    // [channels][taps][row tiles], of the group
   std::vector<uint16_t> values_;  // [channels][taps][rows], of the row tile
-  int first_octet_ = 0;           // of the group
   FlatWeight packed_;
 };
 

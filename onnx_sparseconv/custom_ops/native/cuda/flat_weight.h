@@ -25,7 +25,8 @@ namespace sparseconv::cuda {
 struct FlatForm {
   int row_tiles = 0;  // of all groups
   int row_tiles_per_group = 0;
-  int num_octets = 0;  // of flat X, of all groups and places between strides
+  int num_octets = 0;  // of flat X, of all groups
+  int num_places = 0;  // between strides, each of which has so many octets
   int header_bytes = 0;
   int max_chunk_bytes = 0;
   int64_t num_chunks = 0, num_steps = 0;  // of all row tiles
@@ -36,9 +37,9 @@ struct FlatWeight {
   std::vector<uint8_t> chunks;
   std::vector<uint32_t> chunk_begins;  // [chunks + 1], in units of 16 bytes
   std::vector<uint32_t> tile_begins;   // [row_tiles + 1], first chunks
-  std::vector<int32_t> octets;         // [chunks], the first of each
+  std::vector<int32_t> octets;         // [chunks], the first of each; those of a place follow those of the one before
   std::vector<int32_t> channels;       // [octets][8], of X; -1 at a place without one
-  std::vector<int32_t> places;         // [octets], the row and column between strides: row << 16 | column
+  std::vector<int32_t> places;         // [num_places], the row and column between strides: row << 16 | column
 };
 
 // Whether the kernel may run the node: windows of many channels. The weight must have the form of the other kernels of

@@ -102,15 +102,19 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
 }
 
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
-  const bool must_cluster = op.cuda.kernel == KernelChoice::kCluster;
-  const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster;
+  const bool must_cluster = op.cuda.kernel == KernelChoice::kCluster,
+             must_be_flat = op.cuda.kernel == KernelChoice::kFlat;
+  const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster || must_be_flat;
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   const bool can_load = device.architecture == kWgmmaArchitecture;
   const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   if (!can_load || !HasWgmmaForm(halves, geometry)) {
     if (must_run) {
-      Fail("'sparseconv.cuda_kernel' asks for the ", must_cluster ? "cluster" : "warpgroup",
+      Fail("'sparseconv.cuda_kernel' asks for the ",
+           must_cluster   ? "cluster"
+           : must_be_flat ? "flat"
+                          : "warpgroup",
            " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
            "halves, or finite floats, groups of 8 output channels at least, kernels of up to 49 taps; on "
            "compute capability 9.0 alone");
@@ -125,15 +129,26 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   if (HasWindowForm(geometry, device.max_shared_bytes)) {
     windows.emplace(context, device, PackWindowWeight(halves, geometry), is_half());
   }
-  if (HasFlatForm(geometry)) {
-    if (const auto packed = PackFlatWeight(halves, geometry)) flat.emplace(context, device, *packed, is_half());
-  }
   if (HasFewPlaces(geometry) && HasWindowForm(WithoutStrides(geometry), device.max_shared_bytes)) {
     const SparseWeight copied = WithoutStrides(halves, geometry);
     copied_windows.emplace(context, device, PackWindowWeight(copied, WithoutStrides(geometry)), is_half());
   }
+  if (op.cuda.kernel == KernelChoice::kAuto || must_be_flat) LoadFlatProduct(halves, must_be_flat);
   // Whether floats run there, the calls' provider decides, unless the session does.
-  if (must_run || is_half()) likely = must_cluster ? RunningKernel::kCluster : RunningKernel::kWgmma;
+  if (must_run || is_half()) {
+    likely = must_cluster ? RunningKernel::kCluster : must_be_flat ? RunningKernel::kFlat : RunningKernel::kWgmma;
+  }
+}
+
+void NodeKernels::LoadFlatProduct(const SparseWeight& halves, bool must_run) {
+  const auto packed = HasFlatForm(geometry) ? PackFlatWeight(halves, geometry) : std::nullopt;
+  if (packed) {
+    flat.emplace(context, device, *packed, is_half());
+  } else if (must_run) {
+    Fail(
+        "'sparseconv.cuda_kernel' asks for the flat kernel, which runs windows of 64 to 2048 channels of a group, with "
+        "so many zeros that all rows can have one order of channels, about 90%");
+  }
 }
 
 // Finds the node's image for this GPU. Where it carries some but none that fits, says so.

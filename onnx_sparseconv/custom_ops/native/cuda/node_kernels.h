@@ -15,7 +15,7 @@
 
 namespace sparseconv::cuda {
 
-enum class RunningKernel { kCsr, kDepthwise, kTensor, kSegments, kWgmma, kCluster, kGenerated };
+enum class RunningKernel { kCsr, kDepthwise, kTensor, kSegments, kWgmma, kFlat, kCluster, kGenerated };
 
 struct NodeKernels {
   // Loads what may run the node. Throws `Error` where the session asks for what cannot.
@@ -52,6 +52,7 @@ struct NodeKernels {
   void LoadDepthwiseProduct(const SparseConvAttributes& attributes);
   void LoadTensorProduct(const SparseConvAttributes& attributes);
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
+  void LoadFlatProduct(const SparseWeight& halves, bool must_run);
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
 };

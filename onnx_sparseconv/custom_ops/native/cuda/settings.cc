@@ -39,12 +39,13 @@ Settings ParseSettings(const std::function<std::optional<std::string>(const char
   Settings settings;
   if (const char* key = "sparseconv.cuda_kernel"; const auto text = read(key)) {
     settings.kernel = Choose(key, *text,
-                             Names<KernelChoice, 8>{{{"auto", KernelChoice::kAuto},
+                             Names<KernelChoice, 9>{{{"auto", KernelChoice::kAuto},
                                                      {"csr", KernelChoice::kCsr},
                                                      {"depthwise", KernelChoice::kDepthwise},
                                                      {"tensor", KernelChoice::kTensor},
                                                      {"segments", KernelChoice::kSegments},
                                                      {"wgmma", KernelChoice::kWgmma},
+                                                     {"flat", KernelChoice::kFlat},
                                                      {"cluster", KernelChoice::kCluster},
                                                      {"generated", KernelChoice::kGenerated}}});
   }
