@@ -203,8 +203,8 @@ def test_any_convolution_of_clusters(gpu, drawn):
     assert check(gpu, case, x_shape, cuda_kernel="cluster") == "cuda.cluster"
 
 
-@settings(max_examples=150, **PROPERTY)
-@given(drawn=warpgroup_cases(20, 5, is_flat=True), dtype=st.sampled_from(TYPES))
+@settings(max_examples=80, **PROPERTY)
+@given(drawn=warpgroup_cases(8, 5, is_flat=True), dtype=st.sampled_from(TYPES))
 def test_any_convolution_from_flat_images(gpu, drawn, dtype):
     case, x_shape = drawn
     case = dataclasses.replace(case, weight=case.weight.astype(dtype), dtype=np.dtype(dtype))
