@@ -14,7 +14,7 @@ import numpy as np
 from network_parts import DENSE_ACTIVATION, SPARSE_BEFORE, SPARSE_BEHIND, parts_of
 
 from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
-from onnx_sparseconv.kernels.gpu_times import DenseWork, TimeModel, as_arrays, dense_work
+from onnx_sparseconv.kernels.gpu_times import DenseWork, TimeModel, as_arrays, dense_work, fastest_work
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 
@@ -112,12 +112,16 @@ def read_library_times(path: Path, dtype: str, architecture: int, model: TimeMod
     """Of one type, those of which something is foretold, and that add no residual."""
     found = []
     for (_, adds_residual, batch, _), layers in _alike(path, dtype, "library").items():
-        foretold = model.library_us(_make_layer(layers[0]["dense"]), architecture, batch)
-        if foretold is not None and not adds_residual:
-            names = [one["name"] for one in layers[0]["sparse_kernels"]]
+        names = [one["name"] for one in layers[0]["sparse_kernels"]]
+        # A library without the flat kernel ran others.
+        may_be_flat = any(name.startswith("sparseconv_flat") for name in names)
+        made = _make_layer(layers[0]["dense"])
+        work = fastest_work(made, architecture, batch, model.multiprocessors, may_be_flat=may_be_flat)
+        if work is not None and not adds_residual:
             kernel = next(n for n in names if not SPARSE_BEFORE.match(n) and not SPARSE_BEHIND.match(n))
+            name = re.match(r"sparseconv_([a-z]+)", kernel)[1]  # type: ignore[index]
             took_us = float(np.median([layer["sparse_us"] for layer in layers]))
-            found.append((re.match(r"sparseconv_([a-z]+)", kernel)[1], foretold[0], took_us))  # type: ignore[index]
+            found.append((name, float(model.cycles_us(work)), took_us))
     kernels, foretold_us, times = zip(*found, strict=True)
     return LibraryTimes(kernels, np.array(foretold_us), np.array(times))
 

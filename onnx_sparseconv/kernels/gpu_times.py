@@ -2,8 +2,8 @@
 
 Dense: ONNX Runtime's Conv on tensor cores, TF32 for float. Its arithmetic is as fast as the sums are long and the
 outputs many; what is no matrix product (any kernel beyond 1x1) has its layout changed before and behind. Sparse: the
-generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `cluster_work`,
-`tensor_work`, `segment_work`, `depthwise_work`, `csr_work`).
+generated kernel, by `estimate_cycles`, or one of the library's (`pointwise_work`, `warpgroup_work`, `flat_work`,
+`cluster_work`, `tensor_work`, `segment_work`, `depthwise_work`, `csr_work`).
 The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` (see `gpu_time_constants`).
 """
 
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx_sparseconv.kernels.flat_plan import flat_steps, plan_flat
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
 from onnx_sparseconv.kernels.segment_plan import can_run_segments, plan_segments
@@ -383,6 +384,17 @@ def _are_products_worth(layer: SparseLayer, chunks: float) -> bool:
     return bool(products < _PRODUCTS_AN_ENTRY * np.count_nonzero(layer.used_weights))
 
 
+def flat_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's flat kernel, for windows of many channels with few non-zeros."""
+    if not _may_run_on_warpgroups(layer, architecture) or math.prod(layer.kernel_shape) > _MOST_TAPS:
+        return None
+    steps = flat_steps(layer)
+    if steps is None or not _are_products_worth(layer, _window_chunks(layer)):
+        return None
+    plan = plan_flat(layer, batch, steps, multiprocessors)
+    return None if plan is None else LibraryWork(plan.cycles / 1000)
+
+
 def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's cluster kernel; few images run so."""
     if not _may_run_on_warpgroups(layer, architecture) or math.prod(layer.kernel_shape) > _MOST_TAPS:
@@ -479,7 +491,7 @@ def csr_work(layer: SparseLayer, _architecture: int, batch: int, multiprocessors
 
 
 def library_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
-    """The same of the kernel of the library's own that takes the layer, where it does not run by clusters."""
+    """The same of the kernel of the library's own that takes the layer, where it runs neither flat nor by clusters."""
     found = _library_work(layer, architecture, batch, multiprocessors)
     return None if found is None else found.work
 
@@ -497,25 +509,40 @@ def _library_work(
     return None if by_csr is None else _chosen(LibraryWork(by_csr.kcycles + joining / 1000), BY_CSR)
 
 
-def fastest_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
-    """The same of the fastest one of all the library's kernels."""
-    found = _fastest_work(layer, architecture, batch, multiprocessors)
+def fastest_work(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, *, may_be_flat: bool = True
+) -> LibraryWork | None:
+    """The same of the fastest one of all the library's kernels; but for the flat one, of a library that has none."""
+    found = _fastest_work(layer, architecture, batch, multiprocessors, may_be_flat=may_be_flat)
     return None if found is None else found.work
 
 
 def _fastest_work(
-    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
+    layer: SparseLayer,
+    architecture: int,
+    batch: int,
+    multiprocessors: float,
+    joining: float = 0.0,
+    *,
+    may_be_flat: bool = True,
 ) -> _Choice | None:
-    """By clusters, where those are faster than the kernel that takes the layer else."""
+    """By the flat kernel or by clusters, where those are faster than the kernel that takes the layer else."""
     call = (layer, architecture, batch, multiprocessors)
-    found, by_clusters = _library_work(*call, joining), cluster_work(*call)
-    if by_clusters is None:
+    found = _library_work(*call, joining)
+    if may_be_flat:
+        found = _faster(found, flat_work(*call))
+    return _faster(found, cluster_work(*call))
+
+
+def _faster(found: _Choice | None, work: LibraryWork | None) -> _Choice | None:
+    """What was found, or other work on warpgroups if that takes less."""
+    if work is None:
         return found
-    clusters = _chosen(by_clusters, ON_WARPGROUPS)
+    other = _chosen(work, ON_WARPGROUPS)
     if found is None:
-        return clusters
+        return other
     saved = EARLY_CYCLES if found.runs_on == BY_CSR else 0.0
-    return clusters if clusters.counted_cycles - saved < found.counted_cycles else found
+    return other if other.counted_cycles - saved < found.counted_cycles else found
 
 
 def _may_run_on_warpgroups(layer: SparseLayer, architecture: int) -> bool:

@@ -47,6 +47,7 @@ def test_what_is_launched_before_and_behind_belongs_to_a_sparse_layer(parts):
             "sparseconv_generated", "sparseconv_max_pool_2x2_f32", "sparseconv_generated", "sparseconv_reduce_f32",
             "sparseconv_gather", "sparseconv_gather", "sparseconv_pointwise_s24", RELU,
             "sparseconv_interleave", "sparseconv_wgmma_p28", "sparseconv_reduce_vectors",
+            "sparseconv_flatten_f32", "sparseconv_flat_f32_n28",
         )
     )  # fmt: skip
     assert names(found) == [
@@ -54,6 +55,7 @@ def test_what_is_launched_before_and_behind_belongs_to_a_sparse_layer(parts):
         ["sparseconv_generated", "sparseconv_reduce_f32"],
         ["sparseconv_gather", "sparseconv_gather", "sparseconv_pointwise_s24"],
         ["sparseconv_interleave", "sparseconv_wgmma_p28", "sparseconv_reduce_vectors"],
+        ["sparseconv_flatten_f32", "sparseconv_flat_f32_n28"],
     ]
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import numpy as np
 import pytest
 
+from onnx_sparseconv.kernels.flat_plan import flat_steps, plan_flat
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
 from onnx_sparseconv.kernels.gpu_times import (
     DenseWork,
@@ -17,6 +19,8 @@ from onnx_sparseconv.kernels.gpu_times import (
     cluster_work,
     dense_work,
     depthwise_work,
+    fastest_work,
+    flat_work,
     library_work,
     pointwise_work,
     sparse_work,
@@ -83,6 +87,44 @@ def test_what_a_layer_has_to_do_on_warpgroups():
     denser = half_layer(512, 28, density=0.3)
     assert MODEL.cycles_us(on_warpgroups(denser)) > 1.2 * MODEL.cycles_us(work)
     assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.cycles_us(work))), "warpgroups")
+
+
+def flat(layer, batch=64, architecture=90):
+    return flat_work(layer, architecture, batch, MODEL.multiprocessors)
+
+
+def test_windows_of_many_channels_are_flat_where_few_steps_come_twice():
+    layer, denser = half_layer(256, 28, density=0.05), half_layer(256, 28, density=0.2)
+    plan = plan_flat(layer, 64, flat_steps(layer), MODEL.multiprocessors)
+    # 4 row tiles, and 64 images of 28 rows and columns, each with zeros behind it.
+    assert plan.tiles == 4 * math.ceil(64 * 29 * 29 / (16 * plan.blocks))
+    assert flat(layer).kcycles == plan.cycles / 1000
+    assert flat(denser) is None
+    for one, is_flat in ((layer, True), (denser, False)):
+        work, others = (
+            fastest_work(one, 90, 64, MODEL.multiprocessors, may_be_flat=may_be_flat) for may_be_flat in (True, False)
+        )
+        assert work == (flat(one) if is_flat else others)
+        assert (work.kcycles < 0.9 * others.kcycles) == is_flat
+        assert MODEL.library_us(one, 90, 64) == (float(MODEL.cycles_us(work)), "warpgroups")
+
+
+@pytest.mark.parametrize(
+    ("changes", "call"),
+    [
+        ({"shape": (256, 256, 1, 1)}, {}),
+        ({"shape": (256, 60, 3, 3)}, {}),
+        ({"shape": (7, 256, 3, 3)}, {}),
+        ({"stride": 3}, {}),
+        ({"density": 0.01}, {}),
+        ({}, {"architecture": 100}),
+    ],
+    ids=str,
+)
+def test_nothing_is_foretold_of_flat_layers_unlike_those_measured(changes, call):
+    layer = {"shape": (256, 256, 3, 3), "size": (28, 28), "dtype": np.float16, "density": 0.05}
+    assert flat(make(**layer)) is not None
+    assert flat(make(**layer | changes), **call) is None
 
 
 def test_few_images_are_cut_into_strips_and_shared():
@@ -181,9 +223,9 @@ def test_few_images_run_by_clusters_and_many_do_not(shape, dtype):
     layer = make(shape, size=(14, 14), dtype=dtype)
     for batch, is_faster in ((1, True), (2, True), (256, False)):
         by_clusters = cluster_work(layer, 90, batch, 132)
-        others = library_work(layer, 90, batch, 132)
-        assert (by_clusters.kcycles < others.kcycles) == is_faster
-        least = min(by_clusters.kcycles, others.kcycles)
+        others = [work for work in (library_work(layer, 90, batch, 132), flat(layer, batch)) if work is not None]
+        assert (by_clusters.kcycles < min(other.kcycles for other in others)) == is_faster
+        least = min(work.kcycles for work in (by_clusters, *others))
         us, kernel = MODEL.library_us(layer, 90, batch)
         assert (us, kernel) == (pytest.approx(float(MODEL.cycles_us(LibraryWork(least)))), "warpgroups")
 
