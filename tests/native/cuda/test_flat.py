@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
+from onnx_sparseconv.kernels.flat_plan import plan_flat
+from onnx_sparseconv.kernels.gpu_times import fastest_work, flat_work
 from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
+from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import (
     SparseConvCase,
     assert_within,
@@ -100,3 +104,55 @@ def test_tensors_that_begin_anywhere(make_session, driver, which, size):
     y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((3, case.out_channels, *size), HALF), which)
     assert first_kernel == "sparseconv_flatten"
     assert_within(y, *oracle(case, inputs, stored_sums=1))
+
+
+@pytest.mark.parametrize(
+    ("layer", "batch"),
+    [
+        (((64, 64, 3, 3), (14, 14), geometry_2d(pad=1)), 1),
+        (((130, 64, 3, 3), (13, 17), geometry_2d(pad=1)), 9),
+        (((64, 96, 3, 3), (7, 7), geometry_2d(pad=1)), 64),
+        (((128, 64, 3, 3), (21, 19), geometry_2d(stride=2, pad=1)), 16),
+        (((64, 96, 5, 5), (11, 14), geometry_2d(5, pad=2)), 5),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, batch, dtype):
+    """For more layers, without computing them: test_flat_plan.py."""
+    driver.set_device(num_multiprocessors=24)
+    weight_shape, size, geometry = layer
+    weight = random_weight(weight_shape, 0.02, dtype=dtype)  # no step comes twice
+    case = SparseConvCase(weight, geometry, Activation.NONE, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="flat")
+    session.run(None, random_inputs(case, (batch, weight_shape[1], *size)))
+    (flatten, *_), (name, grid, _, _) = driver.take_launches()
+    assert flatten.startswith("sparseconv_flatten")
+    steps = math.ceil(weight_shape[1] / 32) * math.prod(weight_shape[2:])
+    foretold = plan_flat(layer_of(case, size), batch, steps, 24)
+    assert (foretold.blocks, min(foretold.tiles, 24)) == (int(name.rpartition("_n")[2]), grid[0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernel"),
+    [
+        (((64, 160, 3, 3), 14, 0.1, 9), "flatten"),
+        (((64, 96, 5, 5), 13, 0.08, 9), "flatten"),
+        (((128, 96, 3, 3), 26, 0.2, 8), "interleave"),  # would have too many further steps
+        (((64, 64, 3, 3), 16, 0.1, 4), "octets"),
+        (((64, 160, 3, 3), 14, 0.1, 1), "cluster"),
+        (((64, 256, 3, 3), 7, 0.05, 9), "cluster"),
+    ],
+    ids=str,
+)
+def test_what_foretells_times_foretells_the_kernel(make_session, driver, layer, kernel):
+    driver.set_device(num_multiprocessors=8)
+    weight_shape, size, density, batch = layer
+    geometry = geometry_2d(weight_shape[2], pad=weight_shape[2] // 2)
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
+    session = make_session(make_model(case))
+    session.run(None, random_inputs(case, (batch, weight_shape[1], size, size)))
+    (name, *_), *_ = driver.take_launches()
+    assert name.startswith(f"sparseconv_{kernel}")
+    call = layer_of(case, (size, size)), 90, batch, 8
+    assert (fastest_work(*call) == flat_work(*call)) == (kernel == "flatten")
