@@ -11,7 +11,8 @@ namespace {
 constexpr int kStepQuads = kWgmmaChannels / kQuadColumns;
 constexpr int kStepCost = 8;  // of a further step, in entries that need it
 
-int Count(TileRows rows) { return __builtin_popcountll(rows); }
+// Most are empty, and a count is not one instruction on every CPU.
+int Count(TileRows rows) { return rows == 0 ? 0 : __builtin_popcountll(rows); }
 
 int CostOf(int more) { return more + (more > 0 ? kStepCost : 0); }
 
@@ -23,7 +24,8 @@ ChannelOrder::ChannelOrder(const std::vector<TileRows>& rows, int channels, int 
       order_(static_cast<size_t>(places), -1),
       more_(Index(places / kQuadColumns, 0)),
       step_more_(Index(places / kWgmmaChannels, 0)),
-      quad_more_(static_cast<size_t>(places / kQuadColumns)) {
+      quad_more_(static_cast<size_t>(places / kQuadColumns)),
+      changes_(static_cast<size_t>(2 * sets)) {
   Fill(channels);
   for (int quad = 0; quad < places / kQuadColumns; ++quad) {
     for (int set = 0; set < sets_; ++set) {
@@ -70,23 +72,26 @@ void ChannelOrder::Fill(int channels) {
 
 // Rows with three entries or four in a quad.
 int ChannelOrder::MoreOf(int quad, int set) const {
-  const int* of = &order_[static_cast<size_t>(quad * kQuadColumns)];
+  const int* const of = &order_[static_cast<size_t>(quad * kQuadColumns)];
   const TileRows a = At(of[0], set), b = At(of[1], set), c = At(of[2], set), d = At(of[3], set);
   return Count((a & b & (c | d)) | (c & d & (a | b)));
 }
 
-void ChannelOrder::Improve(int max_passes) {
+void ChannelOrder::Improve(int max_passes, int64_t max_sets) {
+  sets_left_ = max_sets;
   for (int pass = 0; pass < max_passes && ImprovePairs(); ++pass) {
   }
 }
 
-// Returns whether any exchange saved something.
+// Returns whether any exchange saved something, and there may be more. Nothing is saved where neither quad has a third
+// entry.
 bool ChannelOrder::ImprovePairs() {
   bool has_improved = false;
   for (size_t i = 0; i < order_.size(); ++i) {
-    for (size_t j = (i / kQuadColumns + 1) * kQuadColumns; j < order_.size(); ++j) {
-      // Nothing is saved where neither quad has a third entry.
-      if (quad_more_[i / kQuadColumns] + quad_more_[j / kQuadColumns] == 0 || order_[i] == order_[j]) continue;
+    for (size_t j = 0; j < order_.size() && quad_more_[i / kQuadColumns] > 0; ++j) {
+      if (i / kQuadColumns == j / kQuadColumns || order_[i] == order_[j]) continue;
+      sets_left_ -= sets_;
+      if (sets_left_ < 0) return false;
       has_improved = TryExchange(i, j) || has_improved;
     }
   }
@@ -98,20 +103,15 @@ bool ChannelOrder::TryExchange(size_t i, size_t j) {
   const int steps[2] = {quads[0] / kStepQuads, quads[1] / kStepQuads};
   std::swap(order_[i], order_[j]);
   int saved = 0;
-  std::vector<int> change[2];  // of a quad, for each set
-  for (int k = 0; k < 2; ++k) {
-    change[k].resize(static_cast<size_t>(sets_));
-    for (int set = 0; set < sets_; ++set) {
-      change[k][static_cast<size_t>(set)] = MoreOf(quads[k], set) - more_[Index(quads[k], set)];
-    }
-  }
   for (int set = 0; set < sets_; ++set) {
-    const int first = change[0][static_cast<size_t>(set)], second = change[1][static_cast<size_t>(set)];
+    int* const by = &changes_[static_cast<size_t>(2 * set)];
+    for (int k = 0; k < 2; ++k) by[k] = MoreOf(quads[k], set) - more_[Index(quads[k], set)];
+    if (by[0] == 0 && by[1] == 0) continue;
     const int before = step_more_[Index(steps[0], set)], other = step_more_[Index(steps[1], set)];
     if (steps[0] == steps[1]) {
-      saved += CostOf(before) - CostOf(before + first + second);
+      saved += CostOf(before) - CostOf(before + by[0] + by[1]);
     } else {
-      saved += CostOf(before) - CostOf(before + first) + CostOf(other) - CostOf(other + second);
+      saved += CostOf(before) - CostOf(before + by[0]) + CostOf(other) - CostOf(other + by[1]);
     }
   }
   if (saved <= 0) {
@@ -120,7 +120,7 @@ bool ChannelOrder::TryExchange(size_t i, size_t j) {
   }
   for (int k = 0; k < 2; ++k) {
     for (int set = 0; set < sets_; ++set) {
-      const int by = change[k][static_cast<size_t>(set)];
+      const int by = changes_[static_cast<size_t>(2 * set + k)];
       more_[Index(quads[k], set)] += by;
       step_more_[Index(steps[k], set)] += by;
       quad_more_[static_cast<size_t>(quads[k])] += by;

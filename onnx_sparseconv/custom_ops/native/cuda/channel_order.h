@@ -22,8 +22,9 @@ class ChannelOrder {
   // `rows` is [channels][sets]: the rows that have an entry; it must outlive this. `places` is a multiple of 32.
   ChannelOrder(const std::vector<TileRows>& rows, int channels, int places, int sets);
 
-  // Exchanges places as long as that saves something, in so many passes over all pairs of them at most.
-  void Improve(int max_passes);
+  // Exchanges places as long as that saves something, in so many passes over all pairs of them at most, and as long as
+  // no more sets of pairs were looked at.
+  void Improve(int max_passes, int64_t max_sets);
 
   // The channel of each place, or -1.
   const std::vector<int>& places() const { return order_; }
@@ -48,6 +49,8 @@ class ChannelOrder {
   std::vector<int> more_;       // [quads][sets], rows with three entries or four
   std::vector<int> step_more_;  // [steps][sets], their sums
   std::vector<int> quad_more_;  // [quads], likewise
+  std::vector<int> changes_;    // [sets][2], of the two quads of an exchange
+  int64_t sets_left_ = 0;       // to be looked at
 };
 
 }  // namespace sparseconv::cuda

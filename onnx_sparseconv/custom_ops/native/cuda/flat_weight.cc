@@ -24,10 +24,12 @@ constexpr int64_t kMaxChannels = 2048;
 constexpr int64_t kMaxReach = 256;
 // Of a chunk: with more, it leaves little room for what its taps read.
 constexpr int64_t kMaxChunkSteps = 18;
+// Of the search for a better order, which takes about 15 ns a set.
 constexpr int kMaxPasses = 4;
-// Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time; with
-// more in the end, other kernels are faster.
-constexpr double kMaxFurtherFirst = 0.45, kMaxFurther = 0.3;
+constexpr int64_t kMaxSets = 1'500'000;
+// Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time, less
+// so where it ends before all pairs were looked at; with more in the end, other kernels are faster.
+constexpr double kMaxFurtherFirst = 0.45, kMaxFurtherFirstOfMany = 0.37, kMaxFurther = 0.3;
 
 // Taps that read the same rows and columns between strides, those at `row` and `column`.
 struct Place {
@@ -73,8 +75,8 @@ class Packer {
     for (int group = 0; group < static_cast<int>(geometry_.group); ++group) {
       ReadGroup(group);
       ChannelOrder order(rows_, channels_, group_places_, taps_ * group_tiles_);
-      if (FurtherShare(order) > kMaxFurtherFirst) return {};
-      order.Improve(kMaxPasses);
+      if (FurtherShare(order) > (CanSearchAll() ? kMaxFurtherFirst : kMaxFurtherFirstOfMany)) return {};
+      order.Improve(kMaxPasses, kMaxSets);
       if (FurtherShare(order) > kMaxFurther) return {};
       for (const int channel : order.places()) {
         packed_.channels.push_back(channel < 0 ? -1 : group * channels_ + channel);
@@ -88,6 +90,8 @@ class Packer {
   }
 
  private:
+  bool CanSearchAll() const { return int64_t{group_places_} * group_places_ * taps_ * group_tiles_ <= kMaxSets; }
+
   double FurtherShare(const ChannelOrder& order) const {
     const auto steps = static_cast<double>(group_places_ / kPlaces * taps_ * group_tiles_);
     return static_cast<double>(order.further_steps()) / steps;

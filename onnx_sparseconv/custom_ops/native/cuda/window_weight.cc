@@ -18,8 +18,9 @@ constexpr int kStepPlaces = kWgmmaChannels;
 constexpr int64_t kMaxChannels = 512, kMaxSteps = 64;
 // What a step's word has room for.
 constexpr int64_t kMaxReach = 256;
-// Search for a better order ends after so many passes over all pairs of places, found or not.
+// Search for a better order ends after so many passes over all pairs of places, or so many of their sets, found or not.
 constexpr int kMaxPasses = 8;
+constexpr int64_t kMaxSets = int64_t{1} << 24;
 constexpr int64_t kHeaderUnit = 128;
 
 class Packer {
@@ -40,7 +41,7 @@ class Packer {
     for (int tile = 0; tile < packed_.form.row_tiles; ++tile) {
       ReadTile(tile);
       ChannelOrder order(rows_, channels_, packed_.form.places, taps_);
-      order.Improve(kMaxPasses);
+      order.Improve(kMaxPasses, kMaxSets);
       packed_.channels.insert(packed_.channels.end(), order.places().begin(), order.places().end());
       tiles.push_back(MakeSteps(order.places()));
       packed_.form.max_steps = std::max(packed_.form.max_steps, static_cast<int>(tiles.back().words.size()));
