@@ -34,7 +34,8 @@ class _Costs(NamedTuple):
 
 
 _HALF_COSTS, _FLOAT_COSTS = _Costs(94.0, 6.7, 1900.0, 139.0, 7700.0), _Costs(45.0, 8.2, 4300.0, 337.0, 5700.0)
-_CHUNK_CYCLES, _FLATTEN_CYCLES, _FLATTEN_BYTES_A_CYCLE = 150.0, 2000.0, 12.0
+_CHUNK_CYCLES, _STAGED_BYTES_A_CYCLE = 150.0, 32.0
+_FLATTEN_CYCLES, _FLATTEN_BYTES_A_CYCLE = 2000.0, 12.0
 
 # Further steps. Where entries are at random, and channels in any order, a step has so many third entries of four
 # neighbours in the mean, `thirds`, and needs a further one with a probability of 1 - exp(-thirds). The order is chosen,
@@ -191,8 +192,9 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     tiles = runs * row_tiles
 
     costs, itemsize = _FLOAT_COSTS if layer.element_type == np.float32 else _HALF_COSTS, layer.element_type.itemsize
-    of_tile = call.steps * (costs.step + blocks * costs.step_block) + len(chunks) * _CHUNK_CYCLES
-    of_tile += costs.store + blocks * costs.store_block
+    staged = len(chunks) * 4 * _PIXEL_BYTES * stage_pixels + call.steps * _STEP_BYTES
+    of_tile = max(call.steps * (costs.step + blocks * costs.step_block), staged / _STAGED_BYTES_A_CYCLE)
+    of_tile += len(chunks) * _CHUNK_CYCLES + costs.store + blocks * costs.store_block
     flat_pixels = _round_up((runs - 1) * tile_pixels + stage_pixels, _PIXEL_UNIT)
     moved = itemsize * call.batch * layer.in_channels * call.y.size * call.x.size
     moved += _num_octets(call) * flat_pixels * _PIXEL_BYTES

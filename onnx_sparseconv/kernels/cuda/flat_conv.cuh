@@ -410,10 +410,10 @@ class FlatConv {
   // much, they are too few for it.
   __device__ __forceinline__ void Assist() const {
     const int first = warp_ - kProductWarps - 1;
-    WaitForLaunchBefore();
     Slot slot;  // of the next tile's table
     unsigned before = 0;
     FillTable(static_cast<int>(blockIdx.x), slot);
+    WaitForLaunchBefore();
     for (int index = static_cast<int>(blockIdx.x); index < p_.num_tiles; index += static_cast<int>(gridDim.x)) {
       FillTable(index + static_cast<int>(gridDim.x), slot);
       if constexpr (!kIsFloat) {

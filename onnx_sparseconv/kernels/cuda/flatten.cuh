@@ -8,9 +8,24 @@
 
 namespace sparseconv::cuda {
 
-// All octets of the block, of one pixel of each place. T is the type of X, Half or float. Lines that one place has read
-// a part of are near when the next one does.
-template <class T>
+// The channels of an octet.
+struct OctetChannels {
+  int of[8];
+
+  __device__ __forceinline__ void Load(const int* channels, int octet) {
+    const uint4* from = reinterpret_cast<const uint4*>(channels) + 2 * octet;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 four = from[i];
+      of[4 * i] = static_cast<int>(four.x), of[4 * i + 1] = static_cast<int>(four.y);
+      of[4 * i + 2] = static_cast<int>(four.z), of[4 * i + 3] = static_cast<int>(four.w);
+    }
+  }
+};
+
+// All octets of the block, of one pixel of each place. T is the type of X, Half or float. Lines that one of several
+// places has read a part of are near when the next one does.
+template <class T, bool kHasPlaces>
 __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, Magnitude& magnitude) {
   constexpr int kOctet = 8;
   const int image = Divide(pixel, p.image.by_pixels);
@@ -20,6 +35,8 @@ __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, 
   const int end = min(first + p.block_octets, p.num_octets);
   const long long plane = static_cast<long long>(p.in_h) * p.in_w;
   const T* x = static_cast<const T*>(p.x) + static_cast<long long>(image) * p.in_channels * plane;
+  OctetChannels channels;
+  channels.Load(p.channels, first);  // needs no wait
   WaitForLaunchBefore();
   for (int octet = first; octet < end; ++octet) {
     uint4* out = static_cast<uint4*>(p.out) + (static_cast<long long>(octet) * p.num_pixels + pixel);
@@ -33,11 +50,13 @@ __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, 
       T values[kOctet];
 #pragma unroll
       for (int i = 0; i < kOctet; ++i) {
-        const int channel = p.channels[octet * kOctet + i];
-        values[i] = is_inside && channel >= 0 ? LoadWritten(x + (channel * plane + (y * p.in_w + at))) : T{0};
+        const int channel = channels.of[i];
+        const T* from = x + (channel * plane + (y * p.in_w + at));
+        values[i] = is_inside && channel >= 0 ? (kHasPlaces ? LoadWritten(from) : LoadOnce(from)) : T{0};
       }
       out[static_cast<long long>(place) * p.num_octets * p.num_pixels] = RoundedEight(values, magnitude);
     }
+    channels.Load(p.channels, min(octet + 1, end - 1));
   }
 }
 
@@ -46,8 +65,10 @@ __device__ __forceinline__ void Flatten(const FlattenParams& p) {
   LetNextLaunchBegin();
   Magnitude magnitude;
   const int pixel = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (pixel < p.num_pixels) {
-    FlattenPixel<T>(p, pixel, magnitude);
+  if (pixel < p.num_pixels && p.num_places > 1) {
+    FlattenPixel<T, true>(p, pixel, magnitude);
+  } else if (pixel < p.num_pixels) {
+    FlattenPixel<T, false>(p, pixel, magnitude);
   } else {
     WaitForLaunchBefore();
   }

@@ -29,6 +29,8 @@ struct Costs {
 };
 constexpr Costs kHalfCosts = {94.0, 6.7, 1900.0, 139.0, 7700.0}, kFloatCosts = {45.0, 8.2, 4300.0, 337.0, 5700.0};
 constexpr double kChunkCycles = 150.0;  // for warps to wait for each other
+// What is staged, where that takes longer than products: with strides, chunks have few taps.
+constexpr double kStagedBytesACycle = 32.0, kStepBytes = 2304.0;
 // To make X flat: of its launch, and bytes read and written a cycle.
 constexpr double kFlattenCycles = 2000.0, kFlattenBytesACycle = 12.0;
 
@@ -113,15 +115,17 @@ class Planner {
     if (!flatten) return;
 
     const int64_t num_blocks = std::min<int64_t>(tiles, device_.num_multiprocessors);
-    const double of_tile = 1.0 / weight_.row_tiles;
+    const double steps = static_cast<double>(weight_.num_steps) / weight_.row_tiles;
+    const double chunks = static_cast<double>(weight_.num_chunks) / weight_.row_tiles;
     const Costs& costs = element_bytes_ > 2 ? kFloatCosts : kHalfCosts;
-    const double of_steps = static_cast<double>(weight_.num_steps) * (costs.step + blocks * costs.step_block);
-    const double of_tiles = of_tile * (of_steps + static_cast<double>(weight_.num_chunks) * kChunkCycles) +
-                            costs.store + blocks * costs.store_block;
+    const double products = steps * (costs.step + blocks * costs.step_block);
+    const double staged = chunks * static_cast<double>(kFlatOctets * kPixelBytes * stage_pixels) + steps * kStepBytes;
+    const double of_tile = std::max(products, staged / kStagedBytesACycle) + chunks * kChunkCycles + costs.store +
+                           blocks * costs.store_block;
     const auto x_bytes = static_cast<double>(element_bytes_ * batch_ * geometry_.in_channels * y_.size * x_.size);
     const double before = kFlattenCycles + (x_bytes + static_cast<double>(flatten->bytes)) /
                                                (kFlattenBytesACycle * device_.num_multiprocessors);
-    const double cycles = before + costs.begin + static_cast<double>(CeilDivide(tiles, num_blocks)) * of_tiles;
+    const double cycles = before + costs.begin + static_cast<double>(CeilDivide(tiles, num_blocks)) * of_tile;
     if (best_ && cycles >= best_->cycles) return;
 
     FlatLaunch& launch = best_.emplace();
