@@ -403,7 +403,7 @@ class FlatConv {
     }
   }
 
-  // --- outputs on their way to Y, and residuals ----------------------------------------
+  // --- outputs on their way to Y, and residuals ----------------------------------------------------------------------
 
   // By the warps that have nothing else to do: where outputs of a tile lie, for the next tile while one is computed;
   // and of halves, a warp moves the outputs of several warps that multiply, so that these go on. Of floats, twice as

@@ -70,9 +70,9 @@ struct FlatParams {
   int header_bytes;  // of a chunk
 };
 
-// On their way to Y, outputs of a warp lie in 16 rows of 512 bytes, and 16 more that keep them apart, let them begin
-// where Y has a vector, and take what are no outputs. Behind them are two tables, each of a tile: its first chunk and
-// the one behind its last, and for each pixel, where its outputs lie in the rows.
+// On their way to Y, outputs of a warp lie in 16 rows of 512 bytes, and 16 more that keep them apart, and let them
+// begin where Y has a vector. Behind them are two tables, each of a tile: its first chunk and the one behind its last,
+// and for each pixel, where its outputs lie in the rows.
 constexpr int kFlatRowBytes = 512 + 16;
 constexpr int kFlatWarps = kFlatWarpgroups * kWarpgroupThreads / 32;  // that multiply
 constexpr int kMaxFlatBlocks = 32;

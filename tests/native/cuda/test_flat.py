@@ -156,3 +156,15 @@ def test_what_foretells_times_foretells_the_kernel(make_session, driver, layer, 
     assert name.startswith(f"sparseconv_{kernel}")
     call = layer_of(case, (size, size)), 90, batch, 8
     assert (fastest_work(*call) == flat_work(*call)) == (kernel == "flatten")
+
+
+@pytest.mark.parametrize(
+    ("shape", "density"),
+    [((70, 40, 3, 3), 0.05), ((512, 512, 3, 3), 0.12), ((64, 160, 3, 3), 0.5), ((64, 160, 1, 1), 0.05)],
+    ids=["few channels", "too few zeros for so many rows", "too few zeros", "1x1"],
+)
+def test_what_has_no_such_order_is_refused_when_the_session_is_created(make_session, shape, density):
+    weight = random_weight(shape, density, dtype=HALF)
+    case = SparseConvCase(weight, geometry_2d(shape[-1], pad=shape[-1] // 2), dtype=HALF)
+    with pytest.raises(Exception, match=r"node 'conv1': .*asks for the flat kernel, which runs windows of 64 to 2048"):
+        make_session(make_model(case), cuda_kernel="flat")

@@ -25,6 +25,9 @@ constexpr int64_t kMaxReach = 256;
 // Of a chunk: with more, it leaves little room for what its taps read.
 constexpr int64_t kMaxChunkSteps = 18;
 // Of the search for a better order, which takes about 15 ns a set.
+// There is no such order for more entries, and with so many sets to be looked at for the first one, it takes a second.
+constexpr double kMaxDensity = 0.3;
+constexpr int64_t kMaxLookedAt = int64_t{1} << 31;
 constexpr int kMaxPasses = 4;
 constexpr int64_t kMaxSets = 1'500'000;
 // Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time, less
@@ -227,6 +230,11 @@ bool HasFlatForm(const ConvGeometry& geometry) {
 }
 
 std::optional<FlatWeight> PackFlatWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
+  const int64_t channels = geometry.group_in_channels(), rows = geometry.group_out_channels();
+  const int64_t columns = channels * geometry.taps();
+  const auto all = static_cast<double>(geometry.out_channels) * static_cast<double>(columns);
+  const int64_t looked_at = columns * channels * CeilDivide(rows, int64_t{kWgmmaTileRows});
+  if (static_cast<double>(weight.values.size()) > kMaxDensity * all || looked_at > kMaxLookedAt) return {};
   return Packer(weight, geometry).Pack();
 }
 
