@@ -508,7 +508,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-history-epyc": lambda: history_table("epyc"),
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
     "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
-    "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50", kernels=("cuda.tensor", "cuda.wgmma")),
+    "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float", "gpu-layers-flat"),
     "gpu-layers-flat": lambda: gpu_layers_table("gpu-layers-flat"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
