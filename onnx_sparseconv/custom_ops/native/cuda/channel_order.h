@@ -31,10 +31,7 @@ class ChannelOrder {
   int64_t further_steps() const;
 
  private:
-  TileRows At(int channel, int set) const {
-    return channel < 0 ? 0
-                       : rows_[static_cast<size_t>(channel) * static_cast<size_t>(sets_) + static_cast<size_t>(set)];
-  }
+  TileRows At(int channel, int set) const { return channel < 0 ? 0 : rows_[Index(channel, set)]; }
   size_t Index(int of, int set) const {
     return static_cast<size_t>(of) * static_cast<size_t>(sets_) + static_cast<size_t>(set);
   }

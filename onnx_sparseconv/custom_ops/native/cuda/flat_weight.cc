@@ -164,28 +164,15 @@ class Packer {
   }
 
   void AddStep(int tap, int tile, const int* channels, int level, std::vector<Step>* steps) const {
-    bool is_empty = true;
     Step step;
     step.tap = tap;
-    WriteWgmmaOperand(
-        [&](int row, int quad) {
-          std::array<bool, kQuadColumns> has{};
-          int found = 0;
-          for (int i = 0; i < kQuadColumns; ++i) {
-            const int channel = channels[quad * kQuadColumns + i];
-            if (channel < 0 || (rows_[SetIndex(channel, tap, tile)] >> row & 1) == 0) continue;
-            has[static_cast<size_t>(i)] = found++ / 2 == level;
-            is_empty = is_empty && !has[static_cast<size_t>(i)];
-          }
-          return MakeSparsePair([&](int i) { return has[static_cast<size_t>(i)]; },
-                                [&](int i) {
-                                  const auto column =
-                                      static_cast<size_t>(channels[quad * kQuadColumns + i] * taps_ + tap);
-                                  return values_[column * kWgmmaTileRows + static_cast<size_t>(row)];
-                                });
+    const bool has_entries = WriteWgmmaLevel(
+        channels, level, [&](int channel, int row) { return (rows_[SetIndex(channel, tap, tile)] >> row & 1) != 0; },
+        [&](int channel, int row) {
+          return values_[static_cast<size_t>(channel * taps_ + tap) * kWgmmaTileRows + static_cast<size_t>(row)];
         },
         step.values.data(), step.places.data());
-    if (!is_empty) steps->push_back(step);
+    if (has_entries) steps->push_back(step);
   }
 
   void AddChunk(const Step* steps, size_t count, int octet) {

@@ -35,4 +35,26 @@ void WriteWgmmaOperand(const PairOf& pair_of, uint8_t* values, uint8_t* places) 
   std::memcpy(places, words, sizeof(words));
 }
 
+// The same of 32 places, of the entries that are the first two of their four neighbours (level 0), or of the others
+// (level 1). `channels` are the channel of each place, or -1; `has_entry(channel, row)` and `value(channel, row)` are
+// of the weight. Returns whether there are any.
+template <class HasEntry, class Value>
+bool WriteWgmmaLevel(const int* channels, int level, const HasEntry& has_entry, const Value& value, uint8_t* values,
+                     uint8_t* places) {
+  bool is_empty = true;
+  WriteWgmmaOperand(
+      [&](int row, int quad) {
+        const int* const of = channels + quad * kQuadColumns;
+        bool has[kQuadColumns] = {};
+        int found = 0;
+        for (int i = 0; i < kQuadColumns; ++i) {
+          if (of[i] >= 0 && has_entry(of[i], row)) has[i] = found++ / 2 == level;
+          is_empty = is_empty && !has[i];
+        }
+        return MakeSparsePair([&](int i) { return has[i]; }, [&](int i) { return value(of[i], row); });
+      },
+      values, places);
+  return !is_empty;
+}
+
 }  // namespace sparseconv::cuda

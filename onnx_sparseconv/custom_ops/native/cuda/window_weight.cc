@@ -1,7 +1,6 @@
 #include "window_weight.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "../checked.h"
@@ -96,28 +95,14 @@ class Packer {
   };
 
   void AddStep(const Step& step, bool may_be_empty, Steps* steps) const {
-    bool is_empty = true;
     uint8_t values[kWgmmaValueBytes], places[kWgmmaPlaceBytes];
-    WriteWgmmaOperand(
-        [&](int row, int quad) {
-          std::array<size_t, kQuadColumns> columns{};
-          std::array<bool, kQuadColumns> has{};
-          int found = 0;
-          for (size_t i = 0; i < kQuadColumns; ++i) {
-            const int channel = step.order[static_cast<size_t>(step.first + quad * kQuadColumns) + i];
-            if (channel < 0) continue;
-            columns[i] = static_cast<size_t>(channel * taps_ + step.tap);
-            if ((rows_[columns[i]] >> row & 1) != 0) has[i] = found++ / 2 == step.level;
-            is_empty = is_empty && !has[i];
-          }
-          return MakeSparsePair(
-              [&](int i) { return has[static_cast<size_t>(i)]; },
-              [&](int i) {
-                return values_[columns[static_cast<size_t>(i)] * kWgmmaTileRows + static_cast<size_t>(row)];
-              });
-        },
+    const auto column = [&](int channel) { return static_cast<size_t>(channel * taps_ + step.tap); };
+    const bool has_entries = WriteWgmmaLevel(
+        &step.order[static_cast<size_t>(step.first)], step.level,
+        [&](int channel, int row) { return (rows_[column(channel)] >> row & 1) != 0; },
+        [&](int channel, int row) { return values_[column(channel) * kWgmmaTileRows + static_cast<size_t>(row)]; },
         values, places);
-    if (is_empty && !may_be_empty) return;
+    if (!has_entries && !may_be_empty) return;
     const int64_t width = geometry_.kernel_shape[2];
     const int64_t y = step.tap / width * geometry_.dilations[1], x = step.tap % width * geometry_.dilations[2];
     steps->words.push_back(static_cast<uint32_t>(y << 24 | x << 16 | step.first));
