@@ -42,6 +42,8 @@ from onnx_sparseconv.files import write_text
 from onnx_sparseconv.kernels import gpu_time_constants
 from onnx_sparseconv.kernels.gpu_network_times import NetworkModel
 from onnx_sparseconv.kernels.gpu_times import (
+    FLAT,
+    GEMM,
     DenseWork,
     LibraryWork,
     SparseWork,
@@ -229,7 +231,7 @@ def read_library_rows() -> LibraryRows:
         ),
         _read_kernel_rows(
             ALL_KINDS_RESULTS,
-            functools.partial(fastest_work, may_be_flat=False),
+            functools.partial(fastest_work, without=(FLAT, GEMM)),
             kernels=("cuda.cluster", "cuda.wgmma", "cuda.csr"),
             by_kernel=True,
         ),

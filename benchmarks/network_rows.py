@@ -14,7 +14,7 @@ import numpy as np
 from network_parts import DENSE_ACTIVATION, SPARSE_BEFORE, SPARSE_BEHIND, parts_of
 
 from onnx_sparseconv.kernels.gpu_network_times import CodeWork, NetworkModel, code_work
-from onnx_sparseconv.kernels.gpu_times import DenseWork, TimeModel, as_arrays, dense_work, fastest_work
+from onnx_sparseconv.kernels.gpu_times import FLAT, GEMM, DenseWork, TimeModel, as_arrays, dense_work, fastest_work
 from onnx_sparseconv.kernels.layer import SparseLayer, make_layer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, choose_plan
 
@@ -113,10 +113,10 @@ def read_library_times(path: Path, dtype: str, architecture: int, model: TimeMod
     found = []
     for (_, adds_residual, batch, _), layers in _alike(path, dtype, "library").items():
         names = [one["name"] for one in layers[0]["sparse_kernels"]]
-        # A library without the flat kernel ran others.
-        may_be_flat = any(name.startswith("sparseconv_flat") for name in names)
+        # A library without the flat kernel, or those for matrix products, ran others.
+        without = [kind for kind in (FLAT, GEMM) if not any(name.startswith(f"sparseconv_{kind}") for name in names)]
         made = _make_layer(layers[0]["dense"])
-        work = fastest_work(made, architecture, batch, model.multiprocessors, may_be_flat=may_be_flat)
+        work = fastest_work(made, architecture, batch, model.multiprocessors, without=without)
         if work is not None and not adds_residual:
             kernel = next(n for n in names if not SPARSE_BEFORE.match(n) and not SPARSE_BEHIND.match(n))
             name = re.match(r"sparseconv_([a-z]+)", kernel)[1]  # type: ignore[index]

@@ -65,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
         "--kernel",
         nargs="*",
         default=["auto"],
-        choices=["auto", "csr", "tensor", "segments", "wgmma", "flat", "cluster", "generated"],
+        choices=["auto", "csr", "tensor", "segments", "wgmma", "flat", "gemm", "cluster", "generated"],
     )
     cuda.add_argument("--config", nargs="*", default=[], metavar="KEY=VALUE", help="session configuration entries")
     cuda.add_argument(

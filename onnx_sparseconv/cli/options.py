@@ -25,6 +25,7 @@ class KernelChoice(enum.StrEnum):
     SEGMENTS = "segments"
     WGMMA = "wgmma"
     FLAT = "flat"
+    GEMM = "gemm"
     CLUSTER = "cluster"
     DEPTHWISE = "depthwise"
     GENERATED = "generated"

@@ -12,6 +12,7 @@ SEGMENT_KERNELS = "segment_kernels.cu"
 SEGMENT_FLOAT_KERNELS = "segment_float_kernels.cu"
 WGMMA_KERNELS = "wgmma_kernels.cu"
 WGMMA_FLOAT_KERNELS = "wgmma_float_kernels.cu"
+GEMM_KERNELS = "gemm_kernels.cu"
 # What every source is compiled with, whatever the architecture.
 LANGUAGE_OPTIONS = ("--std=c++17",)
 

@@ -10,7 +10,7 @@ The figures of all come from measured layers, by ``benchmarks/fit_gpu_rule.py`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_sparseconv.kernels.flat_plan import flat_steps, plan_flat
+from onnx_sparseconv.kernels.gemm_plan import plan_gemm
 from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.plan import GeneratedPlan, estimate_cycles
 from onnx_sparseconv.kernels.segment_plan import can_run_segments, plan_segments
@@ -395,6 +396,25 @@ def flat_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors
     return None if plan is None else LibraryWork(plan.cycles / 1000)
 
 
+def gemm_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
+    """The same of the library's gemm kernels, for 1x1 in float16."""
+    found = _by_gemm(layer, architecture, batch, multiprocessors)
+    return None if found is None else found.work
+
+
+def _by_gemm(
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
+) -> _Choice | None:
+    if not _may_run_on_warpgroups(layer, architecture) or layer.kernel_shape != (1, 1):
+        return None
+    if not _are_products_worth(layer, _pointwise_chunks(layer)):
+        return None
+    plan = plan_gemm(layer, batch, multiprocessors)
+    if plan is None:
+        return None
+    return _Choice(LibraryWork((plan.cycles + joining) / 1000), ON_WARPGROUPS, plan.counted_cycles + joining)
+
+
 def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
     """The same of the library's cluster kernel; few images run so."""
     if not _may_run_on_warpgroups(layer, architecture) or math.prod(layer.kernel_shape) > _MOST_TAPS:
@@ -509,11 +529,17 @@ def _library_work(
     return None if by_csr is None else _chosen(LibraryWork(by_csr.kcycles + joining / 1000), BY_CSR)
 
 
+# Of the library's kernels, those that it has not always had.
+FLAT, GEMM = "flat", "gemm"
+
+
 def fastest_work(
-    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, *, may_be_flat: bool = True
+    layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, *, without: Collection[str] = ()
 ) -> LibraryWork | None:
-    """The same of the fastest one of all the library's kernels; but for the flat one, of a library that has none."""
-    found = _fastest_work(layer, architecture, batch, multiprocessors, may_be_flat=may_be_flat)
+    """The same of the fastest one of all the library's kernels; of a library that has none of some of them, `FLAT` and
+    `GEMM`.
+    """
+    found = _fastest_work(layer, architecture, batch, multiprocessors, without=without)
     return None if found is None else found.work
 
 
@@ -524,23 +550,28 @@ def _fastest_work(
     multiprocessors: float,
     joining: float = 0.0,
     *,
-    may_be_flat: bool = True,
+    without: Collection[str] = (),
 ) -> _Choice | None:
-    """By the flat kernel or by clusters, where those are faster than the kernel that takes the layer else."""
+    """By the gemm kernels, the flat one or clusters, where those are faster than the kernel that takes the layer else.
+    What reads one input takes so many cycles more.
+    """
     call = (layer, architecture, batch, multiprocessors)
     found = _library_work(*call, joining)
-    if may_be_flat:
-        found = _faster(found, flat_work(*call))
-    return _faster(found, cluster_work(*call))
+    if GEMM not in without:
+        found = _faster(found, _by_gemm(*call, joining))
+    if FLAT not in without:
+        found = _faster(found, _on_warpgroups(flat_work(*call)))
+    return _faster(found, _on_warpgroups(cluster_work(*call)))
 
 
-def _faster(found: _Choice | None, work: LibraryWork | None) -> _Choice | None:
+def _on_warpgroups(work: LibraryWork | None) -> _Choice | None:
+    return None if work is None else _chosen(work, ON_WARPGROUPS)
+
+
+def _faster(found: _Choice | None, other: _Choice | None) -> _Choice | None:
     """What was found, or other work on warpgroups if that takes less."""
-    if work is None:
-        return found
-    other = _chosen(work, ON_WARPGROUPS)
-    if found is None:
-        return other
+    if found is None or other is None:
+        return found or other
     saved = EARLY_CYCLES if found.runs_on == BY_CSR else 0.0
     return other if other.counted_cycles - saved < found.counted_cycles else found
 

@@ -21,7 +21,7 @@ _POSITION_CYCLES, _CHUNK_CYCLES, _OVERLAP = 4.6, 150.0, 0.3
 _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
 _FLOAT_POSITION_CYCLES, _FIRST_POSITIONS, _KEPT_BYTES = 350.0, 13, 30e6
-_MEMORY_BYTES_A_CYCLE, _LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
+_MEMORY_BYTES_A_CYCLE, LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
 _STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2304, 528, 20480, 3
 _MAX_CHUNK_STEPS, _MORE_RUNS = 25, 3
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
@@ -195,7 +195,7 @@ def without_strides(layer: SparseLayer) -> SparseLayer | None:
 def copy_cycles(layer: SparseLayer, copied: SparseLayer, batch: int, multiprocessors: float) -> float:
     """Cycles of a multiprocessor that it takes to make the copy of `without_strides`."""
     elements = (one.in_channels * math.prod(one.in_size or ()) for one in (layer, copied))
-    return _LAUNCH_CYCLES + memory_cycles(layer.element_type.itemsize * batch * sum(elements), multiprocessors)
+    return LAUNCH_CYCLES + memory_cycles(layer.element_type.itemsize * batch * sum(elements), multiprocessors)
 
 
 def joining_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
@@ -357,7 +357,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
         cycles, parts = math.ceil(tiles / blocks) * (of_tile + of_chunks), 1
         if tiles <= min(blocks, multiprocessors):
             cycles, parts = _share(tiles, chunks, (of_chunks, of_tile), num_bytes, multiprocessors)
-        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts, _LAUNCH_CYCLES)
+        return WarpgroupPlan(_POINTWISE_BEGIN_CYCLES + cycles, tiles, parts, LAUNCH_CYCLES)
 
     best = min(map(plan, _runs_of_segments(plane, batch, WARPGROUPS // row_tiles)), key=lambda one: one.cycles)
     if not is_gathered:
@@ -365,7 +365,7 @@ def plan_pointwise(layer: SparseLayer, batch: int, chunks: int, multiprocessors:
     # A row of X is read as a whole where only some of its columns are.
     read = layer.element_type.itemsize * (math.prod(layer.in_size or ()) // layer.strides[0])
     moved = batch * layer.in_channels * (read + 2 * plane)
-    return replace(best, cycles=best.cycles + _LAUNCH_CYCLES + memory_cycles(moved, multiprocessors))
+    return replace(best, cycles=best.cycles + LAUNCH_CYCLES + memory_cycles(moved, multiprocessors))
 
 
 def plan_clusters(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> WarpgroupPlan | None:
@@ -535,13 +535,13 @@ def csr_cycles(layer: SparseLayer, batch: int, multiprocessors: float) -> float:
     nonzeros, outputs = int(np.count_nonzero(layer.used_weights)), batch * math.prod(out_size(layer))
     if layer.kernel_shape == (1, 1) and layer.group == 1 and layer.in_size == (1, 1) and outputs == 1:
         rows = layer.out_channels
-        return _LAUNCH_CYCLES + _PIXEL_CALL + _PIXEL_ROUND * nonzeros / rows / 128 + _PIXEL_ROW * rows / multiprocessors
+        return LAUNCH_CYCLES + _PIXEL_CALL + _PIXEL_ROUND * nonzeros / rows / 128 + _PIXEL_ROW * rows / multiprocessors
     is_window = math.prod(layer.kernel_shape) > 1
     waits = nonzeros / layer.out_channels * (_CSR_WINDOW_ENTRY if is_window else _CSR_ENTRY)
     of_window = _CSR_WINDOW_ENTRIES_A_CYCLE[batch >= _CSR_SHARING_IMAGES]
     entries = nonzeros / (of_window if is_window else _CSR_ENTRIES_A_CYCLE)
     of_outputs = outputs * (entries + layer.out_channels / _CSR_OUTPUTS_A_CYCLE) / multiprocessors
-    return _LAUNCH_CYCLES + _CSR_CALL + waits + of_outputs
+    return LAUNCH_CYCLES + _CSR_CALL + waits + of_outputs
 
 
 def _plans(layer: SparseLayer, batch: int, chunks: float, multiprocessors: float) -> Iterator[WarpgroupPlan]:
@@ -650,7 +650,7 @@ def _plan(layer: SparseLayer, eights: Eights, tiling: _Tiling, work: tuple[int, 
     num_bytes = itemsize * batch * layer.out_channels * out_h * out_w
     before += memory_cycles(max(num_bytes - _KEPT_BYTES, 0.0), multiprocessors) if is_float else 0.0
     cycles, parts = _share(tiles, chunks, (sums, outputs), num_bytes, multiprocessors)
-    return WarpgroupPlan(before + cycles, tiles, parts, _LAUNCH_CYCLES)
+    return WarpgroupPlan(before + cycles, tiles, parts, LAUNCH_CYCLES)
 
 
 def _share(
@@ -660,7 +660,7 @@ def _share(
     of_chunks, of_tile = each
     best = (math.ceil(tiles / multiprocessors) * (of_chunks + of_tile), 1)
     for parts in range(2, int(min(multiprocessors // max(tiles, 1), chunks, _MAX_PARTS)) + 1):
-        reduced = _LAUNCH_CYCLES + memory_cycles((2 * parts + 1) * num_bytes, multiprocessors)
+        reduced = LAUNCH_CYCLES + memory_cycles((2 * parts + 1) * num_bytes, multiprocessors)
         best = min(best, (math.ceil(chunks / parts) / chunks * of_chunks + of_tile + reduced, parts))
     return best
 

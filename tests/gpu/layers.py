@@ -48,6 +48,8 @@ WARPGROUPS = {
     "1x1, 7 wide": ((300, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 7, 7)),
     "1x1, few rows": ((50, 64, 1, 1), geometry_2d(1, 1, 0), (3, 64, 30, 56)),
     "1x1, stride 2": ((130, 64, 1, 1), geometry_2d(1, 2, 0), (5, 64, 28, 28)),
+    "1x1, stride 2, 56 wide": ((64, 64, 1, 1), geometry_2d(1, 2, 0), (3, 64, 56, 56)),
+    "1x1, stride 2, 14 wide": ((64, 64, 1, 1), geometry_2d(1, 2, 0), (3, 64, 14, 14)),
     "1x1, groups": ((256, 40, 1, 1), geometry_2d(1, 1, 0, group=2), (5, 80, 14, 16)),
     "1-D": ((100, 300, 3), conv1d(3), (16, 300, 56)),
     "1-D, 112 words": ((100, 140, 2), conv1d(2, pads=(1, 0)), (5, 140, 112)),
@@ -72,6 +74,18 @@ FLAT = {
 }
 # Share of their weights that are not zero.
 FLAT_DENSITY = 0.05
+
+# For the gemm kernels: boxes and planes, as they are and gathered.
+GEMM = {
+    "14 wide": ((256, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 14, 14)),
+    "10 wide": ((72, 64, 1, 1), geometry_2d(1, 1, 0), (70, 64, 10, 10)),
+    "28 wide": ((150, 300, 1, 1), geometry_2d(1, 1, 0), (9, 300, 28, 28)),
+    "56 wide": ((64, 64, 1, 1), geometry_2d(1, 1, 0), (5, 64, 56, 56)),
+    "7 wide": ((304, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 7, 7)),
+    "4 wide": ((128, 100, 1, 1), geometry_2d(1, 1, 0), (40, 100, 4, 4)),
+    "a pixel": ((128, 64, 1, 1), geometry_2d(1, 1, 0), (40, 64, 1, 1)),
+    "few rows": ((50, 64, 1, 1), geometry_2d(1, 1, 0), (3, 64, 30, 56)),
+}
 
 # Each window that has a kernel of its own, blocks of planes and of bands of rows, and what no such window is.
 DEPTHWISE = {

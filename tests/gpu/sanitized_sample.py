@@ -17,6 +17,7 @@ from tests.gpu.layers import (
     DEPTHWISE,
     FLAT,
     FLAT_DENSITY,
+    GEMM,
     POOLS,
     SEGMENTS,
     TYPES,
@@ -81,6 +82,13 @@ def run_flat(place):
             case, x_shape = case_of(name, dtype, FLAT_DENSITY, layers=FLAT)
             done = check(place, case, (min(x_shape[0], 9), *x_shape[1:]), cuda_kernel="flat")
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
+
+
+def run_gemm(place):
+    for name in GEMM:
+        case, x_shape = case_of(name, np.float16, layers=GEMM)
+        done = check(place, case, x_shape, cuda_kernel="gemm")
+        sys.stdout.write(f"{name}: {done}\n")
 
 
 def run_segments(place):
@@ -148,6 +156,8 @@ if __name__ == "__main__":
         run_clusters(Place("cuda"))
     elif sys.argv[1] == "flat":
         run_flat(Place("cuda"))
+    elif sys.argv[1] == "gemm":
+        run_gemm(Place("cuda"))
     elif sys.argv[1] == "tensor":
         run_tensor(Place("cuda"))
     elif sys.argv[1] == "segments":

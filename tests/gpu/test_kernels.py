@@ -16,6 +16,7 @@ from tests.gpu.layers import (
     DEPTHWISE,
     FLAT,
     FLAT_DENSITY,
+    GEMM,
     GENERATED,
     KERNELS,
     POOLS,
@@ -118,6 +119,23 @@ def test_activations_of_the_flat_kernel(gpu, activation, dtype):
         )
         case = dataclasses.replace(case, alpha=alpha, beta=beta)
         assert check(gpu, case, x_shape, cuda_kernel="flat") == "cuda.flat"
+
+
+@pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
+@pytest.mark.parametrize("name", GEMM)
+def test_gemm(gpu, name, has_residual):
+    case, x_shape = case_of(name, np.float16, 0.2, has_residual=has_residual, layers=GEMM)
+    for batch in (x_shape[0], 1):
+        assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="gemm") == "cuda.gemm"
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_activations_of_the_gemm_kernels(gpu, activation):
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    for name, has_residual in itertools.product(("14 wide", "28 wide", "7 wide"), (False, True)):
+        case, x_shape = case_of(name, np.float16, 0.2, activation=activation, has_residual=has_residual, layers=GEMM)
+        case = dataclasses.replace(case, alpha=alpha, beta=beta)
+        assert check(gpu, case, x_shape, cuda_kernel="gemm") == "cuda.gemm"
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -304,7 +322,16 @@ def test_any_convolution_with_images_where_there_are_some(gpu, target, drawn):
     assert kernel.startswith(
         "cuda.generated"
         if image_bytes(model)
-        else ("cuda.csr", "cuda.depthwise", "cuda.tensor", "cuda.segments", "cuda.wgmma", "cuda.flat", "cuda.cluster")
+        else (
+            "cuda.csr",
+            "cuda.depthwise",
+            "cuda.tensor",
+            "cuda.segments",
+            "cuda.wgmma",
+            "cuda.flat",
+            "cuda.gemm",
+            "cuda.cluster",
+        )
     )
 
 

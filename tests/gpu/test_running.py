@@ -12,6 +12,7 @@ from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from tests.gpu.layers import (
     FLAT,
     FLAT_DENSITY,
+    GEMM,
     KERNELS,
     POOLS,
     TYPES,
@@ -129,12 +130,21 @@ def test_concurrent_runs_from_flat_images(gpu):
     check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 
 
-@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments", "wgmma", "flat", "cluster", "generated"])
+def test_concurrent_runs_of_gemm_kernels(gpu):
+    for name in ("14 wide", "28 wide"):
+        case, x_shape = case_of(name, np.float16, layers=GEMM)
+        session = gpu.session(make_model(case), cuda_kernel="gemm")
+        check_threads(session, case, [(1 + i % 9, x_shape[1], 4 + i % 4, 4 * (1 + i % 3)) for i in range(20)])
+
+
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments", "wgmma", "flat", "gemm", "cluster", "generated"])
 def test_every_gpu_computes_the_same(gpus, request, kernel):
     if kernel in ("wgmma", "cluster"):
         case, x_shape = case_of("3x3, 14 wide", np.float16, layers=WARPGROUPS)
     elif kernel == "flat":
         case, x_shape = case_of("3x3, 14 wide", np.float16, FLAT_DENSITY, layers=FLAT)
+    elif kernel == "gemm":
+        case, x_shape = case_of("14 wide", np.float16, layers=GEMM)
     elif kernel == "segments":
         case, x_shape = case_of("1x1", np.float16, layers=WARPGROUPS)
     else:

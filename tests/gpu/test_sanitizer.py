@@ -18,6 +18,7 @@ ERRORS_FOUND = 86
 KERNELS = {
     "warpgroups": "cuda.wgmma",
     "flat": "cuda.flat",
+    "gemm": "cuda.gemm",
     "clusters": "cuda.cluster",
     "segments": "cuda.segments",
     "tensor": "cuda.tensor",
@@ -34,7 +35,7 @@ REPORTS_SUMS = pytest.mark.xfail(
     ("tool", "sample"),
     [
         *((tool, sample) for tool in ("memcheck", "initcheck", "synccheck") for sample in KERNELS),
-        *(("racecheck", sample) for sample in ("warpgroups", "flat", "clusters", "segments", "others")),
+        *(("racecheck", sample) for sample in ("warpgroups", "flat", "gemm", "clusters", "segments", "others")),
         pytest.param("racecheck", "tensor", marks=REPORTS_SUMS),
     ],
 )

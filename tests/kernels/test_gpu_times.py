@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.kernels.flat_plan import flat_steps, plan_flat
+from onnx_sparseconv.kernels.gemm_plan import plan_gemm
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
 from onnx_sparseconv.kernels.gpu_times import (
+    FLAT,
+    GEMM,
     DenseWork,
     LibraryWork,
     SparseWork,
@@ -21,6 +24,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     depthwise_work,
     fastest_work,
     flat_work,
+    gemm_work,
     library_work,
     pointwise_work,
     sparse_work,
@@ -101,12 +105,35 @@ def test_windows_of_many_channels_are_flat_where_few_steps_come_twice():
     assert flat(layer).kcycles == plan.cycles / 1000
     assert flat(denser) is None
     for one, is_flat in ((layer, True), (denser, False)):
-        work, others = (
-            fastest_work(one, 90, 64, MODEL.multiprocessors, may_be_flat=may_be_flat) for may_be_flat in (True, False)
-        )
+        work, others = (fastest_work(one, 90, 64, MODEL.multiprocessors, without=without) for without in ((), (FLAT,)))
         assert work == (flat(one) if is_flat else others)
         assert (work.kcycles < 0.9 * others.kcycles) == is_flat
         assert MODEL.library_us(one, 90, 64) == (float(MODEL.cycles_us(work)), "warpgroups")
+
+
+def test_matrix_products_run_1x1_where_that_takes_fewer_cycles():
+    def half(shape, size, **changes):
+        return sparse_layer(shape, size=(size, size), dtype=np.float16, **changes)
+
+    plan = plan_gemm(half((1024, 256, 1, 1), 14), 64, MODEL.multiprocessors)
+    # A tile is an image, by 128 rows.
+    assert (plan.tiles, plan.segments, plan.has_boxes) == (64 * 8, 25, False)
+    for layer, batch, is_gemm in (
+        (half((1024, 256, 1, 1), 14), 64, True),
+        (half((512, 128, 1, 1), 28), 8, True),
+        (half((512, 2048, 1, 1), 7), 8, False),
+    ):
+        work, others = (fastest_work(layer, 90, batch, MODEL.multiprocessors, without=names) for names in ((), (GEMM,)))
+        assert work == (gemm_work(layer, 90, batch, MODEL.multiprocessors) if is_gemm else others)
+        assert (work.kcycles < others.kcycles) == is_gemm
+    for other in (
+        sparse_layer((128, 64, 1, 1), dtype=np.float32),
+        half((128, 64, 1, 1), 28, stride=2),
+        half((128, 32, 1, 1), 28, group=2),
+        half((63, 64, 1, 1), 7),
+    ):
+        assert gemm_work(other, 90, 8, MODEL.multiprocessors) is None
+    assert gemm_work(half((128, 64, 1, 1), 28), 80, 8, MODEL.multiprocessors) is None
 
 
 @pytest.mark.parametrize(
@@ -176,7 +203,9 @@ def test_what_a_1x1_layer_has_to_do_on_warpgroups():
     assert work.kcycles == plan.cycles / 1000
     denser = make((256, 1024, 1, 1), size=(14, 14), dtype=np.float16, density=0.3)
     assert MODEL.cycles_us(pointwise(denser)) > MODEL.cycles_us(work)
-    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.cycles_us(work))), "warpgroups")
+    floats = make((256, 1024, 1, 1), size=(14, 14))
+    us = pytest.approx(float(MODEL.cycles_us(pointwise(floats))))
+    assert MODEL.library_us(floats, 90, 64) == (us, "warpgroups")
 
 
 def test_planes_that_are_gathered_take_longer():
@@ -223,7 +252,8 @@ def test_few_images_run_by_clusters_and_many_do_not(shape, dtype):
     layer = make(shape, size=(14, 14), dtype=dtype)
     for batch, is_faster in ((1, True), (2, True), (256, False)):
         by_clusters = cluster_work(layer, 90, batch, 132)
-        others = [work for work in (library_work(layer, 90, batch, 132), flat(layer, batch)) if work is not None]
+        of_kernels = (work_of(layer, 90, batch, 132) for work_of in (library_work, flat_work, gemm_work))
+        others = [work for work in of_kernels if work is not None]
         assert (by_clusters.kcycles < min(other.kcycles for other in others)) == is_faster
         least = min(work.kcycles for work in (by_clusters, *others))
         us, kernel = MODEL.library_us(layer, 90, batch)

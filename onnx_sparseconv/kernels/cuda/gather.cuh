@@ -6,6 +6,7 @@
 #include "magnitude.cuh"
 #include "params.h"
 #include "sources.cuh"
+#include "warpgroups.cuh"
 
 namespace sparseconv::cuda {
 
@@ -54,6 +55,37 @@ __device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const T* p
   return RoundedEight(values, magnitude);
 }
 
+// The same of every second column: so many of them a load, with what lies between.
+template <int kColumns>
+__device__ __forceinline__ uint4 LoadEverySecond(const GatherParams& p, const Half* plane, int first) {
+  const int positions = p.out_h * p.out_w;
+  int row = first / p.out_w, column = first - row * p.out_w;
+  Half2 words[kSegmentPositions];
+#pragma unroll
+  for (int i = 0; i < kSegmentPositions; i += kColumns) {
+    Columns<kColumns * sizeof(Half2)> columns;
+    if (first + i < positions) columns.Load(plane + (row * p.strides[0] * p.in_w + 2 * column));
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) words[i + j] = columns.words[j];
+    column += kColumns;
+    if (column == p.out_w) column = 0, ++row;
+  }
+  return {SelectBytes(words[0], words[1], kLowerHalves), SelectBytes(words[2], words[3], kLowerHalves),
+          SelectBytes(words[4], words[5], kLowerHalves), SelectBytes(words[6], words[7], kLowerHalves)};
+}
+
+__device__ __forceinline__ uint4 LoadGathered(const GatherParams& p, const Half* plane, int first,
+                                              Magnitude& magnitude) {
+  if (p.columns == 4) return LoadEverySecond<4>(p, plane, first);
+  if (p.columns == 2) return LoadEverySecond<2>(p, plane, first);
+  if (p.columns == 1) return LoadEverySecond<1>(p, plane, first);
+  return LoadPositions(p, plane, first, magnitude);
+}
+__device__ __forceinline__ uint4 LoadGathered(const GatherParams& p, const float* plane, int first,
+                                              Magnitude& magnitude) {
+  return LoadPositions(p, plane, first, magnitude);
+}
+
 // A plane of X, or of the source that has it, and how many elements of that tensor lie before it, and in all.
 template <class T>
 struct GatheredPlane {
@@ -92,7 +124,7 @@ __device__ __forceinline__ void Gather(const GatherParams& p) {
     const bool has_neighbours =
         p.is_whole != 0 && from.begin + first > 0 && from.begin + first <= from.end - kSegmentPositions - 2;
     static_cast<uint4*>(p.out)[index] =
-        has_neighbours ? LoadNeighbours(from.first + first, magnitude) : LoadPositions(p, from.first, first, magnitude);
+        has_neighbours ? LoadNeighbours(from.first + first, magnitude) : LoadGathered(p, from.first, first, magnitude);
   }
   if constexpr (sizeof(T) == sizeof(float)) {
     const unsigned seen = SeenByBlock(magnitude.Seen());

@@ -674,6 +674,24 @@ __device__ __forceinline__ void WaitForBulkReads() {
 }
 // .. until what was stored is in global memory.
 __device__ __forceinline__ void WaitForBulkStores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Copies a box of a tensor (a TensorMap) of three axes, of which the innermost comes first, from where it begins. What
+// lies outside of the tensor comes as zeros. The box begins at a multiple of 16 bytes. The barrier waits for all of its
+// bytes.
+__device__ __forceinline__ void CopyBox(Shared to, const void* map, int x, int y, int z, Shared barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::
+          "r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+// Likewise, from shared to global memory, as StoreBulk. What lies outside of the tensor is not stored.
+__device__ __forceinline__ void StoreBox(const void* map, Shared from, int x, int y, int z) {
+  asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%1, %2, %3}], [%4];" ::"l"(map), "r"(x),
+               "r"(y), "r"(z), "r"(from)
+               : "memory");
+}
 #else
 // Plans for older architectures have no use for these, and the code that has is never made.
 __device__ void InitBarrier(Shared barrier, unsigned arrivals);
@@ -736,6 +754,13 @@ __device__ __forceinline__ Matrix MatrixAt(Shared first, unsigned summed_step, u
 // The same by its first word, which has all but `other_step`.
 __device__ __forceinline__ Matrix MatrixOf(unsigned lower, unsigned other_step) { return {lower, other_step >> 4}; }
 __device__ __forceinline__ unsigned LowerWord(const Matrix& matrix) { return matrix.lower; }
+// An operand of 128 neighbouring bytes of each row of the summed axis, as boxes bring it: of eight rows, the 16 bytes
+// at i of row r lie at i ^ r. So many bytes from eight rows to the next, and from these columns to the next 64. It
+// begins at a multiple of 1024 bytes, or some rows of eight behind.
+__device__ __forceinline__ Matrix SwizzledMatrixAt(Shared first, unsigned summed_step, unsigned other_step) {
+  constexpr unsigned kSwizzled = 1u << 30;
+  return {(first >> 4 & 0x3FFFu) | other_step >> 4 << 16, summed_step >> 4 | kSwizzled};
+}
 // So many bytes on.
 __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
   return {matrix.lower + (bytes >> 4), matrix.upper};
@@ -758,6 +783,7 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
   SPARSECONV_OPERANDS_64                                                             \
   ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
   ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define SPARSECONV_OPERANDS_100 SPARSECONV_OPERANDS_96 ", %96, %97, %98, %99"
 #define SPARSECONV_OPERANDS_112                                                              \
   SPARSECONV_OPERANDS_96                                                                     \
   ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
@@ -778,6 +804,7 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
 #define SPARSECONV_SUMS_64 SPARSECONV_SUMS_32, SPARSECONV_32_SUMS(32)
 #define SPARSECONV_SUMS_76 SPARSECONV_SUMS_64, SPARSECONV_SUMS_8(64), SPARSECONV_SUMS_4(72)
 #define SPARSECONV_SUMS_96 SPARSECONV_SUMS_64, SPARSECONV_32_SUMS(64)
+#define SPARSECONV_SUMS_100 SPARSECONV_SUMS_96, SPARSECONV_SUMS_4(96)
 #define SPARSECONV_SUMS_112 SPARSECONV_SUMS_96, SPARSECONV_SUMS_8(96), SPARSECONV_SUMS_8(104)
 #define SPARSECONV_SUMS_116 SPARSECONV_SUMS_112, SPARSECONV_SUMS_4(112)
 #define SPARSECONV_SUMS_120 SPARSECONV_SUMS_112, SPARSECONV_SUMS_8(112)
@@ -812,6 +839,22 @@ SPARSECONV_MULTIPLY_SPARSE_OCTETS(112, "224", "112", "113", "114", "115", "116",
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(116, "232", "116", "117", "118", "119", "120", "121")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(120, "240", "120", "121", "122", "123", "124", "125")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(128, "256", "128", "129", "130", "131", "132", "133")
+
+// sums [64][8 * positions] += a [64][16] * b [16][8 * positions], zeros and all; 16 bytes of B are eight of the other
+// axis. Else as above.
+#define SPARSECONV_MULTIPLY_DENSE(count, columns, n, n1, n2, n3, n4)                                               \
+  __device__ __forceinline__ void MultiplyDense(float (&sums)[count], const Matrix& a, const Matrix& b,            \
+                                                unsigned keeps_sums) {                                             \
+    asm volatile("{\n.reg .pred keeps;\n.reg .b64 a, b;\nsetp.ne.u32 keeps, %" n4 ", 0;\nmov.b64 a, {%" n ", %" n1 \
+                 "};\nmov.b64 b, {%" n2 ", %" n3 "};\nwgmma.mma_async.sync.aligned.m64n" columns                   \
+                 "k16.f32.f16.f16 {" SPARSECONV_OPERANDS_##count "}, a, b, keeps, 1, 1, 0, 1;\n}"                  \
+                 : SPARSECONV_SUMS_##count                                                                         \
+                 : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(keeps_sums));                       \
+  }
+SPARSECONV_MULTIPLY_DENSE(64, "128", "64", "65", "66", "67", "68")
+SPARSECONV_MULTIPLY_DENSE(100, "200", "100", "101", "102", "103", "104")
+SPARSECONV_MULTIPLY_DENSE(112, "224", "112", "113", "114", "115", "116")
+SPARSECONV_MULTIPLY_DENSE(128, "256", "128", "129", "130", "131", "132")
 #endif
 
 }  // namespace sparseconv::cuda

@@ -626,6 +626,8 @@ struct GatherParams {
   int strides[2];
   int pads_begin[2];
   int is_whole;     // whether these are all positions, in their order
+  int columns;      // of halves, every second column of rows without padding: those that one load brings, 4, 2 or 1,
+                    // where rows of X and of the output are multiples of it, and X is aligned; else 0
   int channels;     // of X, where it has sources
   Sources sources;  // of whole planes; `x` is null where there are any
 };

@@ -28,6 +28,7 @@ class GatherParams(ctypes.Structure):
         ("strides", _two),
         ("pads_begin", _two),
         ("is_whole", _int),
+        ("columns", _int),
         ("channels", _int),
         ("sources_x", ctypes.c_void_p * 8),
         ("sources_begins", _int * 9),
@@ -35,7 +36,7 @@ class GatherParams(ctypes.Structure):
     ]
 
 
-def gather(x, out_size, strides=(1, 1), pads=(0, 0), *, is_whole=False, misalignment=0, threads=64):
+def gather(x, out_size, strides=(1, 1), pads=(0, 0), *, is_whole=False, columns=0, misalignment=0):
     """Planes, ``(planes, H, W)``, as the kernel leaves them: ``(planes, positions)``."""
     positions = out_size[0] * out_size[1]
     segments = -(-positions // SEGMENT)
@@ -43,9 +44,9 @@ def gather(x, out_size, strides=(1, 1), pads=(0, 0), *, is_whole=False, misalign
     out = device_array(np.zeros((len(x), segments * SEGMENT), np.float16), writable=True)
     params = GatherParams(
         *(address(source), address(out), None, len(x) * segments, segments, *x.shape[1:], *out_size),
-        *(_two(*strides), _two(*pads), is_whole),
+        *(_two(*strides), _two(*pads), is_whole, columns),
     )
-    launch(kernel_image(WGMMA_KERNELS), "sparseconv_gather", (3,), (threads,), [params])
+    launch(kernel_image(WGMMA_KERNELS), "sparseconv_gather", (3,), (64,), [params])
     return out[:, :positions]
 
 
@@ -70,4 +71,16 @@ def test_positions_of_strides_and_padding(strides, pads, out_size, misalignment)
     padded = np.pad(x, ((0, 0), (pads[0], 12), (pads[1], 12)))
     wanted = padded[:, :: strides[0], :: strides[1]][:, : out_size[0], : out_size[1]]
     found = gather(x, out_size, strides, pads, misalignment=misalignment)
+    np.testing.assert_array_equal(found, wanted.reshape(5, -1))
+
+
+@pytest.mark.parametrize(
+    ("size", "columns", "misalignment"),
+    [((6, 16), 4, 0), ((6, 16), 2, 4), ((6, 12), 2, 0), ((7, 14), 1, 2), ((14, 14), 1, None), ((2, 8), 4, None)],
+)
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_every_second_column_by_vectors(size, columns, misalignment, stride):
+    x = planes(5, *size)
+    wanted = x[:, ::stride, ::2]
+    found = gather(x, wanted.shape[1:], (stride, 2), columns=columns, misalignment=misalignment)
     np.testing.assert_array_equal(found, wanted.reshape(5, -1))

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "tensor_core.h"
+#include "tensor_map.h"
 
 #if !defined(__x86_64__) || !defined(__linux__)
 #error "the fibers are written for x86-64 Linux"
@@ -135,6 +136,7 @@ struct Barrier {
   unsigned epoch = 0;  // the block's barriers by then
   bool is_fenced = false;
   std::vector<Copy> copies;
+  std::vector<std::vector<unsigned char>> boxes;  // that some of these are of
 };
 
 // What a block has of its own, besides shared memory.
@@ -425,6 +427,75 @@ void StoreBulk(void* to, unsigned from, unsigned bytes) {
   state.current->stores.push_back({static_cast<unsigned char*>(to), pointer, bytes});
 }
 
+const TensorMap& FindMap(const void* map) {
+  CheckGlobal(map, 64);
+  const auto& tensor = *static_cast<const TensorMap*>(map);
+  if (tensor.mark != kTensorMapMark) Fail("%p is not the map of a tensor", map);
+  return tensor;
+}
+
+// Calls function(byte in the box, address, or null outside of the tensor) for all halves of a box. The copy engine
+// swizzles: of eight rows of 128 bytes, the 16 bytes at i of row r lie at i ^ r.
+template <class Function>
+void ForBox(const TensorMap& map, const BoxPlace& place, const Function& function) {
+  if (place.at[0] % 8 != 0) Fail("a box begins at column %d, which is not a multiple of 16 bytes", place.at[0]);
+  unsigned element = 0;
+  for (uint32_t z = 0; z < map.box[2]; ++z) {
+    for (uint32_t y = 0; y < map.box[1]; ++y) {
+      for (uint32_t x = 0; x < map.box[0]; ++x, ++element) {
+        const int64_t at[] = {int64_t{place.at[0]} + x, int64_t{place.at[1]} + y, int64_t{place.at[2]} + z};
+        bool is_inside = true;
+        for (int axis = 0; axis < kTensorAxes; ++axis) {
+          is_inside = is_inside && at[axis] >= 0 && at[axis] < static_cast<int64_t>(map.sizes[axis]);
+        }
+        const unsigned byte = 2 * element, row = byte / 128;
+        function((byte / 128 * 128) | ((byte % 128) ^ (row % 8 * 16)),
+                 is_inside ? map.first + 2 * at[0] + at[1] * static_cast<int64_t>(map.strides[0]) +
+                                 at[2] * static_cast<int64_t>(map.strides[1])
+                           : nullptr);
+      }
+    }
+  }
+}
+
+unsigned char* FindBox(const TensorMap& map, unsigned number, unsigned* bytes) {
+  constexpr unsigned kSwizzledRows = 1024;
+  *bytes = 2 * map.box[0] * map.box[1] * map.box[2];
+  return SharedPointer(number, *bytes, kSwizzledRows);
+}
+
+// What arrives is made at once, and delivered as of CopyBulk.
+void CopyBox(unsigned to, const void* map, const BoxPlace& place, unsigned number) {
+  const TensorMap& tensor = FindMap(map);
+  CheckTouch();
+  Barrier& barrier = FindBarrier(number);
+  if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);
+  unsigned bytes;
+  unsigned char* pointer = FindBox(tensor, to, &bytes);
+  auto& box = barrier.boxes.emplace_back(bytes);
+  ForBox(tensor, place, [&](unsigned byte, const unsigned char* from) {
+    if (from != nullptr) std::memcpy(box.data() + byte, from, 2);
+  });
+  std::memcpy(pointer, box.data(), bytes / 2);
+  barrier.copies.push_back({pointer, box.data(), bytes});
+}
+
+// Each half is a copy of its own, of which the first ones are read at once.
+void StoreBox(const void* map, unsigned from, const BoxPlace& place) {
+  const TensorMap& tensor = FindMap(map);
+  CheckTouch();
+  unsigned bytes;
+  const unsigned char* pointer = FindBox(tensor, from, &bytes);
+  ForBox(tensor, place, [&](unsigned byte, unsigned char* to) {
+    if (to == nullptr) return;
+    if (byte < bytes / 2) {
+      std::memcpy(to, pointer + byte, 2);
+    } else {
+      state.current->stores.push_back({to, pointer + byte, 2});
+    }
+  });
+}
+
 void CommitBulkStores() {
   state.current->store_groups.push_back(std::move(state.current->stores));
   state.current->stores.clear();
@@ -513,6 +584,59 @@ class MatrixOperand {
   const unsigned char* first_;
   const unsigned summed_step_, other_step_;
 };
+
+// The operand that a descriptor of swizzled bytes describes: 64 columns of a row of the summed axis are 128 bytes.
+class SwizzledOperand {
+ public:
+  SwizzledOperand(uint64_t descriptor, unsigned num_summed, unsigned num_other) {
+    const auto field = [descriptor](unsigned shift) {
+      return static_cast<unsigned>(descriptor >> shift & 0x3FFFu) << 4;
+    };
+    if (descriptor >> 62 != 1) Fail("matrix descriptor %016llx", static_cast<unsigned long long>(descriptor));
+    number_ = field(0), other_step_ = field(16), summed_step_ = field(32);
+    const unsigned bytes = (num_summed - 1) / 8 * summed_step_ + (num_other - 1) / 64 * other_step_ + 1024;
+    pointer_ = SharedPointer(number_, bytes, 1024);
+  }
+
+  float At(unsigned summed, unsigned other) const {
+    const unsigned byte = other % 64 * 2, row = summed % 8;
+    const unsigned char* at =
+        pointer_ + summed / 8 * summed_step_ + other / 64 * other_step_ + row * 128 + (byte ^ (row * 16));
+    uint16_t half;
+    std::memcpy(&half, at, sizeof(half));
+    return sparseconv::HalfToFloat(half);
+  }
+
+ private:
+  unsigned number_, summed_step_, other_step_;
+  const unsigned char* pointer_;
+};
+
+void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b) {
+  constexpr unsigned kSummed = 16;
+  CurrentFullWarp("wgmma");
+  const unsigned lane = state.current->number % warpSize, warp = state.current->number / warpSize % 4;
+  const MatrixOperand values(a, kSummed / 8, 8);
+  const auto multiply = [&](const auto& input_at) {
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned row = 16 * warp + lane / 4 + 8 * i;
+      for (unsigned k = 0; k < kSummed; ++k) {
+        const float value = values.At(k / 8, row / 8, row % 8, k % 8);
+        for (unsigned j = 0; j < 2 * positions; ++j) {
+          const unsigned column = j / 2 * 8 + lane % 4 * 2 + j % 2;
+          sums[j / 2 * 4 + 2 * i + j % 2] += value * input_at(k, column);
+        }
+      }
+    }
+  };
+  if (b >> 62 != 0) {
+    const SwizzledOperand inputs(b, kSummed, 8 * positions);
+    multiply([&](unsigned k, unsigned column) { return inputs.At(k, column); });
+  } else {
+    const MatrixOperand inputs(b, kSummed / 8, positions);
+    multiply([&](unsigned k, unsigned column) { return inputs.At(k / 8, column / 8, k % 8, column % 8); });
+  }
+}
 
 // Each warp of a warpgroup computes its 16 of 64 rows, at once: what a kernel reads of sums before it waits for them is
 // not found out.
@@ -733,6 +857,7 @@ bool CompleteBarriers() {
       EndPhaseIfComplete(barrier);
     }
     barrier.copies.clear();
+    barrier.boxes.clear();
     if (barrier.phase % 2 == fiber.parity) continue;
     fiber.wait = Wait::kNothing;
     any = true;

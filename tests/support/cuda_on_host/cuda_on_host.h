@@ -95,6 +95,12 @@ void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
 void StoreBulk(void* to, unsigned from, unsigned bytes);
+// Boxes of tensors of three axes; where one begins, the innermost axis first.
+struct BoxPlace {
+  int at[3];
+};
+void CopyBox(unsigned to, const void* map, const BoxPlace& place, unsigned number);
+void StoreBox(const void* map, unsigned from, const BoxPlace& place);
 void CommitBulkStores();
 void WaitForBulkReads(unsigned pending);
 
@@ -106,6 +112,8 @@ void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4],
 // `has_octets`: 16 bytes of b are eight of the summed axis.
 void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata,
                             bool has_octets);
+
+void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b);
 
 // Products are computed at once, but their metadata must stay where it is until they have been waited for.
 void NoteMetadata(const unsigned* metadata);

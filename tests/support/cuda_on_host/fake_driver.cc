@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "../../../onnx_sparseconv/kernels/cuda/params.h"
+#include "tensor_map.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -685,6 +686,36 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
   if (result != kSuccess) return result;
   return LaunchNow(function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, 1, shared_bytes, stream, params,
                    extra);
+}
+
+// Of what the library asks for alone: boxes of halves, of three axes, swizzled by 128 bytes.
+EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes, void* address,
+                                  const unsigned long long* sizes, const unsigned long long* strides,
+                                  const unsigned* box, const unsigned* element_strides, int interleave, int swizzle,
+                                  int promotion, int fill) {
+  using cuda_on_host::kTensorAxes;
+  const int result = EnterContext("cuTensorMapEncodeTiled");
+  if (result != kSuccess) return result;
+  constexpr int kHalves = 6, kSwizzle128 = 3, kMaxPromotion = 3;
+  const auto is_aligned = [](const void* pointer, uintptr_t bytes) {
+    return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+  };
+  bool is_valid = is_aligned(map, 64) && is_aligned(address, 16) && element_type == kHalves &&
+                  num_axes == kTensorAxes && interleave == 0 && swizzle == kSwizzle128 && promotion >= 0 &&
+                  promotion <= kMaxPromotion && fill == 0 && 2 * box[0] == 128;
+  for (int i = 0; is_valid && i < kTensorAxes; ++i) {
+    is_valid = sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256 && element_strides[i] == 1;
+  }
+  for (int i = 0; is_valid && i + 1 < kTensorAxes; ++i) {
+    is_valid = strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+  }
+  if (!is_valid) return kInvalidValue;
+  cuda_on_host::TensorMap tensor = {cuda_on_host::kTensorMapMark, {}, static_cast<unsigned char*>(address), {}, {}};
+  std::copy(box, box + kTensorAxes, tensor.box);
+  std::copy(sizes, sizes + kTensorAxes, tensor.sizes);
+  std::copy(strides, strides + kTensorAxes - 1, tensor.strides);
+  std::memcpy(map, &tensor, sizeof(tensor));
+  return kSuccess;
 }
 
 // Launches run one after the other, so it is all the same to them whether they begin early.

@@ -188,6 +188,9 @@ inline Matrix MatrixAt(Shared first, unsigned summed_step, unsigned other_step) 
 inline Matrix MatrixOf(unsigned lower, unsigned other_step) {
   return lower | static_cast<Matrix>(other_step >> 4) << 32;
 }
+inline Matrix SwizzledMatrixAt(Shared first, unsigned summed_step, unsigned other_step) {
+  return MatrixAt(first, other_step, summed_step) | 1ull << 62;
+}
 inline unsigned LowerWord(Matrix matrix) { return static_cast<unsigned>(matrix); }
 inline Matrix Moved(Matrix matrix, unsigned bytes) { return matrix + (bytes >> 4); }
 template <size_t kSums>
@@ -198,6 +201,13 @@ void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& me
     for (float& sum : sums) sum = 0.0f;
   }
   cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta, has_octets);
+}
+template <size_t kSums>
+void MultiplyDense(float (&sums)[kSums], Matrix a, Matrix b, unsigned keeps_sums) {
+  if (keeps_sums == 0) {
+    for (float& sum : sums) sum = 0.0f;
+  }
+  cuda_on_host::MultiplyDenseMatrices(sums, kSums / 4, a, b);
 }
 template <size_t kSums>
 void MultiplySparseOctets(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {
@@ -256,6 +266,12 @@ inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier
   cuda_on_host::CopyBulk(to, from, bytes, barrier);
 }
 inline void StoreBulk(void* to, Shared from, unsigned bytes) { cuda_on_host::StoreBulk(to, from, bytes); }
+inline void CopyBox(Shared to, const void* map, int x, int y, int z, Shared barrier) {
+  cuda_on_host::CopyBox(to, map, {x, y, z}, barrier);
+}
+inline void StoreBox(const void* map, Shared from, int x, int y, int z) {
+  cuda_on_host::StoreBox(map, from, {x, y, z});
+}
 inline void CommitBulkStores() { cuda_on_host::CommitBulkStores(); }
 inline void WaitForBulkStores() { cuda_on_host::WaitForBulkReads(0); }
 template <int kPending = 0>

@@ -109,6 +109,7 @@ class Launcher {
   void LaunchOctets(const Call& call) const;
   void LaunchRing(const Call& call) const;
   void LaunchFlat(const Call& call) const;
+  void LaunchGemm(const Call& call) const;
   bool ReadsSources(const Call& call) const;
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
                           std::optional<ort::DeviceScratch>* scratch) const;
@@ -158,6 +159,9 @@ RunningKernel Launcher::KernelOf(const Call& call) const {
   const bool needs_vectors =
       (call.plan.octets || call.plan.ring) && !call.plan.wgmma && !call.plan.cluster && !call.plan.generated;
   if (needs_vectors && !AreVectors(call.y, call.epilogue.residual)) return RunningKernel::kCsr;
+  if (kernel == RunningKernel::kGemm && !AreVectors(call.y, call.epilogue.residual)) {
+    return call.plan.pointwise ? RunningKernel::kWgmma : RunningKernel::kCsr;
+  }
   if (kernel == RunningKernel::kSegments && !CanRunSegments(call)) {
     return call.plan.tensor ? RunningKernel::kTensor : RunningKernel::kCsr;
   }
@@ -178,6 +182,8 @@ RunningKernel Launcher::Launch(const Call& call) const {
     LaunchCluster(call);
   } else if (call.plan.flat) {
     LaunchFlat(call);
+  } else if (kernel == RunningKernel::kGemm) {
+    LaunchGemm(call);
   } else if (call.plan.pointwise) {
     LaunchPointwise(call);
   } else if (call.plan.octets && AreVectors(call.y, call.epilogue.residual)) {
@@ -382,6 +388,23 @@ void Launcher::LaunchFlat(const Call& call) const {
   cuda::Launch(node_.flat->kernels.Product(launch.blocks), launch.shape, params, call.stream);
 }
 
+void Launcher::LaunchGemm(const Call& call) const {
+  const GemmLaunch& launch = *call.plan.gemm;
+  GemmParams params = launch.params;
+  FillTile(call, &params);
+  params.weight = node_.gemm->memory.at(0);
+  std::optional<ort::DeviceScratch> x;
+  if (launch.is_gathered) {
+    GatherLaunch gather = GatherX(launch.tile, params.plane, /*is_whole=*/true, node_.device);
+    gather.params.x = params.x;
+    params.x = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &x);
+    cuda::Launch(node_.wgmma->pointwise.Gather(), gather.shape, gather.params, call.stream);
+  }
+  if (launch.has_boxes) EncodeBoxes(params.x, params.y, params.epilogue.residual, &params);
+  const GemmKernels& kernels = launch.has_boxes ? node_.gemm->boxes : node_.gemm->planes;
+  cuda::Launch(kernels.Product(launch.segments), launch.shape, params, call.stream);
+}
+
 // Whether the sources of X are read where they are: by the kernels for 1x1, or what gathers planes for one of them, by
 // clusters, if all begin where these can read them, and by code that was made for it.
 bool Launcher::ReadsSources(const Call& call) const {
@@ -433,14 +456,17 @@ void Launcher::LaunchPointwise(const Call& call) const {
   if (launch.is_whole) params.x_plane_bytes = PlaneBytes(x_begin, launch, node_.element_bytes());
   params.rounds_x = !node_.is_half() && params.x_plane_bytes != 0;
   if (params.x_plane_bytes == 0) {
-    params.x_plane_bytes = gathered(tile.x, GatherX(launch, node_.device), x);
+    GatherLaunch gather = GatherX(tile, params.plane, launch.is_whole, node_.device);
+    if (node_.is_half() && !launch.is_whole) LoadColumns(x_begin, &gather.params);
+    params.x_plane_bytes = gathered(tile.x, gather, x);
     params.sources.count = 0;  // they are together now
   }
   if (node_.is_half() && tile.epilogue.residual != nullptr) {
     params.residual_plane_bytes =
         PlaneBytes(reinterpret_cast<uintptr_t>(tile.epilogue.residual), launch, node_.element_bytes());
     if (params.residual_plane_bytes == 0) {
-      params.residual_plane_bytes = gathered(tile.epilogue.residual, GatherResidual(launch, node_.device), residual);
+      params.residual_plane_bytes =
+          gathered(tile.epilogue.residual, GatherResidual(tile, params.plane, node_.device), residual);
     }
   }
   cuda::Launch(node_.wgmma->pointwise.Product(launch.segments), launch.shape, params, call.stream);

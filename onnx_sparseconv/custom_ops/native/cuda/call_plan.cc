@@ -127,7 +127,16 @@ double Planner::PlanWindows(const PlanKey& key, Plan* plan) const {
 double Planner::PlanPointwise(const PlanKey& key, Plan* plan) const {
   plan->pointwise = ChoosePointwiseLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.wgmma->facts);
   const bool reads_sources = plan->pointwise && plan->pointwise->is_whole;
-  return CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
+  const double sparse = CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
+  if (!node_.gemm) return sparse;
+  plan->gemm = ChooseGemmLaunch(node_.geometry, plan->sizes, key.batch, node_.device, key.is_x_aligned);
+  const double gemm = CyclesOf(plan->gemm) + SourceCycles(key);
+  if (node_.op.cuda.kernel == KernelChoice::kGemm) {
+    plan->pointwise.reset();
+    return gemm;
+  }
+  if (gemm >= sparse) plan->gemm.reset();
+  return std::min(sparse, gemm);
 }
 
 // From flat X, where that takes less than what takes `others` cycles. Returns the lesser of both.
@@ -162,6 +171,11 @@ void Planner::PlanWarpgroups(const PlanKey& key, double others, Plan* plan) cons
   double cycles = std::numeric_limits<double>::infinity();
   if (choice != KernelChoice::kCluster && choice != KernelChoice::kFlat) {
     cycles = IsPointwise(node_.geometry) ? PlanPointwise(key, plan) : PlanWindows(key, plan);
+    if (choice == KernelChoice::kGemm && !plan->gemm) {
+      Fail(
+          "the gemm kernel cannot run this call: no tile of it fits, the planes of Y have such a size that it cannot "
+          "store them, or the tensors are too large");
+    }
     if (choice == KernelChoice::kWgmma && std::isinf(cycles)) {
       Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");
     }

@@ -9,6 +9,7 @@
 #include "csr_plan.h"
 #include "depthwise_plan.h"
 #include "flat_plan.h"
+#include "gemm_plan.h"
 #include "generated_plan.h"
 #include "node_kernels.h"
 #include "octet_plan.h"
@@ -49,6 +50,7 @@ struct Plan {
   std::optional<RingLaunch> ring;
   std::optional<FlatLaunch> flat;  // instead of these
   std::optional<PointwiseLaunch> pointwise;
+  std::optional<GemmLaunch> gemm;  // before `pointwise`, where Y and the residual begin at multiples of 16 bytes
   std::optional<GeneratedLaunch> generated;
   std::string reason;  // why the node's image cannot run; empty where it does, or where another kernel is faster
 
@@ -56,6 +58,7 @@ struct Plan {
     if (generated) return RunningKernel::kGenerated;
     if (cluster) return RunningKernel::kCluster;
     if (flat) return RunningKernel::kFlat;
+    if (gemm) return RunningKernel::kGemm;
     if (wgmma || octets || ring || pointwise) return RunningKernel::kWgmma;
     if (depthwise) return RunningKernel::kDepthwise;
     if (segments) return RunningKernel::kSegments;
@@ -69,6 +72,7 @@ struct Plan {
     ring.reset();
     flat.reset();
     pointwise.reset();
+    gemm.reset();
   }
 };
 

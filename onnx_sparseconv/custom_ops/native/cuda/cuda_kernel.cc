@@ -49,6 +49,8 @@ std::string CudaKernel::name() const {
       return "cuda.wgmma";
     case RunningKernel::kFlat:
       return "cuda.flat";
+    case RunningKernel::kGemm:
+      return "cuda.gemm";
     case RunningKernel::kCluster:
       return "cuda.cluster";
     case RunningKernel::kGenerated:
@@ -64,6 +66,7 @@ void CudaKernel::WarnOnce(const ort::Context& context, const Plan& plan) const {
                        : plan.kernel() == RunningKernel::kTensor    ? "tensor-core"
                        : plan.kernel() == RunningKernel::kSegments  ? "segment"
                        : plan.kernel() == RunningKernel::kFlat      ? "flat"
+                       : plan.kernel() == RunningKernel::kGemm      ? "gemm"
                        : plan.kernel() == RunningKernel::kCluster   ? "cluster"
                                                                     : "warpgroup";
   context.Warn(Concat(node_.op.name(), " node '", node_.name, "' runs the ", kernel,

@@ -90,6 +90,14 @@ FlatProduct::FlatProduct(const Context& context, const DeviceFacts& device, cons
   SynchronizeUploads();  // the host's arrays go now
 }
 
+GemmProduct::GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight)
+    : memory(context, weight.size()),
+      boxes(/*has_boxes=*/true, device.max_shared_bytes - kReservedSharedBytes),
+      planes(/*has_boxes=*/false, device.max_shared_bytes - kReservedSharedBytes) {
+  memory.Upload(0, weight.data(), weight.size());
+  SynchronizeUploads();  // the host's array goes now
+}
+
 GeneratedImage::GeneratedImage(const Image& image, const DeviceFacts& device)
     : plan(image.plan), architecture(image.architecture), min_batch(image.min_batch), library(image.code) {
   const Driver& driver = GetDriver();

@@ -10,6 +10,7 @@
 #include "csr_plan.h"
 #include "driver.h"
 #include "flat_weight.h"
+#include "gemm_plan.h"
 #include "generated_plan.h"
 #include "images.h"
 #include "library_kernels.h"
@@ -118,6 +119,14 @@ struct FlatProduct {
   const size_t chunk_begins, tile_begins, octets, channels, places;  // offsets
   const Memory memory;
   const FlatKernels kernels;
+};
+
+// The weight with its zeros, as the gemm kernels read it, likewise.
+struct GemmProduct {
+  GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight);
+
+  const Memory memory;
+  const GemmKernels boxes, planes;
 };
 
 // The node's own kernel, loaded.

@@ -93,7 +93,7 @@ Driver OpenDriver() {
              &driver.host_free, &driver.copy_to_device, &driver.stream_synchronize, &driver.stream_context,
              &driver.library_load, &driver.library_unload, &driver.library_kernel, &driver.kernel_function,
              &driver.function_attribute, &driver.set_function_attribute, &driver.resident_blocks,
-             &driver.active_clusters, &driver.launch_config, &driver.launch);
+             &driver.active_clusters, &driver.encode_tensor_map, &driver.launch_config, &driver.launch);
   driver.function_load.Resolve(library.Find(driver.function_load.name()));
   return driver;
 }

@@ -125,6 +125,11 @@ struct Driver {
   EntryPoint<Result(int*, FunctionHandle, int block_size, size_t dynamic_shared_bytes)> resident_blocks{
       "cuOccupancyMaxActiveBlocksPerMultiprocessor"};
   EntryPoint<Result(int*, FunctionHandle, const LaunchConfig*)> active_clusters{"cuOccupancyMaxActiveClusters"};
+  // The map of a tensor, of 128 bytes that begin at a multiple of 64; sizes, and all strides but the first, in bytes.
+  EntryPoint<Result(void* map, int element_type, unsigned num_axes, void* address, const unsigned long long* sizes,
+                    const unsigned long long* strides, const unsigned* box, const unsigned* element_strides,
+                    int interleave, int swizzle, int promotion, int fill)>
+      encode_tensor_map{"cuTensorMapEncodeTiled"};
   EntryPoint<Result(const LaunchConfig*, FunctionHandle, void** params, void** extra)> launch_config{
       "cuLaunchKernelEx"};
   EntryPoint<Result(FunctionHandle, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

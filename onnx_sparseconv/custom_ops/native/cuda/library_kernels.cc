@@ -7,6 +7,7 @@
 #include "cluster_plan.h"
 #include "concatenate_plan.h"
 #include "flat_plan.h"
+#include "gemm_plan.h"
 #include "octet_plan.h"
 #include "pointwise_plan.h"
 #include "ring_plan.h"
@@ -15,6 +16,7 @@
 #include "wgmma_plan.h"
 
 // The files of code beside this one, which CMake turns into arrays; they end with a NUL.
+extern const unsigned char sparseconv_gemm_kernels_cubin[];
 extern const unsigned char sparseconv_early_kernels_ptx[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
 extern const unsigned char sparseconv_segment_float_kernels_ptx[];
@@ -107,6 +109,11 @@ std::shared_ptr<const Library> LibraryOfWgmma(bool is_half) {
   return (is_half ? of_halves : of_floats)->Get();
 }
 
+std::shared_ptr<const Library> LibraryOfGemm() {
+  static auto* const library = new SharedLibrary(sparseconv_gemm_kernels_cubin);
+  return library->Get();
+}
+
 template <size_t kCount>
 std::vector<int> AllOf(const int (&counts)[kCount]) {
   return {std::begin(counts), std::end(counts)};
@@ -189,6 +196,10 @@ FlatKernels::FlatKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_flat_n" : "sparseconv_flat_f32_n",
                      AllOf(kFlatBlocks), max_shared_bytes),
       flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")) {}
+
+GemmKernels::GemmKernels(bool has_boxes, int max_shared_bytes)
+    : ProductKernels(LibraryOfGemm(), has_boxes ? "sparseconv_gemm_boxes_s" : "sparseconv_gemm_planes_s",
+                     has_boxes ? AllOf(kGemmBoxesSegments) : AllOf(kGemmPlanesSegments), max_shared_bytes) {}
 
 SpaceToDepthKernel::SpaceToDepthKernel(bool is_half)
     : library_(LibraryOfWgmma(is_half)),

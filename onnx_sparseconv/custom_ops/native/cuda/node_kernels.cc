@@ -2,6 +2,7 @@
 
 #include "../checked.h"
 #include "depthwise_plan.h"
+#include "gemm_weight.h"
 #include "half_rounding.h"
 #include "provider.h"
 #include "space_to_depth.h"
@@ -103,8 +104,8 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
 
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const bool must_cluster = op.cuda.kernel == KernelChoice::kCluster,
-             must_be_flat = op.cuda.kernel == KernelChoice::kFlat;
-  const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster || must_be_flat;
+             must_be_flat = op.cuda.kernel == KernelChoice::kFlat, must_be_gemm = op.cuda.kernel == KernelChoice::kGemm;
+  const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster || must_be_flat || must_be_gemm;
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   const bool can_load = device.architecture == kWgmmaArchitecture;
   const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
@@ -114,6 +115,7 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
       Fail("'sparseconv.cuda_kernel' asks for the ",
            must_cluster   ? "cluster"
            : must_be_flat ? "flat"
+           : must_be_gemm ? "gemm"
                           : "warpgroup",
            " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
            "halves, or finite floats, groups of 8 output channels at least, kernels of up to 49 taps; on "
@@ -134,9 +136,13 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     copied_windows.emplace(context, device, PackWindowWeight(copied, WithoutStrides(geometry)), is_half());
   }
   if (op.cuda.kernel == KernelChoice::kAuto || must_be_flat) LoadFlatProduct(halves, must_be_flat);
+  if (op.cuda.kernel == KernelChoice::kAuto || must_be_gemm) LoadGemmProduct(halves, must_be_gemm);
   // Whether floats run there, the calls' provider decides, unless the session does.
   if (must_run || is_half()) {
-    likely = must_cluster ? RunningKernel::kCluster : must_be_flat ? RunningKernel::kFlat : RunningKernel::kWgmma;
+    likely = must_cluster   ? RunningKernel::kCluster
+             : must_be_flat ? RunningKernel::kFlat
+             : must_be_gemm ? RunningKernel::kGemm
+                            : RunningKernel::kWgmma;
   }
 }
 
@@ -148,6 +154,16 @@ void NodeKernels::LoadFlatProduct(const SparseWeight& halves, bool must_run) {
     Fail(
         "'sparseconv.cuda_kernel' asks for the flat kernel, which runs windows of 64 to 2048 channels of a group, with "
         "so many zeros that all rows can have one order of channels, about 90%");
+  }
+}
+
+void NodeKernels::LoadGemmProduct(const SparseWeight& weight, bool must_run) {
+  if (is_half() && HasGemmForm(geometry)) {
+    gemm.emplace(context, device, PackGemmWeight(weight, geometry));
+  } else if (must_run) {
+    Fail(
+        "'sparseconv.cuda_kernel' asks for the gemm kernel, which runs 1x1 of one group in float16, without strides "
+        "and padding, with weights of up to 64 MiB with their zeros");
   }
 }
 

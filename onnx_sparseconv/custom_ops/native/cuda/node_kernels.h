@@ -15,7 +15,7 @@
 
 namespace sparseconv::cuda {
 
-enum class RunningKernel { kCsr, kDepthwise, kTensor, kSegments, kWgmma, kFlat, kCluster, kGenerated };
+enum class RunningKernel { kCsr, kDepthwise, kTensor, kSegments, kWgmma, kFlat, kGemm, kCluster, kGenerated };
 
 struct NodeKernels {
   // Loads what may run the node. Throws `Error` where the session asks for what cannot.
@@ -43,6 +43,7 @@ struct NodeKernels {
   std::optional<WindowProduct> windows;
   std::optional<WindowProduct> copied_windows;  // of the convolution without strides
   std::optional<FlatProduct> flat;
+  std::optional<GemmProduct> gemm;         // of halves alone
   std::optional<HostFlag> was_recomputed;  // a call of floats that are rounded
   std::optional<GeneratedImage> image;
   RunningKernel likely = RunningKernel::kCsr;  // what calls will run, most of them
@@ -53,6 +54,7 @@ struct NodeKernels {
   void LoadTensorProduct(const SparseConvAttributes& attributes);
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
   void LoadFlatProduct(const SparseWeight& halves, bool must_run);
+  void LoadGemmProduct(const SparseWeight& weight, bool must_run);
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
 };

@@ -28,6 +28,7 @@ constexpr double kBeginCycles = 2000.0;      // of a block
 constexpr int kMinPlaneUnit = 4;             // positions: planes that are no multiple of it are gathered
 constexpr unsigned kGatherThreads = 256;
 constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
+constexpr int kMaxGatheredColumns = 4;
 
 int64_t PositionsOf(const Axes& dims) { return dims[0] * dims[1] * dims[2]; }
 int64_t SegmentsOf(int64_t plane) { return CeilDivide(plane, int64_t{kSegmentPositions}); }
@@ -140,13 +141,13 @@ class Planner {
 };
 
 // Of whole planes.
-GatherLaunch Gather(const PointwiseLaunch& launch, int channels, const DeviceFacts& device) {
+GatherLaunch Gather(const TileParams& tile, int plane, int channels, const DeviceFacts& device) {
   GatherLaunch gather;
   GatherParams& params = gather.params;
-  params.plane_segments = static_cast<int>(SegmentsOf(launch.params.plane));
-  params.num_segments = launch.params.common.tile.batch * channels * params.plane_segments;
+  params.plane_segments = static_cast<int>(SegmentsOf(plane));
+  params.num_segments = tile.batch * channels * params.plane_segments;
   params.in_h = params.out_h = params.strides[0] = params.strides[1] = 1;
-  params.in_w = params.out_w = launch.params.plane;
+  params.in_w = params.out_w = plane;
   params.is_whole = 1;
   gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
   gather.shape.threads = kGatherThreads;
@@ -193,11 +194,13 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
   return static_cast<unsigned>(SegmentsOf(launch.params.plane) * kSegmentBytes);
 }
 
-GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
-  const TileParams& tile = launch.params.common.tile;
-  GatherLaunch gather = Gather(launch, tile.in_channels, device);
+GatherLaunch GatherX(const TileParams& tile, int plane, bool is_whole, const DeviceFacts& device) {
+  GatherLaunch gather = Gather(tile, plane, tile.in_channels, device);
   gather.params.channels = tile.in_channels;
-  if (launch.is_whole) return gather;
+  if (is_whole) return gather;
+  // Beside a block of the launch before, which takes nearly all shared memory, there would be too little first-level
+  // cache for columns that are not neighbours.
+  gather.shape.begins_early = false;
   GatherParams& params = gather.params;
   params.is_whole = 0;
   params.in_h = tile.in_h;
@@ -211,8 +214,22 @@ GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
   return gather;
 }
 
-GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
-  return Gather(launch, launch.params.common.tile.out_channels, device);
+void LoadColumns(uintptr_t addresses, GatherParams* params) {
+  const int columns = params->out_w * 2 == params->in_w && params->strides[1] == 2 && params->pads_begin[0] == 0 &&
+                              params->pads_begin[1] == 0 && (params->out_h - 1) * params->strides[0] < params->in_h
+                          ? kMaxGatheredColumns
+                          : 0;
+  params->columns = columns;
+  // All rows of X begin as X does.
+  const auto is_aligned = [&] {
+    const auto bytes = static_cast<uintptr_t>(params->columns) * 2 * sizeof(uint16_t);
+    return params->out_w % params->columns == 0 && (addresses | static_cast<uintptr_t>(2 * params->in_w)) % bytes == 0;
+  };
+  while (params->columns > 0 && !is_aligned()) params->columns /= 2;
+}
+
+GatherLaunch GatherResidual(const TileParams& tile, int plane, const DeviceFacts& device) {
+  return Gather(tile, plane, tile.out_channels, device);
 }
 
 }  // namespace sparseconv::cuda

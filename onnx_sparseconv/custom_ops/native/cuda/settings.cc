@@ -39,15 +39,16 @@ Settings ParseSettings(const std::function<std::optional<std::string>(const char
   Settings settings;
   if (const char* key = "sparseconv.cuda_kernel"; const auto text = read(key)) {
     settings.kernel = Choose(key, *text,
-                             Names<KernelChoice, 9>{{{"auto", KernelChoice::kAuto},
-                                                     {"csr", KernelChoice::kCsr},
-                                                     {"depthwise", KernelChoice::kDepthwise},
-                                                     {"tensor", KernelChoice::kTensor},
-                                                     {"segments", KernelChoice::kSegments},
-                                                     {"wgmma", KernelChoice::kWgmma},
-                                                     {"flat", KernelChoice::kFlat},
-                                                     {"cluster", KernelChoice::kCluster},
-                                                     {"generated", KernelChoice::kGenerated}}});
+                             Names<KernelChoice, 10>{{{"auto", KernelChoice::kAuto},
+                                                      {"csr", KernelChoice::kCsr},
+                                                      {"depthwise", KernelChoice::kDepthwise},
+                                                      {"tensor", KernelChoice::kTensor},
+                                                      {"segments", KernelChoice::kSegments},
+                                                      {"wgmma", KernelChoice::kWgmma},
+                                                      {"flat", KernelChoice::kFlat},
+                                                      {"gemm", KernelChoice::kGemm},
+                                                      {"cluster", KernelChoice::kCluster},
+                                                      {"generated", KernelChoice::kGenerated}}});
   }
   if (const char* key = "sparseconv.cuda_sub_batch"; const auto text = read(key)) {
     settings.sub_batch = Choose(key, *text, Names<int, 5>{{{"auto", 0}, {"1", 1}, {"2", 2}, {"4", 4}, {"8", 8}}});

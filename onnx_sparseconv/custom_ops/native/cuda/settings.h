@@ -12,7 +12,7 @@ namespace sparseconv::cuda {
 
 // kAuto: the node's own image where it can run, or the depthwise kernel; else the warpgroup kernel or the tensor-core
 // kernel where they pay, else the CSR kernel. All but kAuto and kCsr: an error where they cannot run.
-enum class KernelChoice { kAuto, kCsr, kDepthwise, kTensor, kSegments, kWgmma, kFlat, kCluster, kGenerated };
+enum class KernelChoice { kAuto, kCsr, kDepthwise, kTensor, kSegments, kWgmma, kFlat, kGemm, kCluster, kGenerated };
 
 // 0 and "no value" leave the choice to the plan.
 struct Settings {

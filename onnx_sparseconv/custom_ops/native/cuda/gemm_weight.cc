@@ -1,0 +1,52 @@
+#include "gemm_weight.h"
+
+#include <cstring>
+
+#include "../checked.h"
+#include "../half.h"
+#include "wgmma_weight.h"
+
+namespace sparseconv::cuda {
+namespace {
+
+constexpr int64_t kMaxWeightBytes = int64_t{64} << 20;
+// Of what tensor cores read: matrices of 8 rows and 8 channels, and two of them a row of matrices.
+constexpr size_t kMatrixSize = 8, kMatrixElements = kMatrixSize * kMatrixSize;
+constexpr size_t kRowTileRows = kGemmRows / 2;
+
+int64_t RowBlocks(const ConvGeometry& geometry) { return CeilDivide(geometry.out_channels, int64_t{kGemmRows}); }
+int64_t Chunks(const ConvGeometry& geometry) { return CeilDivide(geometry.in_channels, int64_t{kGemmChannels}); }
+
+// Of an element of a chunk, in its halves.
+size_t PlaceOf(size_t row, size_t channel) {
+  const size_t step = channel / kGemmStepChannels, column = channel % kGemmStepChannels;
+  const size_t matrix_row = row % kRowTileRows / kMatrixSize;
+  return row / kRowTileRows * (kRowTileRows * kGemmChannels) + step * (kRowTileRows * kGemmStepChannels) +
+         (2 * matrix_row + column / kMatrixSize) * kMatrixElements + row % kMatrixSize * kMatrixSize +
+         column % kMatrixSize;
+}
+
+}  // namespace
+
+bool HasGemmForm(const ConvGeometry& geometry) {
+  if (!IsPointwise(geometry) || !IsPlain(geometry) || geometry.group != 1) return false;
+  return RowBlocks(geometry) <= kMaxWeightBytes / kGemmWeightBytes / Chunks(geometry);
+}
+
+std::vector<uint8_t> PackGemmWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
+  const auto chunks = static_cast<size_t>(Chunks(geometry)), rows = static_cast<size_t>(geometry.out_channels);
+  std::vector<uint8_t> packed(static_cast<size_t>(RowBlocks(geometry)) * chunks * kGemmWeightBytes);
+  for (size_t row = 0; row < rows; ++row) {
+    for (auto entry = static_cast<size_t>(weight.row_begin[row]);
+         entry < static_cast<size_t>(weight.row_begin[row + 1]); ++entry) {
+      const size_t channel = weight.columns[entry];
+      const uint16_t half = FloatToHalf(weight.values[entry]);
+      const size_t chunk = row / kGemmRows * chunks + channel / kGemmChannels;
+      const size_t place = PlaceOf(row % kGemmRows, channel % kGemmChannels);
+      std::memcpy(packed.data() + chunk * kGemmWeightBytes + place * sizeof(half), &half, sizeof(half));
+    }
+  }
+  return packed;
+}
+
+}  // namespace sparseconv::cuda
