@@ -511,6 +511,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float", "gpu-layers-flat"),
     "gpu-layers-flat": lambda: gpu_layers_table("gpu-layers-flat"),
+    "gpu-layers-gemm": lambda: gpu_layers_table("gpu-layers-gemm"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
     "gpu-layers-batches": lambda: gpu_layer_batches_table("gpu-layers-batches"),
