@@ -40,10 +40,13 @@ NEWER_NETWORKS = tuple(f"gpu-models-newer-{kind}{batch}" for kind in ("", "float
 CONCAT_NETWORKS, REAL_NETWORKS = (
     tuple(f"gpu-models-{kind}-{batch}" for batch in (1, 8, 32)) for kind in ("concat", "real")
 )
+# With 1x1 as matrix products.
+GEMM_NETWORKS = tuple(f"gpu-models-gemm-{batch}" for batch in (8, 32, 64))
 # Converted for each batch size, as CUDA graphs, each network by the newest version that measured it.
 NETWORKS_BY_BATCH = (
     *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)),
     *(*NEWER_NETWORKS, *CONCAT_NETWORKS, "gpu-models-joined-32"),
+    *(*GEMM_NETWORKS, "gpu-models-gemm-yolov8n-32"),
 )
 Record = dict[str, Any]
 
@@ -529,12 +532,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-one-batch": lambda: gpu_models_table(
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),
-    "gpu-models-resnets": lambda: gpu_models_table(*(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64))),
+    "gpu-models-resnets": lambda: gpu_models_table(
+        *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64)), *GEMM_NETWORKS
+    ),
     "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
     "gpu-models-sm80": lambda: gpu_models_table(*(f"gpu-models-sm80-{batch}" for batch in (1, 8, 32))),
     "gpu-models-planes": lambda: gpu_models_table(*(f"gpu-models-planes-{batch}" for batch in (1, 8, 32))),
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
-    "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32"),
+    "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32", "gpu-models-gemm-yolov8n-32"),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(*NETWORKS_BY_BATCH),
     "expected": expected_table,

@@ -11,6 +11,9 @@
 //   planes   64 channels of whole planes, which lie one behind the other in X, wherever they begin: one copy for each
 //            image. Three warps pack them: a channel's eight neighbouring positions, a segment, become 16 bytes.
 //
+// Boxes are swizzled by where they lie in shared memory, in eights of rows of 128 bytes. So stages begin at a multiple
+// of 1024 bytes: where shared memory that is dynamic does, for there is none else.
+//
 // There is a block for each multiprocessor, which computes tile after tile. Two warpgroups multiply, each 64 output
 // channels by all positions of the tile, and one thread asks for copies. A warp's outputs leave by the copy engine,
 // too, while the next tile is computed; where they go, the residual was brought before.

@@ -104,9 +104,9 @@ def test_without_a_bias(make_session, driver, has_bias):
 @pytest.mark.parametrize("kernel", ["gemm", "auto"])
 def test_tensors_that_begin_anywhere(make_session, driver, which, size, kernel):
     case = dataclasses.replace(CASE, has_residual=True)
-    inputs = random_inputs(case, (30, 72, *size))
+    inputs = random_inputs(case, (8, 72, *size))
     session = make_session(make_model(case), cuda_kernel=kernel)
-    y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((30, case.out_channels, *size), HALF), which)
+    y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((8, case.out_channels, *size), HALF), which)
     if which == "X":
         assert first_kernel == "sparseconv_gather"
     elif kernel == "gemm":
@@ -198,6 +198,17 @@ def test_what_foretells_times_foretells_the_kernel(make_session, driver, layer, 
     is_gemm = any(name.startswith("sparseconv_gemm") for name, *_ in driver.take_launches())
     call = layer_of(case, (size, size)), 90, batch, 16
     assert (fastest_work(*call) == gemm_work(*call)) == is_gemm
+
+
+def test_without_memory_for_the_zeros_other_kernels_run(make_session, driver):
+    """The weight with its zeros is what is uploaded second."""
+    case = dataclasses.replace(CASE, weight=random_weight((512, 128, 1, 1), 0.1, dtype=HALF))
+    driver.fail("cuMemAlloc_v2", 2)
+    launches = kernels_of(run_and_check(make_session(make_model(case)), driver, case, (16, 128, 14, 14)))
+    assert launches[-1] == "pointwise"
+    driver.fail("cuMemAlloc_v2", 2)
+    with pytest.raises(Exception, match="CUDA_ERROR_OUT_OF_MEMORY"):
+        make_session(make_model(case), cuda_kernel="gemm")
 
 
 def test_what_waits_for_memory_runs_as_a_product(make_session, driver):

@@ -100,7 +100,7 @@ Driver OpenDriver() {
 
 const char* Advice(Result result) {
   switch (result) {
-    case 2:  // CUDA_ERROR_OUT_OF_MEMORY
+    case kOutOfMemory:
       return "the GPU's memory is full: free some of it, or run smaller inputs";
     case 100:  // CUDA_ERROR_NO_DEVICE
     case 101:  // CUDA_ERROR_INVALID_DEVICE

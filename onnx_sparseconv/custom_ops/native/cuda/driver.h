@@ -22,6 +22,7 @@ using FunctionHandle = struct CUfunc_st*;
 using StreamHandle = struct CUstream_st*;
 
 constexpr Result kSuccess = 0;
+constexpr Result kOutOfMemory = 2;
 constexpr Result kInvalidImage = 200;
 constexpr Result kNoBinaryForGpu = 209;
 
