@@ -42,11 +42,12 @@ CONCAT_NETWORKS, REAL_NETWORKS = (
 )
 # With 1x1 as matrix products.
 GEMM_NETWORKS = tuple(f"gpu-models-gemm-{batch}" for batch in (8, 32, 64))
+GEMM_YOLOV8N = tuple(f"gpu-models-gemm-yolov8n-{batch}" for batch in (8, 32))
 # Converted for each batch size, as CUDA graphs, each network by the newest version that measured it.
 NETWORKS_BY_BATCH = (
     *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)),
     *(*NEWER_NETWORKS, *CONCAT_NETWORKS, "gpu-models-joined-32"),
-    *(*GEMM_NETWORKS, "gpu-models-gemm-yolov8n-32"),
+    *(*GEMM_NETWORKS, *GEMM_YOLOV8N),
 )
 Record = dict[str, Any]
 
@@ -515,6 +516,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float", "gpu-layers-flat"),
     "gpu-layers-flat": lambda: gpu_layers_table("gpu-layers-flat"),
     "gpu-layers-gemm": lambda: gpu_layers_table("gpu-layers-gemm"),
+    "gpu-layers-gemm-narrow": lambda: gpu_layers_table("gpu-layers-gemm-narrow"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
     "gpu-layers-batches": lambda: gpu_layer_batches_table("gpu-layers-batches"),
@@ -539,7 +541,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-sm80": lambda: gpu_models_table(*(f"gpu-models-sm80-{batch}" for batch in (1, 8, 32))),
     "gpu-models-planes": lambda: gpu_models_table(*(f"gpu-models-planes-{batch}" for batch in (1, 8, 32))),
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
-    "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32", "gpu-models-gemm-yolov8n-32"),
+    "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32", *GEMM_YOLOV8N),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(*NETWORKS_BY_BATCH),
     "expected": expected_table,
