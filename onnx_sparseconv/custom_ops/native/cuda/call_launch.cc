@@ -457,7 +457,7 @@ void Launcher::LaunchPointwise(const Call& call) const {
   params.rounds_x = !node_.is_half() && params.x_plane_bytes != 0;
   if (params.x_plane_bytes == 0) {
     GatherLaunch gather = GatherX(tile, params.plane, launch.is_whole, node_.device);
-    if (node_.is_half() && !launch.is_whole) LoadColumns(x_begin, &gather.params);
+    if (node_.is_half() && !launch.is_whole) ChooseGatheredColumns(x_begin, &gather.params);
     params.x_plane_bytes = gathered(tile.x, gather, x);
     params.sources.count = 0;  // they are together now
   }

@@ -214,7 +214,11 @@ GatherLaunch GatherX(const TileParams& tile, int plane, bool is_whole, const Dev
   return gather;
 }
 
-void LoadColumns(uintptr_t addresses, GatherParams* params) {
+GatherLaunch GatherResidual(const TileParams& tile, int plane, const DeviceFacts& device) {
+  return Gather(tile, plane, tile.out_channels, device);
+}
+
+void ChooseGatheredColumns(uintptr_t addresses, GatherParams* params) {
   const int columns = params->out_w * 2 == params->in_w && params->strides[1] == 2 && params->pads_begin[0] == 0 &&
                               params->pads_begin[1] == 0 && (params->out_h - 1) * params->strides[0] < params->in_h
                           ? kMaxGatheredColumns
@@ -226,10 +230,6 @@ void LoadColumns(uintptr_t addresses, GatherParams* params) {
     return params->out_w % params->columns == 0 && (addresses | static_cast<uintptr_t>(2 * params->in_w)) % bytes == 0;
   };
   while (params->columns > 0 && !is_aligned()) params->columns /= 2;
-}
-
-GatherLaunch GatherResidual(const TileParams& tile, int plane, const DeviceFacts& device) {
-  return Gather(tile, plane, tile.out_channels, device);
 }
 
 }  // namespace sparseconv::cuda

@@ -46,8 +46,9 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
 // Of X, for a kernel that has sizes as of `tile` and computes planes of so many positions; `is_whole`: of all
 // positions, in their order. And of a residual.
 GatherLaunch GatherX(const TileParams& tile, int plane, bool is_whole, const DeviceFacts& device);
-// How X of halves, which begins at one of `addresses`, or at several, is read.
-void LoadColumns(uintptr_t addresses, GatherParams* params);
 GatherLaunch GatherResidual(const TileParams& tile, int plane, const DeviceFacts& device);
+
+// How X of halves, which begins at one of `addresses`, or at several, is read.
+void ChooseGatheredColumns(uintptr_t addresses, GatherParams* params);
 
 }  // namespace sparseconv::cuda
