@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx_sparseconv.kernels.layer import SparseLayer
-from onnx_sparseconv.kernels.warpgroup_plan import CHANNELS, ROWS, WARPGROUPS, WarpgroupPlan, out_size
+from onnx_sparseconv.kernels.warpgroup_plan import CHANNELS, ROWS, WARPGROUPS, WarpgroupPlan, out_size, round_up
 
 _BLOCKS, _BLOCK_PIXELS, _MAX_STAGES = (16, 24, 28, 30, 32), 8, 3
 _PIXEL_BYTES, _OCTET, _PIXEL_UNIT, _LEAST_ROW_PIXELS = 16, 8, 8, 8
@@ -182,9 +182,9 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     layer, chunks = call.layer, _chunks(call)
     row_pixels, rows = call.x.count(_LEAST_ROW_PIXELS), call.y.count(1)
     tile_pixels = WARPGROUPS * _BLOCK_PIXELS * blocks
-    stage_pixels = _round_up(tile_pixels + call.y.reach * row_pixels + call.x.reach, _PIXEL_UNIT)
+    stage_pixels = round_up(tile_pixels + call.y.reach * row_pixels + call.x.reach, _PIXEL_UNIT)
     of_octets = CHANNELS // _OCTET * _PIXEL_BYTES * stage_pixels
-    stage_bytes = _round_up(of_octets + _HEADER_BYTES + math.ceil(max(chunks)) * _STEP_BYTES, _STAGE_UNIT)
+    stage_bytes = round_up(of_octets + _HEADER_BYTES + math.ceil(max(chunks)) * _STEP_BYTES, _STAGE_UNIT)
     if stage_bytes + _BARRIER_BYTES > _ROOM:
         return None
     pixels = ((call.batch - 1) * rows + call.y.out - 1) * row_pixels + call.x.out
@@ -195,7 +195,7 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     staged = len(chunks) * 4 * _PIXEL_BYTES * stage_pixels + call.steps * _STEP_BYTES
     of_tile = max(call.steps * (costs.step + blocks * costs.step_block), staged / _STAGED_BYTES_A_CYCLE)
     of_tile += len(chunks) * _CHUNK_CYCLES + costs.store + blocks * costs.store_block
-    flat_pixels = _round_up((runs - 1) * tile_pixels + stage_pixels, _PIXEL_UNIT)
+    flat_pixels = round_up((runs - 1) * tile_pixels + stage_pixels, _PIXEL_UNIT)
     moved = itemsize * call.batch * layer.in_channels * call.y.size * call.x.size
     moved += _num_octets(call) * flat_pixels * _PIXEL_BYTES
     before = _FLATTEN_CYCLES + moved / (_FLATTEN_BYTES_A_CYCLE * int(call.multiprocessors))
@@ -219,7 +219,3 @@ def _num_octets(call: _Call) -> int:
     """Of flat X."""
     places = math.prod(len({between for _, between in axis.taps}) for axis in (call.y, call.x))
     return call.layer.group * places * math.ceil(call.layer.group_in_channels / CHANNELS) * (CHANNELS // _OCTET)
-
-
-def _round_up(value: int, unit: int) -> int:
-    return math.ceil(value / unit) * unit

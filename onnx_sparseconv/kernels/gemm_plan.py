@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from onnx_sparseconv.kernels.layer import SparseLayer
-from onnx_sparseconv.kernels.warpgroup_plan import LAUNCH_CYCLES, WarpgroupPlan, memory_cycles, out_size
+from onnx_sparseconv.kernels.warpgroup_plan import LAUNCH_CYCLES, WarpgroupPlan, memory_cycles, out_size, round_up
 
 _ROWS, _CHANNELS, _WEIGHT_BYTES, _MOST_WEIGHT_BYTES = 128, 64, 16 << 10, 64 << 20
 _BOXES_SEGMENTS, _PLANES_SEGMENTS = (16, 32), (16, 25, 32)
@@ -19,7 +19,7 @@ _BOX_POSITIONS, _BOX_ROWS, _BOX_SEGMENTS, _PIECE_BYTES = 64, 16, 8, 8
 _HALF_BYTES, _VECTOR_BYTES, _SEGMENT_POSITIONS, _PACKED_PITCH = 2, 16, 8, 16 * _CHANNELS + 16
 _PRODUCT_WARPS, _BARRIER_BYTES, _SHARED_UNIT = 8, 16, 128
 _ROOM = (227 << 10) - 1024
-_BOX_STAGES, _PACKED_STAGES, _RAW_STAGES, _LEAST_STAGES = 4, 2, 2, 2
+_RAW_STAGES, _LEAST_STAGES = 2, 2
 _BEGIN_CYCLES, _STORE_CYCLES, _GATHER_CYCLES = 2500.0, 80.0, 2250.0
 # Bytes a cycle, and the least cycles, to stage a chunk.
 _BOX_COSTS, _PLANE_COSTS = (62.0, 430.0), (31.0, 780.0)
@@ -98,8 +98,8 @@ def _plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
         return
     is_gathered = whole % _PIECE_BYTES != 0 or whole * call.layer.in_channels % _VECTOR_BYTES != 0
     of_plane = of_image * _VECTOR_BYTES if is_gathered else whole
-    stage = _round_up(segments * _PACKED_PITCH)
-    raw = _RAW_STAGES * (_round_up(images * _CHANNELS * of_plane + _VECTOR_BYTES) + _BARRIER_BYTES)
+    stage = round_up(segments * _PACKED_PITCH, _SHARED_UNIT)
+    raw = _RAW_STAGES * (round_up(images * _CHANNELS * of_plane + _VECTOR_BYTES, _SHARED_UNIT) + _BARRIER_BYTES)
     if _fits(stage, raw, images * _BOX_ROWS * whole):
         places = math.ceil(call.batch / images)
         yield _plan(call, places, images * of_plane, segments, has_boxes=False, is_gathered=is_gathered)
@@ -125,7 +125,3 @@ def _plan(call: _Call, places: int, of_channel: int, segments: int, *, has_boxes
         gathered = 2 * _HALF_BYTES * call.batch * layer.in_channels * call.plane
         cycles += LAUNCH_CYCLES + _GATHER_CYCLES + memory_cycles(gathered, call.multiprocessors)
     return GemmPlan(cycles, tiles, 1, LAUNCH_CYCLES, segments=segments, has_boxes=has_boxes, is_gathered=is_gathered)
-
-
-def _round_up(value: int) -> int:
-    return math.ceil(value / _SHARED_UNIT) * _SHARED_UNIT

@@ -364,13 +364,19 @@ def pointwise_work(layer: SparseLayer, architecture: int, batch: int, multiproce
 def _on_points(
     layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
 ) -> _Choice | None:
-    if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
-        return None
-    chunks = _pointwise_chunks(layer)
-    if not _are_products_worth(layer, chunks):
+    chunks = _chunks_of_points(layer, architecture)
+    if chunks is None:
         return None
     plan = plan_pointwise(layer, batch, chunks, multiprocessors)
     return _choose(plan, layer, batch, multiprocessors, joining)
+
+
+def _chunks_of_points(layer: SparseLayer, architecture: int) -> int | None:
+    """Of a 1x1 layer on warpgroups; None of another layer, or where that is not worth it."""
+    if layer.kernel_shape != (1, 1) or not _may_run_on_warpgroups(layer, architecture):
+        return None
+    chunks = _pointwise_chunks(layer)
+    return chunks if _are_products_worth(layer, chunks) else None
 
 
 def _pointwise_chunks(layer: SparseLayer) -> int:
@@ -405,9 +411,7 @@ def gemm_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors
 def _by_gemm(
     layer: SparseLayer, architecture: int, batch: int, multiprocessors: float, joining: float = 0.0
 ) -> _Choice | None:
-    if not _may_run_on_warpgroups(layer, architecture) or layer.kernel_shape != (1, 1):
-        return None
-    if not _are_products_worth(layer, _pointwise_chunks(layer)):
+    if _chunks_of_points(layer, architecture) is None:
         return None
     plan = plan_gemm(layer, batch, multiprocessors)
     if plan is None:

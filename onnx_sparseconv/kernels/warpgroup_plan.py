@@ -665,6 +665,11 @@ def _share(
     return best
 
 
+def round_up(value: int, unit: int) -> int:
+    """The next multiple of a unit."""
+    return math.ceil(value / unit) * unit
+
+
 def memory_cycles(num_bytes: float, multiprocessors: float) -> float:
     """Cycles of a multiprocessor until memory has moved so many bytes."""
     return num_bytes / (_MEMORY_BYTES_A_CYCLE * multiprocessors)

@@ -399,9 +399,14 @@ void ArriveAfterCopies(unsigned number) {
   Arrive(number);
 }
 
-void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
+Barrier& FindBarrierOfCopy(unsigned number) {
   Barrier& barrier = FindBarrier(number);
   if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);
+  return barrier;
+}
+
+void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
+  Barrier& barrier = FindBarrierOfCopy(number);
   if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
   CheckGlobal(from, 16);
   unsigned char* pointer = SharedPointer(to, bytes, 16);
@@ -468,8 +473,7 @@ unsigned char* FindBox(const TensorMap& map, unsigned number, unsigned* bytes) {
 void CopyBox(unsigned to, const void* map, const BoxPlace& place, unsigned number) {
   const TensorMap& tensor = FindMap(map);
   CheckTouch();
-  Barrier& barrier = FindBarrier(number);
-  if (!barrier.is_fenced) Fail("no fence between the initialisation of the mbarrier at %u and a copy", number);
+  Barrier& barrier = FindBarrierOfCopy(number);
   unsigned bytes;
   unsigned char* pointer = FindBox(tensor, to, &bytes);
   auto& box = barrier.boxes.emplace_back(bytes);

@@ -395,7 +395,7 @@ void Launcher::LaunchGemm(const Call& call) const {
   params.weight = node_.gemm->memory.at(0);
   std::optional<ort::DeviceScratch> x;
   if (launch.is_gathered) {
-    GatherLaunch gather = GatherX(launch.tile, params.plane, /*is_whole=*/true, node_.device);
+    GatherLaunch gather = GatherPlanes(params.batch, params.in_channels, params.plane, node_.device);
     gather.params.x = params.x;
     params.x = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &x);
     cuda::Launch(node_.wgmma->pointwise.Gather(), gather.shape, gather.params, call.stream);
@@ -456,7 +456,7 @@ void Launcher::LaunchPointwise(const Call& call) const {
   if (launch.is_whole) params.x_plane_bytes = PlaneBytes(x_begin, launch, node_.element_bytes());
   params.rounds_x = !node_.is_half() && params.x_plane_bytes != 0;
   if (params.x_plane_bytes == 0) {
-    GatherLaunch gather = GatherX(tile, params.plane, launch.is_whole, node_.device);
+    GatherLaunch gather = GatherX(launch, node_.device);
     if (node_.is_half() && !launch.is_whole) ChooseGatheredColumns(x_begin, &gather.params);
     params.x_plane_bytes = gathered(tile.x, gather, x);
     params.sources.count = 0;  // they are together now
@@ -465,8 +465,7 @@ void Launcher::LaunchPointwise(const Call& call) const {
     params.residual_plane_bytes =
         PlaneBytes(reinterpret_cast<uintptr_t>(tile.epilogue.residual), launch, node_.element_bytes());
     if (params.residual_plane_bytes == 0) {
-      params.residual_plane_bytes =
-          gathered(tile.epilogue.residual, GatherResidual(tile, params.plane, node_.device), residual);
+      params.residual_plane_bytes = gathered(tile.epilogue.residual, GatherResidual(launch, node_.device), residual);
     }
   }
   cuda::Launch(node_.wgmma->pointwise.Product(launch.segments), launch.shape, params, call.stream);

@@ -6,6 +6,7 @@
 
 #include "../checked.h"
 #include "divisor.h"
+#include "segments.h"
 #include "tensor_launch.h"
 #include "wgmma_plan.h"
 #include "wgmma_weight.h"
@@ -14,7 +15,6 @@ namespace sparseconv::cuda {
 namespace {
 
 constexpr int64_t kHalfBytes = 2, kVector = 16;
-constexpr int64_t kSegmentBytes = kHalfBytes * kSegmentPositions;
 constexpr int64_t kSharedUnit = 128;
 constexpr int64_t kBarrierBytes = 16;
 // Stages are few: what is asked for ahead of them is no faster.
@@ -30,8 +30,6 @@ struct StagingCosts {
 constexpr StagingCosts kBoxCosts = {62.0, 430.0}, kPlaneCosts = {31.0, 780.0};
 constexpr double kGatherCycles = 2250.0;  // besides a launch, which waits for the one before, and what memory takes
 
-int64_t PositionsOf(const Axes& dims) { return dims[0] * dims[1] * dims[2]; }
-int64_t SegmentsOf(int64_t plane) { return CeilDivide(plane, int64_t{kSegmentPositions}); }
 bool IsVectors(int64_t bytes) { return bytes % kVector == 0; }
 
 class Planner {
@@ -115,7 +113,6 @@ class Planner {
     if (best_ && launch->cycles >= best_->cycles) return;
 
     GemmParams& params = launch->params;
-    FillSizes(geometry_, sizes_, batch_, &launch->tile);
     params.batch = static_cast<int>(batch_);
     params.in_channels = static_cast<int>(geometry_.in_channels);
     params.out_channels = static_cast<int>(geometry_.out_channels);

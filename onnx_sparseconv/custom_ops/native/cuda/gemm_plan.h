@@ -16,7 +16,6 @@ constexpr int kGemmBoxesSegments[] = {16, 32}, kGemmPlanesSegments[] = {16, 25, 
 
 struct GemmLaunch {
   GemmParams params{};       // all but the pointers and the maps
-  TileParams tile{};         // sizes, for what gathers X
   int segments = 0;          // of a tile
   bool has_boxes = false;    // else planes
   bool is_gathered = false;  // planes of X are brought to where they begin at multiples of 16 bytes before

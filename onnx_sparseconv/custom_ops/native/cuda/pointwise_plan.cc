@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "../checked.h"
+#include "segments.h"
 #include "tensor_launch.h"
 
 namespace sparseconv::cuda {
@@ -14,7 +15,6 @@ constexpr int64_t kStageUnit = 128;
 constexpr int64_t kMaxStages = 6;
 // Of all stages: what they take of shared memory is no first-level cache, by way of which copies go.
 constexpr int64_t kMaxStagesBytes = 150 << 10;
-constexpr int64_t kSegmentBytes = 2 * kSegmentPositions;
 constexpr int64_t kMinRunSegments = 4;
 constexpr int kMaxSegments = kPointwiseSegments[std::size(kPointwiseSegments) - 1];
 // Cycles of a multiprocessor, about: fitted to the 1x1 layers of ResNet-50, 64 images, on an H200.
@@ -29,9 +29,6 @@ constexpr int kMinPlaneUnit = 4;             // positions: planes that are no mu
 constexpr unsigned kGatherThreads = 256;
 constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
 constexpr int kMaxGatheredColumns = 4;
-
-int64_t PositionsOf(const Axes& dims) { return dims[0] * dims[1] * dims[2]; }
-int64_t SegmentsOf(int64_t plane) { return CeilDivide(plane, int64_t{kSegmentPositions}); }
 
 // Runs of segments of a tile: of several whole planes, or of a part of one.
 struct Tiling {
@@ -140,23 +137,6 @@ class Planner {
   PointwiseLaunch best_;
 };
 
-// Of whole planes.
-GatherLaunch Gather(const TileParams& tile, int plane, int channels, const DeviceFacts& device) {
-  GatherLaunch gather;
-  GatherParams& params = gather.params;
-  params.plane_segments = static_cast<int>(SegmentsOf(plane));
-  params.num_segments = tile.batch * channels * params.plane_segments;
-  params.in_h = params.out_h = params.strides[0] = params.strides[1] = 1;
-  params.in_w = params.out_w = plane;
-  params.is_whole = 1;
-  gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
-  gather.shape.threads = kGatherThreads;
-  gather.shape.begins_early = true;
-  gather.shape.grid[0] = static_cast<unsigned>(std::min(
-      CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
-  return gather;
-}
-
 }  // namespace
 
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
@@ -194,10 +174,27 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
   return static_cast<unsigned>(SegmentsOf(launch.params.plane) * kSegmentBytes);
 }
 
-GatherLaunch GatherX(const TileParams& tile, int plane, bool is_whole, const DeviceFacts& device) {
-  GatherLaunch gather = Gather(tile, plane, tile.in_channels, device);
-  gather.params.channels = tile.in_channels;
-  if (is_whole) return gather;
+GatherLaunch GatherPlanes(int batch, int channels, int plane, const DeviceFacts& device) {
+  GatherLaunch gather;
+  GatherParams& params = gather.params;
+  params.plane_segments = static_cast<int>(SegmentsOf(plane));
+  params.num_segments = batch * channels * params.plane_segments;
+  params.in_h = params.out_h = params.strides[0] = params.strides[1] = 1;
+  params.in_w = params.out_w = plane;
+  params.is_whole = 1;
+  params.channels = channels;
+  gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
+  gather.shape.threads = kGatherThreads;
+  gather.shape.begins_early = true;
+  gather.shape.grid[0] = static_cast<unsigned>(std::min(
+      CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
+  return gather;
+}
+
+GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
+  const TileParams& tile = launch.params.common.tile;
+  GatherLaunch gather = GatherPlanes(tile.batch, tile.in_channels, launch.params.plane, device);
+  if (launch.is_whole) return gather;
   // Beside a block of the launch before, which takes nearly all shared memory, there would be too little first-level
   // cache for columns that are not neighbours.
   gather.shape.begins_early = false;
@@ -214,8 +211,9 @@ GatherLaunch GatherX(const TileParams& tile, int plane, bool is_whole, const Dev
   return gather;
 }
 
-GatherLaunch GatherResidual(const TileParams& tile, int plane, const DeviceFacts& device) {
-  return Gather(tile, plane, tile.out_channels, device);
+GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
+  const TileParams& tile = launch.params.common.tile;
+  return GatherPlanes(tile.batch, tile.out_channels, launch.params.plane, device);
 }
 
 void ChooseGatheredColumns(uintptr_t addresses, GatherParams* params) {

@@ -43,10 +43,10 @@ unsigned PlaneBytes(uintptr_t addresses, const PointwiseLaunch& launch, size_t e
 // The same where they were gathered.
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
 
-// Of X, for a kernel that has sizes as of `tile` and computes planes of so many positions; `is_whole`: of all
-// positions, in their order. And of a residual.
-GatherLaunch GatherX(const TileParams& tile, int plane, bool is_whole, const DeviceFacts& device);
-GatherLaunch GatherResidual(const TileParams& tile, int plane, const DeviceFacts& device);
+// Of whole planes, of all channels of each image, of so many positions.
+GatherLaunch GatherPlanes(int batch, int channels, int plane, const DeviceFacts& device);
+GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device);
+GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device);
 
 // How X of halves, which begins at one of `addresses`, or at several, is read.
 void ChooseGatheredColumns(uintptr_t addresses, GatherParams* params);
