@@ -13,6 +13,7 @@ SEGMENT_FLOAT_KERNELS = "segment_float_kernels.cu"
 WGMMA_KERNELS = "wgmma_kernels.cu"
 WGMMA_FLOAT_KERNELS = "wgmma_float_kernels.cu"
 GEMM_KERNELS = "gemm_kernels.cu"
+GEMM_FLOAT_KERNELS = "gemm_float_kernels.cu"
 # What every source is compiled with, whatever the architecture.
 LANGUAGE_OPTIONS = ("--std=c++17",)
 

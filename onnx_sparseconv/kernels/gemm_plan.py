@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,15 +15,28 @@ from onnx_sparseconv.kernels.layer import SparseLayer
 from onnx_sparseconv.kernels.warpgroup_plan import LAUNCH_CYCLES, WarpgroupPlan, memory_cycles, out_size, round_up
 
 _ROWS, _CHANNELS, _WEIGHT_BYTES, _MOST_WEIGHT_BYTES = 128, 64, 16 << 10, 64 << 20
-_BOXES_SEGMENTS, _PLANES_SEGMENTS = (16, 32), (16, 25, 32)
-_BOX_POSITIONS, _BOX_ROWS, _BOX_SEGMENTS, _PIECE_BYTES = 64, 16, 8, 8
-_HALF_BYTES, _VECTOR_BYTES, _SEGMENT_POSITIONS, _PACKED_PITCH = 2, 16, 8, 16 * _CHANNELS + 16
+_BOXES_SEGMENTS, _PLANES_SEGMENTS, _FLOAT_SEGMENTS = (16, 32), (16, 25, 32), (8, 13, 14)
+_BOX_POSITIONS, _BOX_ROWS, _BOX_SEGMENTS, _PIECE_POSITIONS = 64, 16, 8, 4
+_HALF_BYTES, _FLOAT_BYTES, _VECTOR_BYTES, _SEGMENT_POSITIONS, _PACKED_PITCH = 2, 4, 16, 8, 16 * _CHANNELS + 16
+_FLOAT_VECTOR = _VECTOR_BYTES // _FLOAT_BYTES
 _PRODUCT_WARPS, _BARRIER_BYTES, _SHARED_UNIT = 8, 16, 128
 _ROOM = (227 << 10) - 1024
-_RAW_STAGES, _LEAST_STAGES = 2, 2
-_BEGIN_CYCLES, _STORE_CYCLES, _GATHER_CYCLES = 2500.0, 80.0, 2250.0
-# Bytes a cycle, and the least cycles, to stage a chunk.
-_BOX_COSTS, _PLANE_COSTS = (62.0, 430.0), (31.0, 780.0)
+_RAW_STAGES, _LEAST_STAGES, _MOST_RAW_BYTES = 2, 2, 1 << 16
+_STEP, _BEYOND_BYTES = 2, 32
+_GATHER_CYCLES = 2250.0
+
+
+class _Costs(NamedTuple):
+    """Of staging a chunk, of storing a segment of a tile, and of a block to begin."""
+
+    bytes_a_cycle: float
+    least: float
+    store: float
+    begin: float
+
+
+_BOX_COSTS, _PLANE_COSTS = _Costs(62.0, 430.0, 80.0, 2500.0), _Costs(31.0, 780.0, 80.0, 2500.0)
+_FLOAT_BOX_COSTS, _FLOAT_PLANE_COSTS = _Costs(34.0, 0.0, 76.0, 450.0), _Costs(34.0, 0.0, 170.0, 450.0)
 
 
 @dataclass(frozen=True)
@@ -55,18 +69,26 @@ def plan_gemm(layer: SparseLayer, batch: int, multiprocessors: float) -> GemmPla
     if not _has_gemm_form(layer) or plane == 0 or 0 in (layer.in_size or ()):
         return None
     call = _Call(layer, batch, int(multiprocessors), plane)
-    plans = [plan for segments in _BOXES_SEGMENTS for plan in _box_plans(call, segments)]
-    plans += [plan for segments in _PLANES_SEGMENTS for plan in _plane_plans(call, segments)]
+    if _is_half(layer):
+        plans = [plan for segments in _BOXES_SEGMENTS for plan in _box_plans(call, segments)]
+        plans += [plan for segments in _PLANES_SEGMENTS for plan in _plane_plans(call, segments)]
+    else:
+        ways = (_float_box_plans, _float_plane_plans)
+        plans = [plan for segments in _FLOAT_SEGMENTS for way in ways for plan in way(call, segments)]
     return min(plans, key=lambda plan: plan.cycles, default=None)
+
+
+def _is_half(layer: SparseLayer) -> bool:
+    return bool(layer.element_type == np.float16)
 
 
 def _has_gemm_form(layer: SparseLayer) -> bool:
     blocks = math.ceil(layer.out_channels / _ROWS) * math.ceil(layer.in_channels / _CHANNELS)
     return (
-        layer.kernel_shape == layer.strides == (1, 1)
+        layer.kernel_shape == (1, 1)
+        and (layer.strides == (1, 1) or (layer.strides == (_STEP, _STEP) and not _is_half(layer)))
         and not any(layer.pads)
         and layer.group == 1
-        and layer.element_type == np.float16
         and blocks * _WEIGHT_BYTES <= _MOST_WEIGHT_BYTES
     )
 
@@ -80,6 +102,11 @@ class _Call:
     multiprocessors: int
     plane: int
 
+    @property
+    def step(self) -> int:
+        """Of X, from one position to the next that is read."""
+        return self.layer.strides[1]
+
 
 def _box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
     if _HALF_BYTES * call.plane % _VECTOR_BYTES != 0:
@@ -88,7 +115,7 @@ def _box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
     stage, output = boxes * _CHANNELS * of_position, boxes * _BOX_ROWS * of_position
     if _fits(stage, 0, output):
         places = math.ceil(call.batch * math.ceil(call.plane / _BOX_POSITIONS) / boxes)
-        yield _plan(call, places, boxes * of_position, segments, has_boxes=True, is_gathered=False)
+        yield _plan(call, places, stage, segments, _BOX_COSTS, has_boxes=True)
 
 
 def _plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
@@ -96,31 +123,80 @@ def _plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
     images = min(segments // of_image, call.batch)
     if images == 0 or whole * call.layer.out_channels % _VECTOR_BYTES != 0:
         return
-    is_gathered = whole % _PIECE_BYTES != 0 or whole * call.layer.in_channels % _VECTOR_BYTES != 0
+    is_gathered = call.plane % _PIECE_POSITIONS != 0 or whole * call.layer.in_channels % _VECTOR_BYTES != 0
     of_plane = of_image * _VECTOR_BYTES if is_gathered else whole
     stage = round_up(segments * _PACKED_PITCH, _SHARED_UNIT)
     raw = _RAW_STAGES * (round_up(images * _CHANNELS * of_plane + _VECTOR_BYTES, _SHARED_UNIT) + _BARRIER_BYTES)
     if _fits(stage, raw, images * _BOX_ROWS * whole):
-        places = math.ceil(call.batch / images)
-        yield _plan(call, places, images * of_plane, segments, has_boxes=False, is_gathered=is_gathered)
+        places, of_chunk = math.ceil(call.batch / images), _CHANNELS * images * of_plane
+        yield _plan(call, places, of_chunk, segments, _PLANE_COSTS, is_gathered=is_gathered)
 
 
-def _fits(stage: int, raws: int, output: int) -> bool:
+def _float_box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
+    (height, width), (in_h, in_w) = out_size(call.layer), call.layer.in_size or (0, 0)
+    if _FLOAT_BYTES * call.plane % _VECTOR_BYTES != 0:
+        return
+    if call.step == 1:
+        boxes = math.ceil(call.plane / (segments * _SEGMENT_POSITIONS))
+        positions = of_channel = round_up(math.ceil(call.plane / boxes), _FLOAT_VECTOR)
+    else:
+        rows = min(segments // math.ceil(width / _SEGMENT_POSITIONS), height)
+        while rows * width % _FLOAT_VECTOR != 0:
+            rows -= 1
+        if rows == 0 or in_h * in_w % _FLOAT_VECTOR != 0 or _STEP * in_w % _FLOAT_VECTOR != 0:
+            return
+        boxes, positions = math.ceil(height / rows), rows * width
+        of_channel = rows * round_up(_STEP * width - 1, _FLOAT_VECTOR)
+    of_chunk, output = _CHANNELS * _FLOAT_BYTES * of_channel, round_up(_BOX_ROWS * _FLOAT_BYTES * positions, 128)
+    raw = round_up(of_chunk + (_BEYOND_BYTES if call.step > 1 else 0), _SHARED_UNIT)
+    if _fits_floats(call, segments, raw, output):
+        yield _plan(call, call.batch * boxes, of_chunk, segments, _FLOAT_BOX_COSTS, has_boxes=True)
+
+
+def _float_plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
+    images = min(segments // math.ceil(call.plane / _SEGMENT_POSITIONS), call.batch)
+    channels = (call.layer.in_channels, call.layer.out_channels)
+    if call.step > 1 or images == 0 or any(_FLOAT_BYTES * call.plane * count % _VECTOR_BYTES for count in channels):
+        return
+    of_chunk = _CHANNELS * images * _FLOAT_BYTES * call.plane
+    raw, output = round_up(of_chunk + _BEYOND_BYTES, _SHARED_UNIT), images * _BOX_ROWS * _FLOAT_BYTES * call.plane
+    if _fits_floats(call, segments, raw, output):
+        yield _plan(call, math.ceil(call.batch / images), of_chunk, segments, _FLOAT_PLANE_COSTS)
+
+
+def _fits(stage: int, raws: int, output: int, stages: int = _LEAST_STAGES) -> bool:
     fixed = raws + _PRODUCT_WARPS * (output + _BARRIER_BYTES)
     of_stage = stage + _BARRIER_BYTES + _WEIGHT_BYTES + _BARRIER_BYTES
-    return fixed + _LEAST_STAGES * of_stage <= _ROOM
+    return fixed + stages * of_stage <= _ROOM
 
 
-def _plan(call: _Call, places: int, of_channel: int, segments: int, *, has_boxes: bool, is_gathered: bool) -> GemmPlan:
-    """Of so many tiles for 128 rows, and so many bytes of a tile's channel."""
-    layer = call.layer
+def _fits_floats(call: _Call, segments: int, raw: int, output: int) -> bool:
+    stage, stages = round_up(segments * _PACKED_PITCH, _SHARED_UNIT), min(_chunks(call.layer), _LEAST_STAGES)
+    return raw <= _MOST_RAW_BYTES and _fits(stage, _RAW_STAGES * (raw + _BARRIER_BYTES), output, stages)
+
+
+def _chunks(layer: SparseLayer) -> int:
+    return math.ceil(layer.in_channels / _CHANNELS)
+
+
+def _plan(
+    call: _Call,
+    places: int,
+    of_chunk: int,
+    segments: int,
+    costs: _Costs,
+    *,
+    has_boxes: bool = False,
+    is_gathered: bool = False,
+) -> GemmPlan:
+    """Of so many tiles for 128 rows, and so many bytes of X a tile's chunk."""
+    layer, bytes_of = call.layer, _HALF_BYTES if _is_half(call.layer) else _FLOAT_BYTES
     tiles = places * math.ceil(layer.out_channels / _ROWS)
-    bytes_a_cycle, least = _BOX_COSTS if has_boxes else _PLANE_COSTS
-    of_chunk = max((_CHANNELS * of_channel + _WEIGHT_BYTES) / bytes_a_cycle, least)
-    of_tile = math.ceil(layer.in_channels / _CHANNELS) * of_chunk + _STORE_CYCLES * segments
+    staged_chunk = max((of_chunk + _WEIGHT_BYTES) / costs.bytes_a_cycle, costs.least)
+    of_tile = _chunks(layer) * staged_chunk + costs.store * segments
     staged = math.ceil(tiles / min(tiles, call.multiprocessors)) * of_tile
-    moved = _HALF_BYTES * call.batch * (layer.in_channels + layer.out_channels) * call.plane
-    cycles = _BEGIN_CYCLES + math.hypot(memory_cycles(moved, call.multiprocessors), staged)
+    moved = bytes_of * call.batch * (call.step * layer.in_channels + layer.out_channels) * call.plane
+    cycles = costs.begin + math.hypot(memory_cycles(moved, call.multiprocessors), staged)
     if is_gathered:
         gathered = 2 * _HALF_BYTES * call.batch * layer.in_channels * call.plane
         cycles += LAUNCH_CYCLES + _GATHER_CYCLES + memory_cycles(gathered, call.multiprocessors)

@@ -24,6 +24,7 @@ from onnx_sparseconv.files import atomic_write
 from onnx_sparseconv.kernels import nvrtc, ptxas
 from onnx_sparseconv.kernels.device_sources import (
     EARLY_KERNELS,
+    GEMM_FLOAT_KERNELS,
     GEMM_KERNELS,
     LANGUAGE_OPTIONS,
     LIBRARY_KERNELS,
@@ -51,6 +52,7 @@ ARCHITECTURES = {
     WGMMA_KERNELS: "90a",
     WGMMA_FLOAT_KERNELS: "90a",
     GEMM_KERNELS: "90a",
+    GEMM_FLOAT_KERNELS: "90a",
 }
 # PTX that NVRTC passes on as it stands in the source may be newer than what it writes by itself:
 # wgmma.mma_async.sp is of this version.

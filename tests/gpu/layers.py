@@ -85,7 +85,11 @@ GEMM = {
     "4 wide": ((128, 100, 1, 1), geometry_2d(1, 1, 0), (40, 100, 4, 4)),
     "a pixel": ((128, 64, 1, 1), geometry_2d(1, 1, 0), (40, 64, 1, 1)),
     "few rows": ((50, 64, 1, 1), geometry_2d(1, 1, 0), (3, 64, 30, 56)),
+    "56 wide, stride 2": ((200, 136, 1, 1), geometry_2d(1, 2, 0), (5, 136, 56, 56)),
+    "28 wide, stride 2": ((150, 64, 1, 1), geometry_2d(1, 2, 0), (20, 64, 28, 28)),
 }
+# Strides are for floats alone.
+GEMM_TYPES = [(name, dtype) for name in GEMM for dtype in TYPES if dtype == np.float32 or "stride" not in name]
 
 # Each window that has a kernel of its own, blocks of planes and of bands of rows, and what no such window is.
 DEPTHWISE = {

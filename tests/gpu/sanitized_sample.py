@@ -18,6 +18,7 @@ from tests.gpu.layers import (
     FLAT,
     FLAT_DENSITY,
     GEMM,
+    GEMM_TYPES,
     POOLS,
     SEGMENTS,
     TYPES,
@@ -85,10 +86,10 @@ def run_flat(place):
 
 
 def run_gemm(place):
-    for name in GEMM:
-        case, x_shape = case_of(name, np.float16, layers=GEMM)
+    for name, dtype in GEMM_TYPES:
+        case, x_shape = case_of(name, dtype, layers=GEMM)
         done = check(place, case, x_shape, cuda_kernel="gemm")
-        sys.stdout.write(f"{name}: {done}\n")
+        sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
 def run_segments(place):

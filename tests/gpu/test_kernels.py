@@ -17,6 +17,7 @@ from tests.gpu.layers import (
     FLAT,
     FLAT_DENSITY,
     GEMM,
+    GEMM_TYPES,
     GENERATED,
     KERNELS,
     POOLS,
@@ -122,18 +123,19 @@ def test_activations_of_the_flat_kernel(gpu, activation, dtype):
 
 
 @pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
-@pytest.mark.parametrize("name", GEMM)
-def test_gemm(gpu, name, has_residual):
-    case, x_shape = case_of(name, np.float16, 0.2, has_residual=has_residual, layers=GEMM)
+@pytest.mark.parametrize(("name", "dtype"), GEMM_TYPES)
+def test_gemm(gpu, name, has_residual, dtype):
+    case, x_shape = case_of(name, dtype, 0.2, has_residual=has_residual, layers=GEMM)
     for batch in (x_shape[0], 1):
         assert check(gpu, case, (batch, *x_shape[1:]), cuda_kernel="gemm") == "cuda.gemm"
 
 
+@pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("activation", list(Activation))
-def test_activations_of_the_gemm_kernels(gpu, activation):
+def test_activations_of_the_gemm_kernels(gpu, activation, dtype):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
     for name, has_residual in itertools.product(("14 wide", "28 wide", "7 wide"), (False, True)):
-        case, x_shape = case_of(name, np.float16, 0.2, activation=activation, has_residual=has_residual, layers=GEMM)
+        case, x_shape = case_of(name, dtype, 0.2, activation=activation, has_residual=has_residual, layers=GEMM)
         case = dataclasses.replace(case, alpha=alpha, beta=beta)
         assert check(gpu, case, x_shape, cuda_kernel="gemm") == "cuda.gemm"
 
@@ -251,17 +253,21 @@ def test_any_convolution_of_warpgroups(gpu, drawn):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_much_work_is_not_left_to_the_csr_kernel(gpu, weight_shape, geometry, x_shape, dtype):
     case = SparseConvCase(random_weight(weight_shape, 0.1, dtype=dtype), geometry, dtype=np.dtype(dtype))
-    assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.flat", "cuda.cluster", "cuda.tensor")
+    assert check(gpu, case, x_shape) in ("cuda.wgmma", "cuda.flat", "cuda.gemm", "cuda.cluster", "cuda.tensor")
 
 
 @pytest.mark.parametrize(
     ("kernel", "name"),
-    [*itertools.product(("wgmma", "cluster", "tensor"), WARPGROUPS), *itertools.product(("flat",), FLAT)],
+    [
+        *itertools.product(("wgmma", "cluster", "tensor"), WARPGROUPS),
+        *itertools.product(("flat",), FLAT),
+        *itertools.product(("gemm",), GEMM),
+    ],
 )
 def test_floats_that_halves_cannot_hold(gpu, name, kernel):
     """All of them, or one value, are computed once more by the blocks that read them."""
-    is_flat = kernel == "flat"
-    case, x_shape = case_of(name, np.float32, FLAT_DENSITY if is_flat else 0.1, layers=FLAT if is_flat else WARPGROUPS)
+    layers, density = {"flat": (FLAT, FLAT_DENSITY), "gemm": (GEMM, 0.1)}.get(kernel, (WARPGROUPS, 0.1))
+    case, x_shape = case_of(name, np.float32, density, layers=layers)
     batch = min(x_shape[0], 3) if kernel == "cluster" else x_shape[0]
     inputs = random_inputs(case, (batch, *x_shape[1:]))
     session = gpu.session(make_model(case), cuda_kernel=kernel)

@@ -130,9 +130,10 @@ def test_concurrent_runs_from_flat_images(gpu):
     check_threads(session, case, [(1 + i % 9, x_shape[1], 5 + i % 4, 6 + i % 7) for i in range(20)])
 
 
-def test_concurrent_runs_of_gemm_kernels(gpu):
+@pytest.mark.parametrize("dtype", TYPES)
+def test_concurrent_runs_of_gemm_kernels(gpu, dtype):
     for name in ("14 wide", "28 wide"):
-        case, x_shape = case_of(name, np.float16, layers=GEMM)
+        case, x_shape = case_of(name, dtype, layers=GEMM)
         session = gpu.session(make_model(case), cuda_kernel="gemm")
         check_threads(session, case, [(1 + i % 9, x_shape[1], 4 + i % 4, 4 * (1 + i % 3)) for i in range(20)])
 

@@ -127,13 +127,32 @@ def test_matrix_products_run_1x1_where_that_takes_fewer_cycles():
         assert work == (gemm_work(layer, 90, batch, MODEL.multiprocessors) if is_gemm else others)
         assert (work.kcycles < others.kcycles) == is_gemm
     for other in (
-        sparse_layer((128, 64, 1, 1), dtype=np.float32),
+        sparse_layer((128, 64, 1, 1), size=(28, 28), dtype=np.float32, stride=3),
         half((128, 64, 1, 1), 28, stride=2),
         half((128, 32, 1, 1), 28, group=2),
         half((63, 64, 1, 1), 7),
     ):
         assert gemm_work(other, 90, 8, MODEL.multiprocessors) is None
     assert gemm_work(half((128, 64, 1, 1), 28), 80, 8, MODEL.multiprocessors) is None
+
+
+def test_matrix_products_run_1x1_of_floats_with_strides_where_that_takes_fewer_cycles():
+    def floats(shape, size, **changes):
+        return sparse_layer(shape, size=(size, size), **changes)
+
+    plan = plan_gemm(floats((1024, 256, 1, 1), 14), 64, MODEL.multiprocessors)
+    # A tile is half an image, by 128 rows.
+    assert (plan.tiles, plan.segments, plan.has_boxes) == (2 * 64 * 8, 13, True)
+    for layer, batch, is_gemm in (
+        (floats((1024, 256, 1, 1), 14), 64, True),
+        (floats((2048, 512, 1, 1), 7), 8, True),
+        (floats((128, 64, 1, 1), 56, stride=2), 64, True),
+        (floats((512, 2048, 1, 1), 7), 8, False),
+        (floats((1024, 512, 1, 1), 28, stride=2), 64, False),
+    ):
+        work, others = (fastest_work(layer, 90, batch, MODEL.multiprocessors, without=names) for names in ((), (GEMM,)))
+        assert work == (gemm_work(layer, 90, batch, MODEL.multiprocessors) if is_gemm else others)
+        assert (work.kcycles < others.kcycles) == is_gemm
 
 
 @pytest.mark.parametrize(
@@ -203,8 +222,8 @@ def test_what_a_1x1_layer_has_to_do_on_warpgroups():
     assert work.kcycles == plan.cycles / 1000
     denser = make((256, 1024, 1, 1), size=(14, 14), dtype=np.float16, density=0.3)
     assert MODEL.cycles_us(pointwise(denser)) > MODEL.cycles_us(work)
-    floats = make((256, 1024, 1, 1), size=(14, 14))
-    us = pytest.approx(float(MODEL.cycles_us(pointwise(floats))))
+    floats = make((512, 2048, 1, 1), size=(7, 7), dtype=np.float32)
+    us = pytest.approx(float(MODEL.cycles_us(fastest_work(floats, 90, 64, MODEL.multiprocessors))))
     assert MODEL.library_us(floats, 90, 64) == (us, "warpgroups")
 
 

@@ -5,12 +5,13 @@
 
 using sparseconv::cuda::GemmConv;
 using sparseconv::cuda::GemmParams;
+using sparseconv::cuda::Half;
 using sparseconv::cuda::kGemmThreads;
 
 #define SPARSECONV_BOXES_KERNEL(segments) \
-  SPARSECONV_PRODUCT_KERNEL(gemm_boxes_s##segments, GemmParams, kGemmThreads, GemmConv<segments, true>)
+  SPARSECONV_PRODUCT_KERNEL(gemm_boxes_s##segments, GemmParams, kGemmThreads, GemmConv<Half, segments, true>)
 #define SPARSECONV_PLANES_KERNEL(segments) \
-  SPARSECONV_PRODUCT_KERNEL(gemm_planes_s##segments, GemmParams, kGemmThreads, GemmConv<segments, false>)
+  SPARSECONV_PRODUCT_KERNEL(gemm_planes_s##segments, GemmParams, kGemmThreads, GemmConv<Half, segments, false>)
 
 SPARSECONV_BOXES_KERNEL(16)
 SPARSECONV_BOXES_KERNEL(32)

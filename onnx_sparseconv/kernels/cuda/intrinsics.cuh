@@ -775,7 +775,8 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
   ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define SPARSECONV_OPERANDS_48 \
   SPARSECONV_OPERANDS_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
-#define SPARSECONV_OPERANDS_56 SPARSECONV_OPERANDS_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define SPARSECONV_OPERANDS_52 SPARSECONV_OPERANDS_48 ", %48, %49, %50, %51"
+#define SPARSECONV_OPERANDS_56 SPARSECONV_OPERANDS_52 ", %52, %53, %54, %55"
 #define SPARSECONV_OPERANDS_60 SPARSECONV_OPERANDS_56 ", %56, %57, %58, %59"
 #define SPARSECONV_OPERANDS_64 SPARSECONV_OPERANDS_60 ", %60, %61, %62, %63"
 #define SPARSECONV_OPERANDS_76 SPARSECONV_OPERANDS_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
@@ -799,6 +800,7 @@ __device__ __forceinline__ Matrix Moved(const Matrix& matrix, unsigned bytes) {
   SPARSECONV_SUMS_8(i), SPARSECONV_SUMS_8(i + 8), SPARSECONV_SUMS_8(i + 16), SPARSECONV_SUMS_8(i + 24)
 #define SPARSECONV_SUMS_32 SPARSECONV_32_SUMS(0)
 #define SPARSECONV_SUMS_48 SPARSECONV_SUMS_32, SPARSECONV_SUMS_8(32), SPARSECONV_SUMS_8(40)
+#define SPARSECONV_SUMS_52 SPARSECONV_SUMS_48, SPARSECONV_SUMS_4(48)
 #define SPARSECONV_SUMS_56 SPARSECONV_SUMS_48, SPARSECONV_SUMS_8(48)
 #define SPARSECONV_SUMS_60 SPARSECONV_SUMS_56, SPARSECONV_SUMS_4(56)
 #define SPARSECONV_SUMS_64 SPARSECONV_SUMS_32, SPARSECONV_32_SUMS(32)
@@ -851,6 +853,9 @@ SPARSECONV_MULTIPLY_SPARSE_OCTETS(128, "256", "128", "129", "130", "131", "132",
                  : SPARSECONV_SUMS_##count                                                                         \
                  : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(keeps_sums));                       \
   }
+SPARSECONV_MULTIPLY_DENSE(32, "64", "32", "33", "34", "35", "36")
+SPARSECONV_MULTIPLY_DENSE(52, "104", "52", "53", "54", "55", "56")
+SPARSECONV_MULTIPLY_DENSE(56, "112", "56", "57", "58", "59", "60")
 SPARSECONV_MULTIPLY_DENSE(64, "128", "64", "65", "66", "67", "68")
 SPARSECONV_MULTIPLY_DENSE(100, "200", "100", "101", "102", "103", "104")
 SPARSECONV_MULTIPLY_DENSE(112, "224", "112", "113", "114", "115", "116")

@@ -12,6 +12,7 @@ from onnx_sparseconv.errors import CompileError
 from onnx_sparseconv.kernels import library_code, nvrtc, ptxas
 from onnx_sparseconv.kernels.device_sources import (
     EARLY_KERNELS,
+    GEMM_FLOAT_KERNELS,
     GEMM_KERNELS,
     LIBRARY_KERNELS,
     SEGMENT_FLOAT_KERNELS,
@@ -78,6 +79,7 @@ KERNELS = {
     },
     GEMM_KERNELS: {f"sparseconv_gemm_boxes_s{n}" for n in (16, 32)}
     | {f"sparseconv_gemm_planes_s{n}" for n in (16, 25, 32)},
+    GEMM_FLOAT_KERNELS: {f"sparseconv_gemm_{way}_f32_s{n}" for way in ("boxes", "planes") for n in (8, 13, 14)},
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 80 registers: three blocks
 # and more on every multiprocessor, of 128 two; 384 of 168: one.
@@ -90,7 +92,8 @@ LIMITS = {
     SEGMENT_FLOAT_KERNELS: (128, 64, 0),
     WGMMA_KERNELS: (168, 96, 0),
     WGMMA_FLOAT_KERNELS: (168, 176, 4096),
-    GEMM_KERNELS: (168, 224, 0),
+    GEMM_KERNELS: (168, 256, 0),
+    GEMM_FLOAT_KERNELS: (168, 0, 4096),
 }
 OLDEST_NVRTC = next((c for c in nvrtc.installed() if c.version == library_code.NVRTC_VERSION), None)
 

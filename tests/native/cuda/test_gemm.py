@@ -130,14 +130,16 @@ def test_numbers_that_are_none_stay_where_they_are(make_session):
 
 
 def test_which_nodes(make_session):
-    """Floats, windows, groups and strides are for other kernels."""
+    """Windows, groups, and strides but those of floats by two are for other kernels."""
+    floats = dataclasses.replace(CASE, weight=CASE.weight.astype(np.float32), dtype=np.dtype(np.float32))
     for case in (
-        dataclasses.replace(CASE, weight=CASE.weight.astype(np.float32), dtype=np.dtype(np.float32)),
+        dataclasses.replace(floats, geometry=geometry_2d(1, 3, 0)),
+        dataclasses.replace(floats, geometry=ConvGeometry((1, 1), (2, 1), (0, 0, 0, 0), (1, 1))),
         SparseConvCase(random_weight((64, 64, 3, 3), 0.1, dtype=HALF), geometry_2d(), Activation.NONE, dtype=HALF),
         SparseConvCase(random_weight((64, 32, 1, 1), 0.1, dtype=HALF), dataclasses.replace(PLAIN, group=2), dtype=HALF),
         dataclasses.replace(CASE, geometry=geometry_2d(1, 2, 0)),
     ):
-        with pytest.raises(Exception, match="asks for the gemm kernel, which runs 1x1 of one group in float16"):
+        with pytest.raises(Exception, match="asks for the gemm kernel, which runs 1x1 of one group, without padding"):
             make_session(make_model(case), cuda_kernel="gemm")
 
 

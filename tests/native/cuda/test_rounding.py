@@ -26,6 +26,7 @@ from tests.support.warpgroup_layers import WINDOWS
 
 LINEAR = SparseConvCase(random_weight((70, 40, 3, 3), 0.1), geometry_2d(pad=1))
 LINEAR_POINTWISE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1), geometry_2d(1, 1, 0))
+STRIDED_POINTWISE = SparseConvCase(random_weight((72, 40, 1, 1), 0.1), geometry_2d(1, 2, 0))
 STRIDED = SparseConvCase(random_weight((24, 12, 5, 5), 0.2), geometry_2d(5, 2, 2))
 WIDE = SparseConvCase(random_weight((64, 160, 3, 3), 0.1), geometry_2d(pad=1), Activation.NONE)
 GROUPED = SparseConvCase(
@@ -42,11 +43,21 @@ PRUNED, WIDE_PRUNED, PRUNED_POINTWISE = (
     )
     for shape in ((40, 3, 3), (320, 3, 3), (40, 1, 1))
 )
+# By the gemm kernels: boxes, planes, and boxes with strides.
+PRODUCTS = [
+    ((200, 96, 1, 1), (9, 32), geometry_2d(1, 1, 0)),
+    ((64, 32, 1, 1), (7, 7), geometry_2d(1, 1, 0)),
+    ((200, 96, 1, 1), (28, 28), geometry_2d(1, 2, 0)),
+]
 
 
 @pytest.mark.parametrize(
     ("kernel", "layer"),
-    [*(("wgmma", layer) for layer in WINDOWS + POINTS), *(("tensor", layer) for layer in LAYERS)],
+    [
+        *(("wgmma", layer) for layer in WINDOWS + POINTS),
+        *(("tensor", layer) for layer in LAYERS),
+        *(("gemm", layer) for layer in PRODUCTS),
+    ],
     ids=str,
 )
 def test_values_that_are_halves_are_not_rounded(make_session, kernel, layer):
@@ -77,6 +88,10 @@ ROUNDED = [
     ("wgmma", 4, PRUNED, (9, 40, 11, 13), ["interleave_f32", "wgmma_f32"]),
     ("wgmma", 132, WIDE_PRUNED, (1, 320, 7, 7), ["interleave_f32", "wgmma_f32", "reduce_rounded"]),
     ("wgmma", 4, PRUNED_POINTWISE, (9, 40, 11, 13), ["gather_f32", "pointwise_f32"]),
+    ("gemm", 4, LINEAR_POINTWISE, (9, 40, 11, 16), ["gemm_boxes_f32"]),
+    ("gemm", 4, PRUNED_POINTWISE, (9, 40, 7, 7), ["gemm_planes_f32"]),
+    ("gemm", 4, STRIDED_POINTWISE, (5, 40, 28, 28), ["gemm_boxes_f32"]),
+    ("gemm", 132, LONG_POINTWISE, (3, 1024, 7, 7), ["gemm_planes_f32"]),
     ("cluster", 132, WIDE, (2, 160, 14, 14), ["cluster_f32"]),
     ("cluster", 8, WIDE, (5, 160, 4, 7), ["cluster_f32"]),
     ("cluster", 132, GROUPED, (2, 24, 11, 13), ["cluster_f32"]),

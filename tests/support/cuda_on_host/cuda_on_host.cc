@@ -439,11 +439,14 @@ const TensorMap& FindMap(const void* map) {
   return tensor;
 }
 
-// Calls function(byte in the box, address, or null outside of the tensor) for all halves of a box. The copy engine
+// Calls function(byte in the box, address, or null outside of the tensor) for all elements of a box. The copy engine
 // swizzles: of eight rows of 128 bytes, the 16 bytes at i of row r lie at i ^ r.
 template <class Function>
 void ForBox(const TensorMap& map, const BoxPlace& place, const Function& function) {
-  if (place.at[0] % 8 != 0) Fail("a box begins at column %d, which is not a multiple of 16 bytes", place.at[0]);
+  const auto element_bytes = static_cast<int64_t>(map.element_bytes);
+  if (place.at[0] * element_bytes % 16 != 0) {
+    Fail("a box begins at column %d, which is not a multiple of 16 bytes", place.at[0]);
+  }
   unsigned element = 0;
   for (uint32_t z = 0; z < map.box[2]; ++z) {
     for (uint32_t y = 0; y < map.box[1]; ++y) {
@@ -453,9 +456,9 @@ void ForBox(const TensorMap& map, const BoxPlace& place, const Function& functio
         for (int axis = 0; axis < kTensorAxes; ++axis) {
           is_inside = is_inside && at[axis] >= 0 && at[axis] < static_cast<int64_t>(map.sizes[axis]);
         }
-        const unsigned byte = 2 * element, row = byte / 128;
-        function((byte / 128 * 128) | ((byte % 128) ^ (row % 8 * 16)),
-                 is_inside ? map.first + 2 * at[0] + at[1] * static_cast<int64_t>(map.strides[0]) +
+        const unsigned byte = map.element_bytes * element, row = byte / 128;
+        function(IsSwizzled(map) ? (byte / 128 * 128) | ((byte % 128) ^ (row % 8 * 16)) : byte,
+                 is_inside ? map.first + element_bytes * at[0] + at[1] * static_cast<int64_t>(map.strides[0]) +
                                  at[2] * static_cast<int64_t>(map.strides[1])
                            : nullptr);
       }
@@ -464,9 +467,9 @@ void ForBox(const TensorMap& map, const BoxPlace& place, const Function& functio
 }
 
 unsigned char* FindBox(const TensorMap& map, unsigned number, unsigned* bytes) {
-  constexpr unsigned kSwizzledRows = 1024;
-  *bytes = 2 * map.box[0] * map.box[1] * map.box[2];
-  return SharedPointer(number, *bytes, kSwizzledRows);
+  constexpr unsigned kSwizzledRows = 1024, kRow = 128;
+  *bytes = map.element_bytes * map.box[0] * map.box[1] * map.box[2];
+  return SharedPointer(number, *bytes, IsSwizzled(map) ? kSwizzledRows : kRow);
 }
 
 // What arrives is made at once, and delivered as of CopyBulk.
@@ -478,13 +481,13 @@ void CopyBox(unsigned to, const void* map, const BoxPlace& place, unsigned numbe
   unsigned char* pointer = FindBox(tensor, to, &bytes);
   auto& box = barrier.boxes.emplace_back(bytes);
   ForBox(tensor, place, [&](unsigned byte, const unsigned char* from) {
-    if (from != nullptr) std::memcpy(box.data() + byte, from, 2);
+    if (from != nullptr) std::memcpy(box.data() + byte, from, tensor.element_bytes);
   });
   std::memcpy(pointer, box.data(), bytes / 2);
   barrier.copies.push_back({pointer, box.data(), bytes});
 }
 
-// Each half is a copy of its own, of which the first ones are read at once.
+// Each element is a copy of its own, of which the first ones are read at once.
 void StoreBox(const void* map, unsigned from, const BoxPlace& place) {
   const TensorMap& tensor = FindMap(map);
   CheckTouch();
@@ -493,9 +496,9 @@ void StoreBox(const void* map, unsigned from, const BoxPlace& place) {
   ForBox(tensor, place, [&](unsigned byte, unsigned char* to) {
     if (to == nullptr) return;
     if (byte < bytes / 2) {
-      std::memcpy(to, pointer + byte, 2);
+      std::memcpy(to, pointer + byte, tensor.element_bytes);
     } else {
-      state.current->stores.push_back({to, pointer + byte, 2});
+      state.current->stores.push_back({to, pointer + byte, tensor.element_bytes});
     }
   });
 }

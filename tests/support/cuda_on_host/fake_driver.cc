@@ -688,7 +688,7 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
                    extra);
 }
 
-// Of what the library asks for alone: boxes of halves, of three axes, swizzled by 128 bytes.
+// Of what the library asks for alone: boxes of three axes, of halves, swizzled by 128 bytes, or of floats.
 EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes, void* address,
                                   const unsigned long long* sizes, const unsigned long long* strides,
                                   const unsigned* box, const unsigned* element_strides, int interleave, int swizzle,
@@ -696,13 +696,16 @@ EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes
   using cuda_on_host::kTensorAxes;
   const int result = EnterContext("cuTensorMapEncodeTiled");
   if (result != kSuccess) return result;
-  constexpr int kHalves = 6, kSwizzle128 = 3, kMaxPromotion = 3;
+  constexpr int kHalves = 6, kFloats = 7, kNotSwizzled = 0, kSwizzle128 = 3, kMaxPromotion = 3;
   const auto is_aligned = [](const void* pointer, uintptr_t bytes) {
     return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
   };
-  bool is_valid = is_aligned(map, 64) && is_aligned(address, 16) && element_type == kHalves &&
-                  num_axes == kTensorAxes && interleave == 0 && swizzle == kSwizzle128 && promotion >= 0 &&
-                  promotion <= kMaxPromotion && fill == 0 && 2 * box[0] == 128;
+  const bool is_half = element_type == kHalves;
+  const unsigned row_bytes = (is_half ? 2 : 4) * box[0];
+  bool is_valid = is_aligned(map, 64) && is_aligned(address, 16) && (is_half || element_type == kFloats) &&
+                  num_axes == kTensorAxes && interleave == 0 && swizzle == (is_half ? kSwizzle128 : kNotSwizzled) &&
+                  promotion >= 0 && promotion <= kMaxPromotion && fill == 0 &&
+                  (is_half ? row_bytes == 128 : row_bytes % 16 == 0);
   for (int i = 0; is_valid && i < kTensorAxes; ++i) {
     is_valid = sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256 && element_strides[i] == 1;
   }
@@ -710,7 +713,8 @@ EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes
     is_valid = strides[i] % 16 == 0 && strides[i] < 1ull << 40;
   }
   if (!is_valid) return kInvalidValue;
-  cuda_on_host::TensorMap tensor = {cuda_on_host::kTensorMapMark, {}, static_cast<unsigned char*>(address), {}, {}};
+  cuda_on_host::TensorMap tensor = {
+      cuda_on_host::kTensorMapMark, is_half ? 2u : 4u, {}, static_cast<unsigned char*>(address), {}, {}};
   std::copy(box, box + kTensorAxes, tensor.box);
   std::copy(sizes, sizes + kTensorAxes, tensor.sizes);
   std::copy(strides, strides + kTensorAxes - 1, tensor.strides);

@@ -8,14 +8,17 @@ namespace cuda_on_host {
 constexpr int kTensorAxes = 3;
 constexpr uint32_t kTensorMapMark = 0x50414D54;
 
-// Of halves, the innermost axis first, which is contiguous.
+// The innermost axis first, which is contiguous. Of halves, boxes are swizzled by 128 bytes.
 struct TensorMap {
   uint32_t mark;
+  uint32_t element_bytes;
   uint32_t box[kTensorAxes];
   unsigned char* first;
   uint64_t sizes[kTensorAxes];
   uint64_t strides[kTensorAxes - 1];  // in bytes
 };
 static_assert(sizeof(TensorMap) <= 128);
+
+inline bool IsSwizzled(const TensorMap& map) { return map.element_bytes == 2; }
 
 }  // namespace cuda_on_host

@@ -393,6 +393,8 @@ void Launcher::LaunchGemm(const Call& call) const {
   GemmParams params = launch.params;
   FillTile(call, &params);
   params.weight = node_.gemm->memory.at(0);
+  params.scales = node_.wgmma->scales();
+  FillRecompute(call, &params.recompute);
   std::optional<ort::DeviceScratch> x;
   if (launch.is_gathered) {
     GatherLaunch gather = GatherPlanes(params.batch, params.in_channels, params.plane, node_.device);
@@ -400,7 +402,7 @@ void Launcher::LaunchGemm(const Call& call) const {
     params.x = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &x);
     cuda::Launch(node_.wgmma->pointwise.Gather(), gather.shape, gather.params, call.stream);
   }
-  if (launch.has_boxes) EncodeBoxes(params.x, params.y, params.epilogue.residual, &params);
+  EncodeBoxes(launch, node_.is_half(), &params);
   const GemmKernels& kernels = launch.has_boxes ? node_.gemm->boxes : node_.gemm->planes;
   cuda::Launch(kernels.Product(launch.segments), launch.shape, params, call.stream);
 }

@@ -129,7 +129,8 @@ double Planner::PlanPointwise(const PlanKey& key, Plan* plan) const {
   const bool reads_sources = plan->pointwise && plan->pointwise->is_whole;
   const double sparse = CyclesOf(plan->pointwise) + (reads_sources ? 0.0 : SourceCycles(key));
   if (!node_.gemm) return sparse;
-  plan->gemm = ChooseGemmLaunch(node_.geometry, plan->sizes, key.batch, node_.device, key.is_x_aligned);
+  plan->gemm = ChooseGemmLaunch(node_.geometry, plan->sizes, key.batch, node_.device,
+                                static_cast<int64_t>(node_.element_bytes()), key.is_x_aligned);
   const double gemm = CyclesOf(plan->gemm) + SourceCycles(key);
   if (node_.op.cuda.kernel == KernelChoice::kGemm) {
     plan->pointwise.reset();
@@ -173,8 +174,8 @@ void Planner::PlanWarpgroups(const PlanKey& key, double others, Plan* plan) cons
     cycles = IsPointwise(node_.geometry) ? PlanPointwise(key, plan) : PlanWindows(key, plan);
     if (choice == KernelChoice::kGemm && !plan->gemm) {
       Fail(
-          "the gemm kernel cannot run this call: no tile of it fits, the planes of Y have such a size that it cannot "
-          "store them, or the tensors are too large");
+          "the gemm kernel cannot run this call: no tile of it fits, planes have such a size, or X begins at such an "
+          "address, that it cannot copy them, or the tensors are too large");
     }
     if (choice == KernelChoice::kWgmma && std::isinf(cycles)) {
       Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");

@@ -90,10 +90,11 @@ FlatProduct::FlatProduct(const Context& context, const DeviceFacts& device, cons
   SynchronizeUploads();  // the host's arrays go now
 }
 
-GemmProduct::GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight)
+GemmProduct::GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight,
+                         bool is_half)
     : memory(context, weight.size()),
-      boxes(/*has_boxes=*/true, device.max_shared_bytes - kReservedSharedBytes),
-      planes(/*has_boxes=*/false, device.max_shared_bytes - kReservedSharedBytes) {
+      boxes(is_half, /*has_boxes=*/true, device.max_shared_bytes - kReservedSharedBytes),
+      planes(is_half, /*has_boxes=*/false, device.max_shared_bytes - kReservedSharedBytes) {
   memory.Upload(0, weight.data(), weight.size());
   SynchronizeUploads();  // the host's array goes now
 }

@@ -123,7 +123,7 @@ struct FlatProduct {
 
 // The weight with its zeros, as the gemm kernels read it, likewise.
 struct GemmProduct {
-  GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight);
+  GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight, bool is_half);
 
   const Memory memory;
   const GemmKernels boxes, planes;

@@ -14,20 +14,28 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kHalfBytes = 2, kVector = 16;
+constexpr int64_t kHalfBytes = 2, kFloatBytes = 4, kVector = 16, kFloatVector = kVector / kFloatBytes;
+constexpr int64_t kStep = 2;  // where there are strides
+// What is read behind a raw stage, at most: a piece.
+constexpr int64_t kMaxBeyond = kStep * kFloatBytes * kGemmPiecePositions;
 constexpr int64_t kSharedUnit = 128;
-constexpr int64_t kBarrierBytes = 16;
+// Of a stage, and of all residuals.
+constexpr int64_t kBarrierBytes = 16, kResidualBarrierBytes = 8 * kGemmProductWarps * kMaxGemmOutputs;
 // Stages are few: what is asked for ahead of them is no faster.
 constexpr int64_t kMaxBoxStages = 4, kPackedStages = 2, kRawStages = 2, kMinStages = 2, kMaxWeights = 4;
+// Of floats: where tiles have so few chunks, there had better be room for the outputs of two.
+constexpr int64_t kFewChunks = 2;
+// What `GemmConv::MoveOf` has bits for.
+constexpr int64_t kMaxRawBytes = int64_t{1} << 16;
 // Cycles of a multiprocessor, about: fitted to 90 layers of ResNet-50, MobileNetV2 and YOLOv8n, 2 to 64 images, on an
-// H100; they are 10% off (root mean square).
-constexpr double kBeginCycles = 2500.0;  // of a block
-constexpr double kStoreCycles = 80.0;    // of a segment of a tile
-// To stage a chunk: bytes a cycle, and the least. Planes are packed, too.
-struct StagingCosts {
-  double bytes_a_cycle, least;
+// H100, of both types; they are 10% off (root mean square).
+struct Costs {
+  double bytes_a_cycle, least;  // to stage a chunk; planes, and floats, are packed, too
+  double store;                 // a segment of a tile
+  double begin;                 // of a block
 };
-constexpr StagingCosts kBoxCosts = {62.0, 430.0}, kPlaneCosts = {31.0, 780.0};
+constexpr Costs kBoxCosts = {62.0, 430.0, 80.0, 2500.0}, kPlaneCosts = {31.0, 780.0, 80.0, 2500.0},
+                kFloatBoxCosts = {34.0, 0.0, 76.0, 450.0}, kFloatPlaneCosts = {34.0, 0.0, 170.0, 450.0};
 constexpr double kGatherCycles = 2250.0;  // besides a launch, which waits for the one before, and what memory takes
 
 bool IsVectors(int64_t bytes) { return bytes % kVector == 0; }
@@ -35,19 +43,28 @@ bool IsVectors(int64_t bytes) { return bytes % kVector == 0; }
 class Planner {
  public:
   Planner(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, const DeviceFacts& device,
-          bool is_x_aligned)
+          int64_t element_bytes, bool is_x_aligned)
       : geometry_(geometry),
         sizes_(sizes),
         batch_(batch),
         device_(device),
+        element_bytes_(element_bytes),
         is_x_aligned_(is_x_aligned),
         plane_(PositionsOf(sizes.out_dims)),
+        step_(geometry.strides[2]),
         chunks_(CeilDivide(geometry.in_channels, int64_t{kGemmChannels})),
         row_blocks_(CeilDivide(geometry.out_channels, int64_t{kGemmRows})) {}
 
   std::optional<GemmLaunch> Choose() {
-    for (const int segments : kGemmBoxesSegments) TryBoxes(segments);
-    for (const int segments : kGemmPlanesSegments) TryPlanes(segments);
+    if (element_bytes_ == kHalfBytes) {
+      for (const int segments : kGemmBoxesSegments) TryBoxes(segments);
+      for (const int segments : kGemmPlanesSegments) TryPlanes(segments);
+    } else if (is_x_aligned_ && HasRows()) {
+      for (const int segments : kGemmFloatSegments) {
+        TryFloatBoxes(segments);
+        if (step_ == 1) TryFloatPlanes(segments);
+      }
+    }
     return best_;
   }
 
@@ -56,56 +73,179 @@ class Planner {
   struct Room {
     int64_t stage, num_stages;
     int64_t raw, num_raws;
-    int64_t output;  // of a warp
+    int64_t output, num_outputs;  // of a warp
+    int64_t num_weights;
   };
+
+  // Whether the rows of X can be copied where there are strides.
+  bool HasRows() const {
+    return step_ == 1 ||
+           (IsVectors(kFloatBytes * PositionsOf(sizes_.in_dims)) && IsVectors(kStep * kFloatBytes * sizes_.in_dims[2]));
+  }
 
   void TryBoxes(int segments) {
     if (!IsVectors(kHalfBytes * plane_)) return;
     const int64_t boxes = segments / kGemmBoxSegments;
     const int64_t image_boxes = CeilDivide(plane_, int64_t{kGemmBoxPositions});
     const int64_t box_bytes = kHalfBytes * kGemmBoxPositions;
-    Room room{boxes * kGemmChannels * box_bytes, kMaxBoxStages, 0, 0, boxes * kGemmBoxRows * box_bytes};
+    Room room{boxes * kGemmChannels * box_bytes, kMaxBoxStages, 0, 0, boxes * kGemmBoxRows * box_bytes, 1, 0};
     GemmLaunch launch;
     launch.has_boxes = true;
     launch.is_gathered = !is_x_aligned_;
     GemmParams& params = launch.params;
     params.image_boxes = static_cast<int>(image_boxes);
     params.by_image_boxes = MakeDivisor(image_boxes);
+    if (!FindRoom(&room)) return;
     Consider(segments, room, CeilDivide(CheckedMultiply(batch_, image_boxes, "the boxes"), boxes), &launch);
   }
 
   void TryPlanes(int segments) {
-    const int64_t image_segments = SegmentsOf(plane_), images = std::min(segments / image_segments, batch_);
+    const int64_t images = std::min(segments / SegmentsOf(plane_), batch_);
     if (images == 0 || !IsVectors(kHalfBytes * plane_ * geometry_.out_channels)) return;
     const int64_t whole_bytes = kHalfBytes * plane_;
     GemmLaunch launch;
     launch.is_gathered =
-        !is_x_aligned_ || whole_bytes % kGemmPieceBytes != 0 || !IsVectors(whole_bytes * geometry_.in_channels);
-    const int64_t plane_bytes = launch.is_gathered ? image_segments * kSegmentBytes : whole_bytes;
-    Room room;
-    room.stage = RoundUp(int64_t{segments} * kGemmPackedPitch, kSharedUnit);
+        !is_x_aligned_ || plane_ % kGemmPiecePositions != 0 || !IsVectors(whole_bytes * geometry_.in_channels);
+    const int64_t plane_bytes = launch.is_gathered ? SegmentsOf(plane_) * kSegmentBytes : whole_bytes;
+    Room room{};
+    room.stage = PackedBytes(segments);
     room.num_stages = kPackedStages;
     // The last segment of the last channel goes beyond its plane.
     room.raw = RoundUp(images * kGemmChannels * plane_bytes + kSegmentBytes, kSharedUnit);
     room.num_raws = kRawStages;
     room.output = images * kGemmBoxRows * whole_bytes;
+    room.num_outputs = 1;
     GemmParams& params = launch.params;
     params.x_plane_bytes = static_cast<int>(plane_bytes);
-    params.image_segments = static_cast<int>(image_segments);
-    params.tile_images = static_cast<int>(images);
+    SetPlanes(images, &params);
+    if (!FindRoom(&room)) return;
     Consider(segments, room, CeilDivide(batch_, images), &launch);
   }
 
+  // Boxes of all planes are of one size, and as few as there may be.
+  void TryFloatBoxes(int segments) {
+    if (!IsVectors(kFloatBytes * plane_)) return;
+    GemmLaunch launch;
+    launch.has_boxes = true;
+    GemmParams& params = launch.params;
+    int64_t image_boxes;
+    if (step_ == 1) {
+      image_boxes = CeilDivide(plane_, int64_t{segments} * kSegmentPositions);
+      const int64_t positions = RoundUp(CeilDivide(plane_, image_boxes), kFloatVector);
+      params.out_pitch = static_cast<int>(positions);
+      params.x_plane_bytes = static_cast<int>(kFloatBytes * positions);
+      SetLines(1, segments, positions, 0, &params);
+    } else {
+      const int64_t height = sizes_.out_dims[1], width = sizes_.out_dims[2], row_segments = SegmentsOf(width);
+      int64_t rows = std::min(segments / row_segments, height);
+      while (rows > 0 && rows * width % kFloatVector != 0) --rows;
+      if (rows == 0) return;
+      image_boxes = CeilDivide(height, rows);
+      params.out_pitch = static_cast<int>(rows * width);
+      SetLines(rows, row_segments, width, width, &params);
+      // Of every second row, whole vectors, up to the last column that is read.
+      const int64_t columns = RoundUp(kStep * width - 1, kFloatVector);
+      params.x_line_bytes = static_cast<int>(kFloatBytes * columns);
+      params.x_plane_bytes = params.tile_lines * params.x_line_bytes;
+    }
+    params.image_boxes = static_cast<int>(image_boxes);
+    params.by_image_boxes = MakeDivisor(image_boxes);
+    const int64_t output = RoundUp(kGemmBoxRows * kFloatBytes * params.out_pitch, kSharedUnit);
+    ConsiderFloats(segments, output, CheckedMultiply(batch_, image_boxes, "the boxes"), &launch);
+  }
+
+  void TryFloatPlanes(int segments) {
+    const int64_t images = std::min(segments / SegmentsOf(plane_), batch_), bytes = kFloatBytes * plane_;
+    if (images == 0 || !IsVectors(bytes * geometry_.in_channels) || !IsVectors(bytes * geometry_.out_channels)) return;
+    GemmLaunch launch;
+    launch.params.x_plane_bytes = static_cast<int>(bytes);
+    SetPlanes(images, &launch.params);
+    ConsiderFloats(segments, images * kGemmBoxRows * bytes, CeilDivide(batch_, images), &launch);
+  }
+
+  // Lines are planes, of so many images a tile.
+  void SetPlanes(int64_t images, GemmParams* params) const {
+    params->tile_images = static_cast<int>(images);
+    params->out_pitch = static_cast<int>(plane_);
+    params->x_line_bytes = kGemmChannels * params->x_plane_bytes;
+    SetLines(images, SegmentsOf(plane_), plane_, kGemmBoxRows * plane_, params);
+  }
+
+  static void SetLines(int64_t lines, int64_t segments, int64_t positions, int64_t pitch, GemmParams* params) {
+    params->tile_lines = static_cast<int>(lines);
+    params->line_segments = static_cast<int>(segments);
+    params->line_positions = static_cast<int>(positions);
+    params->line_pitch = static_cast<int>(pitch);
+    params->by_line_segments = MakeDivisor(segments);
+  }
+
+  // `output`: bytes of a warp.
+  void ConsiderFloats(int segments, int64_t output, int64_t places, GemmLaunch* launch) {
+    Room room{};
+    room.output = output;
+    // The last piece of a line goes beyond it.
+    const GemmParams& params = launch->params;
+    const int64_t raw = XBytes(params);
+    room.raw = RoundUp(raw + (launch->has_boxes && step_ == 1 ? 0 : kMaxBeyond), kSharedUnit);
+    if (room.raw > kMaxRawBytes) return;
+    room.stage = PackedBytes(segments);
+    if (FindFloatRoom(&room)) Consider(segments, room, places, launch);
+  }
+
+  // Of a raw stage.
+  static int64_t XBytes(const GemmParams& params) {
+    return int64_t{kGemmChannels} * params.x_plane_bytes * std::max(params.tile_images, 1);
+  }
+
+  static int64_t PackedBytes(int segments) { return RoundUp(int64_t{segments} * kGemmPackedPitch, kSharedUnit); }
+
+  // All but the barriers of residuals.
+  static int64_t BytesOf(const Room& room) {
+    return room.num_stages * (room.stage + kBarrierBytes) + room.num_weights * (kGemmWeightBytes + kBarrierBytes) +
+           room.num_raws * (room.raw + kBarrierBytes) + kGemmProductWarps * room.num_outputs * room.output;
+  }
+
+  bool Fits(const Room& room) const { return BytesOf(room) + kResidualBarrierBytes <= MaxBytes(); }
+  int64_t MaxBytes() const { return device_.max_shared_bytes - kReservedSharedBytes; }
+
+  // Of halves: stages of X as many as there is room for, up to those asked for. Of the weight, no fewer chunks are
+  // asked for ahead than of X.
+  bool FindRoom(Room* room) const {
+    for (room->num_weights = room->num_stages; !Fits(*room); room->num_weights = --room->num_stages) {
+      if (room->num_stages == kMinStages) return false;
+    }
+    FillWith(&Room::num_weights, kMaxWeights, room);
+    return true;
+  }
+
+  // Of floats. A chunk is released when the next one is multiplied, or the tile ends.
+  bool FindFloatRoom(Room* room) const {
+    room->num_stages = room->num_weights = std::min(chunks_, kMinStages);
+    room->num_raws = kRawStages;
+    room->num_outputs = 1;
+    if (!Fits(*room)) return false;
+    if (chunks_ <= kFewChunks) FillWith(&Room::num_outputs, kMaxGemmOutputs, room);
+    // Chunks that are asked for ahead are as many of the weight as of X.
+    for (int64_t count = kMinStages; count <= kMaxWeights; ++count) {
+      FillWith(&Room::num_weights, count, room);
+      FillWith(&Room::num_raws, count, room);
+    }
+    FillWith(&Room::num_stages, kPackedStages, room);
+    return true;
+  }
+
+  // As many of something, up to so many, as there is room for.
+  void FillWith(int64_t Room::* count, int64_t most, Room* room) const {
+    while (room->*count < most) {
+      ++(room->*count);
+      if (Fits(*room)) continue;
+      --(room->*count);
+      return;
+    }
+  }
+
   // `places`: tiles of one row block.
-  void Consider(int segments, Room room, int64_t places, GemmLaunch* launch) {
-    const int64_t fixed =
-        room.num_raws * (room.raw + kBarrierBytes) + kGemmProductWarps * (room.output + kBarrierBytes);
-    const int64_t left = device_.max_shared_bytes - kReservedSharedBytes - fixed;
-    const int64_t of_stage = room.stage + kBarrierBytes, of_weight = kGemmWeightBytes + kBarrierBytes;
-    // Of the weight, no fewer chunks are asked for ahead than of X.
-    room.num_stages = std::min(room.num_stages, left / (of_stage + of_weight));
-    if (room.num_stages < kMinStages) return;
-    const int64_t weights = std::min((left - room.num_stages * of_stage) / of_weight, kMaxWeights);
+  void Consider(int segments, const Room& room, int64_t places, GemmLaunch* launch) {
     const int64_t tiles = CheckedMultiply(places, row_blocks_, "the tiles");
     if (tiles > std::numeric_limits<int32_t>::max() - device_.num_multiprocessors) return;
     const int64_t blocks = std::min<int64_t>(tiles, device_.num_multiprocessors);
@@ -117,34 +257,40 @@ class Planner {
     params.in_channels = static_cast<int>(geometry_.in_channels);
     params.out_channels = static_cast<int>(geometry_.out_channels);
     params.plane = static_cast<int>(plane_);
+    params.x_step = static_cast<int>(step_);
+    launch->in_dims = sizes_.in_dims;
+    if (params.out_pitch == 0) params.out_pitch = params.plane;
     params.num_chunks = static_cast<int>(chunks_);
     params.num_tiles = static_cast<int>(tiles);
     params.row_blocks = static_cast<int>(row_blocks_);
     params.by_row_blocks = MakeDivisor(row_blocks_);
     params.num_stages = static_cast<int>(room.num_stages);
-    params.num_weights = static_cast<int>(weights);
+    params.num_weights = static_cast<int>(room.num_weights);
     params.num_raws = static_cast<int>(room.num_raws);
+    params.num_outputs = static_cast<int>(room.num_outputs);
     params.raw_bytes = static_cast<int>(room.raw);
     params.output_bytes = static_cast<int>(room.output);
     launch->segments = segments;
     launch->shape.grid[0] = static_cast<unsigned>(blocks);
     launch->shape.threads = kGemmThreads;
     launch->shape.begins_early = true;
-    launch->shape.dynamic_shared_bytes =
-        static_cast<unsigned>(fixed + room.num_stages * of_stage + weights * of_weight);
+    launch->shape.dynamic_shared_bytes = static_cast<unsigned>(BytesOf(room) + kResidualBarrierBytes);
     best_ = *launch;
   }
 
   double CyclesOf(const GemmLaunch& launch, int segments, int64_t rounds) const {
-    const int64_t of_channel =
-        launch.has_boxes ? kSegmentBytes * segments : int64_t{launch.params.tile_images} * launch.params.x_plane_bytes;
-    const StagingCosts& costs = launch.has_boxes ? kBoxCosts : kPlaneCosts;
-    const auto bytes = static_cast<double>(kGemmChannels * of_channel + kGemmWeightBytes);
+    const bool is_half = element_bytes_ == kHalfBytes;
+    const int64_t of_x = is_half && launch.has_boxes ? kGemmChannels * kSegmentBytes * segments : XBytes(launch.params);
+    const Costs& costs =
+        is_half ? (launch.has_boxes ? kBoxCosts : kPlaneCosts) : (launch.has_boxes ? kFloatBoxCosts : kFloatPlaneCosts);
+    const auto bytes = static_cast<double>(of_x + kGemmWeightBytes);
     const double of_tile =
-        static_cast<double>(chunks_) * std::max(bytes / costs.bytes_a_cycle, costs.least) + kStoreCycles * segments;
-    const auto planes = static_cast<double>(batch_ * (geometry_.in_channels + geometry_.out_channels));
-    const double memory = MemoryCycles(planes * static_cast<double>(kHalfBytes * plane_), device_);
-    const double cycles = kLaunchCycles + kBeginCycles + std::hypot(memory, static_cast<double>(rounds) * of_tile);
+        static_cast<double>(chunks_) * std::max(bytes / costs.bytes_a_cycle, costs.least) + costs.store * segments;
+    // Of rows, all columns come.
+    const auto moved = static_cast<double>(batch_ * (step_ * geometry_.in_channels + geometry_.out_channels) *
+                                           element_bytes_ * plane_);
+    const double memory = MemoryCycles(moved, device_);
+    const double cycles = kLaunchCycles + costs.begin + std::hypot(memory, static_cast<double>(rounds) * of_tile);
     if (!launch.is_gathered) return cycles;
     const auto gathered = static_cast<double>(2 * kHalfBytes * batch_ * geometry_.in_channels * plane_);
     return cycles + kLaunchCycles + kGatherCycles + MemoryCycles(gathered, device_);
@@ -154,29 +300,51 @@ class Planner {
   const ResolvedGeometry& sizes_;
   const int64_t batch_;
   const DeviceFacts& device_;
+  const int64_t element_bytes_;
   const bool is_x_aligned_;
-  const int64_t plane_, chunks_, row_blocks_;
+  const int64_t plane_, step_, chunks_, row_blocks_;
   std::optional<GemmLaunch> best_;
 };
 
-// Of planes [batch, channels]: boxes of `rows` of them.
-void Encode(const void* planes, int64_t plane, int64_t channels, int64_t batch, unsigned rows, TensorMap* map) {
-  constexpr int kHalves = 6, kAxes = 3;  // CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-  constexpr int kNotInterleaved = 0, kSwizzle128 = 3, kPromote128 = 2, kZeros = 0;
-  const unsigned long long sizes[kAxes] = {static_cast<unsigned long long>(plane),
-                                           static_cast<unsigned long long>(channels),
-                                           static_cast<unsigned long long>(batch)};
-  const unsigned long long strides[kAxes - 1] = {static_cast<unsigned long long>(kHalfBytes * plane),
-                                                 static_cast<unsigned long long>(kHalfBytes * plane * channels)};
-  const unsigned box[kAxes] = {kGemmBoxPositions, rows, 1}, steps[kAxes] = {1, 1, 1};
-  GetDriver().encode_tensor_map(map, kHalves, kAxes, const_cast<void*>(planes), sizes, strides, box, steps,
-                                kNotInterleaved, kSwizzle128, kPromote128, kZeros);
+// A tensor's axes, from the innermost on: elements, and from one to the next of the outer ones.
+constexpr int kTensorAxes = 3;
+struct TensorAxes {
+  int64_t sizes[kTensorAxes], strides[kTensorAxes - 1];
+};
+
+void Encode(const void* tensor, const TensorAxes& axes, const int (&box)[kTensorAxes], bool is_half, TensorMap* map) {
+  constexpr int kHalves = 6, kFloats = 7;  // CU_TENSOR_MAP_DATA_TYPE_FLOAT16, .._FLOAT32
+  constexpr int kNotInterleaved = 0, kNotSwizzled = 0, kSwizzle128 = 3, kPromote128 = 2, kZeros = 0;
+  unsigned long long sizes[kTensorAxes], strides[kTensorAxes - 1];
+  unsigned lengths[kTensorAxes], steps[kTensorAxes];
+  for (int i = 0; i < kTensorAxes; ++i) {
+    sizes[i] = static_cast<unsigned long long>(axes.sizes[i]);
+    lengths[i] = static_cast<unsigned>(box[i]);
+    steps[i] = 1;
+  }
+  for (int i = 0; i + 1 < kTensorAxes; ++i) {
+    strides[i] = static_cast<unsigned long long>((is_half ? kHalfBytes : kFloatBytes) * axes.strides[i]);
+  }
+  GetDriver().encode_tensor_map(map, is_half ? kHalves : kFloats, kTensorAxes, const_cast<void*>(tensor), sizes,
+                                strides, lengths, steps, kNotInterleaved, is_half ? kSwizzle128 : kNotSwizzled,
+                                kPromote128, kZeros);
+}
+
+TensorAxes PlanesOf(const GemmParams& params, int64_t channels) {
+  return {{params.plane, channels, params.batch}, {params.plane, params.plane * channels}};
+}
+
+// Every second row of X, of all its planes.
+TensorAxes RowsOf(const GemmParams& params, const Axes& in_dims) {
+  const int64_t height = in_dims[1], width = in_dims[2];
+  return {{width, CeilDivide(height, kStep), int64_t{params.batch} * params.in_channels},
+          {kStep * width, height * width}};
 }
 
 }  // namespace
 
 std::optional<GemmLaunch> ChooseGemmLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
-                                           const DeviceFacts& device, bool is_x_aligned) {
+                                           const DeviceFacts& device, int64_t element_bytes, bool is_x_aligned) {
   const int64_t in_plane = PositionsOf(sizes.in_dims), plane = PositionsOf(sizes.out_dims);
   if (in_plane == 0 || plane == 0) return {};
   // Segments of all images, and bytes of an image, are ints.
@@ -184,14 +352,24 @@ std::optional<GemmLaunch> ChooseGemmLaunch(const ConvGeometry& geometry, const R
   const int64_t channels = std::max(geometry.in_channels, geometry.out_channels);
   const int64_t segments = CheckedMultiply(channels, SegmentsOf(std::max(in_plane, plane)), "an image");
   if (segments > kMax / kSegmentBytes || segments > kMax / batch) return {};
-  return Planner(geometry, sizes, batch, device, is_x_aligned).Choose();
+  return Planner(geometry, sizes, batch, device, element_bytes, is_x_aligned).Choose();
 }
 
-void EncodeBoxes(const void* x, void* y, const void* residual, GemmParams* params) {
-  const int64_t plane = params->plane, batch = params->batch;
-  Encode(x, plane, params->in_channels, batch, kGemmChannels, &params->x_map);
-  Encode(y, plane, params->out_channels, batch, kGemmBoxRows, &params->y_map);
-  if (residual != nullptr) Encode(residual, plane, params->out_channels, batch, kGemmBoxRows, &params->residual_map);
+void EncodeBoxes(const GemmLaunch& launch, bool is_half, GemmParams* params) {
+  const int positions = is_half ? kGemmBoxPositions : params->out_pitch;
+  if (params->x_step > 1) {
+    const int columns = params->x_line_bytes / static_cast<int>(kFloatBytes);
+    Encode(params->x, RowsOf(*params, launch.in_dims), {columns, params->tile_lines, kGemmChannels}, is_half,
+           &params->x_map);
+  } else if (launch.has_boxes) {
+    Encode(params->x, PlanesOf(*params, params->in_channels), {positions, kGemmChannels, 1}, is_half, &params->x_map);
+  }
+  if (!launch.has_boxes) return;
+  const auto encode = [&](const void* outputs, TensorMap* map) {
+    Encode(outputs, PlanesOf(*params, params->out_channels), {positions, kGemmBoxRows, 1}, is_half, map);
+  };
+  encode(params->y, &params->y_map);
+  if (params->epilogue.residual != nullptr) encode(params->epilogue.residual, &params->residual_map);
 }
 
 }  // namespace sparseconv::cuda

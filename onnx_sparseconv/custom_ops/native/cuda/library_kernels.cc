@@ -16,8 +16,9 @@
 #include "wgmma_plan.h"
 
 // The files of code beside this one, which CMake turns into arrays; they end with a NUL.
-extern const unsigned char sparseconv_gemm_kernels_cubin[];
 extern const unsigned char sparseconv_early_kernels_ptx[];
+extern const unsigned char sparseconv_gemm_float_kernels_cubin[];
+extern const unsigned char sparseconv_gemm_kernels_cubin[];
 extern const unsigned char sparseconv_library_kernels_ptx[];
 extern const unsigned char sparseconv_segment_float_kernels_ptx[];
 extern const unsigned char sparseconv_segment_kernels_ptx[];
@@ -109,9 +110,10 @@ std::shared_ptr<const Library> LibraryOfWgmma(bool is_half) {
   return (is_half ? of_halves : of_floats)->Get();
 }
 
-std::shared_ptr<const Library> LibraryOfGemm() {
-  static auto* const library = new SharedLibrary(sparseconv_gemm_kernels_cubin);
-  return library->Get();
+std::shared_ptr<const Library> LibraryOfGemm(bool is_half) {
+  static auto* const of_halves = new SharedLibrary(sparseconv_gemm_kernels_cubin);
+  static auto* const of_floats = new SharedLibrary(sparseconv_gemm_float_kernels_cubin);
+  return (is_half ? of_halves : of_floats)->Get();
 }
 
 template <size_t kCount>
@@ -197,9 +199,14 @@ FlatKernels::FlatKernels(bool is_half, int max_shared_bytes)
                      AllOf(kFlatBlocks), max_shared_bytes),
       flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")) {}
 
-GemmKernels::GemmKernels(bool has_boxes, int max_shared_bytes)
-    : ProductKernels(LibraryOfGemm(), has_boxes ? "sparseconv_gemm_boxes_s" : "sparseconv_gemm_planes_s",
-                     has_boxes ? AllOf(kGemmBoxesSegments) : AllOf(kGemmPlanesSegments), max_shared_bytes) {}
+GemmKernels::GemmKernels(bool is_half, bool has_boxes, int max_shared_bytes)
+    : ProductKernels(
+          LibraryOfGemm(is_half),
+          std::string(has_boxes ? "sparseconv_gemm_boxes_" : "sparseconv_gemm_planes_") + (is_half ? "s" : "f32_s"),
+          !is_half    ? AllOf(kGemmFloatSegments)
+          : has_boxes ? AllOf(kGemmBoxesSegments)
+                      : AllOf(kGemmPlanesSegments),
+          max_shared_bytes) {}
 
 SpaceToDepthKernel::SpaceToDepthKernel(bool is_half)
     : library_(LibraryOfWgmma(is_half)),

@@ -120,7 +120,7 @@ class FlatKernels : public ProductKernels {
 // Those of warpgroups for 1x1 with its zeros, of boxes or of planes. The GPU must be of kWgmmaArchitecture.
 class GemmKernels : public ProductKernels {
  public:
-  GemmKernels(bool has_boxes, int max_shared_bytes);
+  GemmKernels(bool is_half, bool has_boxes, int max_shared_bytes);
 };
 
 // What copies X such that there are no strides. The GPU must be of kWgmmaArchitecture.

@@ -158,15 +158,15 @@ void NodeKernels::LoadFlatProduct(const SparseWeight& halves, bool must_run) {
 }
 
 // With its zeros, the weight may take far more memory than in other forms. Where there is none left, others do.
-void NodeKernels::LoadGemmProduct(const SparseWeight& weight, bool must_run) {
-  if (!is_half() || !HasGemmForm(geometry)) {
+void NodeKernels::LoadGemmProduct(const SparseWeight& halves, bool must_run) {
+  if (!HasGemmForm(geometry, is_half())) {
     if (!must_run) return;
     Fail(
-        "'sparseconv.cuda_kernel' asks for the gemm kernel, which runs 1x1 of one group in float16, without strides "
-        "and padding, with weights of up to 64 MiB with their zeros");
+        "'sparseconv.cuda_kernel' asks for the gemm kernel, which runs 1x1 of one group, without padding, and without "
+        "strides, or in float with strides of 2, with weights of up to 64 MiB with their zeros");
   }
   try {
-    gemm.emplace(context, device, PackGemmWeight(weight, geometry));
+    gemm.emplace(context, device, PackGemmWeight(halves, geometry), is_half());
   } catch (const DriverError& error) {
     if (must_run || error.result() != kOutOfMemory) throw;
   }

@@ -43,7 +43,7 @@ struct NodeKernels {
   std::optional<WindowProduct> windows;
   std::optional<WindowProduct> copied_windows;  // of the convolution without strides
   std::optional<FlatProduct> flat;
-  std::optional<GemmProduct> gemm;         // of halves alone
+  std::optional<GemmProduct> gemm;
   std::optional<HostFlag> was_recomputed;  // a call of floats that are rounded
   std::optional<GeneratedImage> image;
   RunningKernel likely = RunningKernel::kCsr;  // what calls will run, most of them
@@ -54,7 +54,7 @@ struct NodeKernels {
   void LoadTensorProduct(const SparseConvAttributes& attributes);
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
   void LoadFlatProduct(const SparseWeight& halves, bool must_run);
-  void LoadGemmProduct(const SparseWeight& weight, bool must_run);
+  void LoadGemmProduct(const SparseWeight& halves, bool must_run);
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
 };
