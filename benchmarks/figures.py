@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -40,13 +40,13 @@ NEWER_NETWORKS = tuple(f"gpu-models-newer-{kind}{batch}" for kind in ("", "float
 CONCAT_NETWORKS, REAL_NETWORKS = (
     tuple(f"gpu-models-{kind}-{batch}" for batch in (1, 8, 32)) for kind in ("concat", "real")
 )
-# With 1x1 as matrix products.
-GEMM_NETWORKS = tuple(f"gpu-models-gemm-{batch}" for batch in (8, 32, 64))
+# With 1x1 as matrix products: in float16, and in float32 as well.
+GEMM_NETWORKS = tuple(f"gpu-models-gemm-{kind}{batch}" for kind in ("", "float-") for batch in (8, 32, 64))
 GEMM_YOLOV8N = tuple(f"gpu-models-gemm-yolov8n-{batch}" for batch in (8, 32))
 # Converted for each batch size, as CUDA graphs, each network by the newest version that measured it.
 NETWORKS_BY_BATCH = (
     *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)),
-    *(*NEWER_NETWORKS, *CONCAT_NETWORKS, "gpu-models-joined-32"),
+    *(*NEWER_NETWORKS, *CONCAT_NETWORKS),
     *(*GEMM_NETWORKS, *GEMM_YOLOV8N),
 )
 Record = dict[str, Any]
@@ -304,10 +304,17 @@ def gpu_summary_table(*results: str) -> str:
     return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
 
 
-def gpu_models_table(*results: str) -> str:
-    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without."""
+def gpu_models_table(*results: str, networks: Collection[str] = ()) -> str:
+    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without; all that the files have, or
+    those of some names.
+    """
     head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
-    return table(head, [_gpu_model_row(record) for record in _newest_models(*results)])
+    records = [
+        record
+        for record in _newest_models(*results)
+        if not networks or record["original"]["path"].split(".")[0] in networks
+    ]
+    return table(head, [_gpu_model_row(record) for record in records])
 
 
 def _newest_models(*results: str) -> list[Record]:
@@ -517,6 +524,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-flat": lambda: gpu_layers_table("gpu-layers-flat"),
     "gpu-layers-gemm": lambda: gpu_layers_table("gpu-layers-gemm"),
     "gpu-layers-gemm-narrow": lambda: gpu_layers_table("gpu-layers-gemm-narrow"),
+    "gpu-layers-gemm-float": lambda: gpu_layers_table("gpu-layers-gemm-float"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
     "gpu-layers-batches": lambda: gpu_layer_batches_table("gpu-layers-batches"),
@@ -535,13 +543,17 @@ TABLES: dict[str, Callable[[], str]] = {
         *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
     ),
     "gpu-models-resnets": lambda: gpu_models_table(
-        *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64)), *GEMM_NETWORKS
+        *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64)),
+        *GEMM_NETWORKS,
+        networks=("mobilenet_v2", "resnet18", "resnet50"),
     ),
     "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
     "gpu-models-sm80": lambda: gpu_models_table(*(f"gpu-models-sm80-{batch}" for batch in (1, 8, 32))),
     "gpu-models-planes": lambda: gpu_models_table(*(f"gpu-models-planes-{batch}" for batch in (1, 8, 32))),
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
-    "gpu-models-joined": lambda: gpu_models_table("gpu-models-joined-32", *GEMM_YOLOV8N),
+    "gpu-models-silu": lambda: gpu_models_table(
+        *GEMM_YOLOV8N, *GEMM_NETWORKS, networks=("yolov8n", "efficientnet_b0", "mobilenet_v3_large")
+    ),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(*NETWORKS_BY_BATCH),
     "expected": expected_table,
