@@ -6,9 +6,16 @@ cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 build=build/sanitized
 
-# What is checked takes longer to compile than to run.
-cmake -S . -B "$build" -DCMAKE_CXX_COMPILER=g++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-  -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DSPARSECONV_SANITIZE=ON >/dev/null
+# The library is built for either side, from objects that are mostly the same: the second build, in cuda_emulation, takes
+# them from here. Those that nothing has taken for days are of older sources.
+export SPARSECONV_OBJECTS="${SPARSECONV_OBJECTS:-$PWD/build/objects}"
+mkdir -p "$SPARSECONV_OBJECTS"
+find "$SPARSECONV_OBJECTS" -type f -mtime +3 -delete
+
+# What is checked takes longer to compile than to run. The options are those of cuda_emulation.
+cmake -S . -B "$build" -DCMAKE_CXX_COMPILER=g++ -DCMAKE_CXX_COMPILER_LAUNCHER="$PWD/tests/support/compile_once.py" \
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O0 -g1" -DSPARSECONV_WARNINGS_AS_ERRORS=ON \
+  -DSPARSECONV_SANITIZE=ON >/dev/null
 cmake --build "$build" --parallel 2
 
 export ONNX_SPARSECONV_LIBRARY="$PWD/$build/libonnx_sparseconv.so" PYTHONPATH="$PWD"

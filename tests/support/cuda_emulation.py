@@ -18,7 +18,7 @@ from pathlib import Path
 from onnx_sparseconv.kernels.device_sources import EARLY_KERNELS
 from onnx_sparseconv.kernels.library_code import ARCHITECTURES
 from onnx_sparseconv.kernels.plan import MAX_SOURCES
-from tests.support.cuda_host_build import kernel_image
+from tests.support.cuda_host_build import compile_kernels, kernel_image
 from tests.support.native_build import ROOT, build_library, find_tool
 
 # A bare name: it is found because `FakeDriver` has loaded the file, and not where nobody has.
@@ -27,6 +27,7 @@ _SOURCE = Path(__file__).parent / "cuda_on_host" / "fake_driver.cc"
 _KERNELS_VARIABLE = "CUDA_ON_HOST_LIBRARY_KERNELS"
 # As run_sanitized.sh sets it up.
 _SANITIZE = "ASAN_OPTIONS" in os.environ
+_COMPILE_ONCE = Path(__file__).with_name("compile_once.py")
 # Shared by all processes that run tests: each thing is built once.
 FOLDER = ROOT / "build" / ("emulated-cuda-sanitized" if _SANITIZE else "emulated-cuda")
 _NATIVE = ROOT / "onnx_sparseconv/custom_ops/native"
@@ -48,9 +49,11 @@ def build_emulated_library() -> Path:
         return build_library(
             FOLDER,
             "-DCMAKE_BUILD_TYPE=Debug",
+            "-DCMAKE_CXX_FLAGS_DEBUG=-O0 -g1",
             "-DSPARSECONV_WARNINGS_AS_ERRORS=ON",
             f"-DSPARSECONV_EMULATED_CUDA={_DRIVER_NAME}",
             f"-DSPARSECONV_SANITIZE={'ON' if _SANITIZE else 'OFF'}",
+            *([f"-DCMAKE_CXX_COMPILER_LAUNCHER={_COMPILE_ONCE}"] if _SANITIZE else []),
         )
 
 
@@ -112,7 +115,9 @@ class GeneratedParams(ctypes.Structure):
 
 def build_kernels() -> list[Path]:
     """All kernels that the library carries, but for those that begin early: they are those for every GPU once more."""
-    return [kernel_image(source) for source in ARCHITECTURES if source != EARLY_KERNELS]
+    sources = [source for source in ARCHITECTURES if source != EARLY_KERNELS]
+    compile_kernels(sources)
+    return [kernel_image(source) for source in sources]
 
 
 class FakeDriver:

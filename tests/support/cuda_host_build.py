@@ -5,7 +5,9 @@ What is emulated, and which errors of a kernel are caught, is said in ``cuda_on_
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import math
@@ -16,7 +18,7 @@ import shutil
 import subprocess
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,18 +54,49 @@ def build_host_image(source: str, headers: Mapping[str, str] | None = None) -> P
     Returns:
         A shared object as ``cuda_on_host.h`` describes it. Equal sources give the same file.
     """
+    compiler, files, image = _find_image(source, headers or {})
+    if not image.is_file():
+        with _one_at_a_time(image.stem[:2]):
+            if not image.is_file():
+                _compile(compiler, files, image)
+    return image
+
+
+def compile_kernels(sources: Sequence[str]) -> None:
+    """Compile what several processes need at once, `kernel_image` of these sources: each one a part of it."""
+    texts = read_device_sources()
+    for source in sources:
+        compiler, files, image = _find_image(texts[source], {})
+        if not image.is_file():
+            with _one_at_a_time(image.stem[:2], waits=False) as is_mine:
+                if is_mine and not image.is_file():
+                    _compile(compiler, files, image)
+
+
+def _find_image(source: str, headers: Mapping[str, str]) -> tuple[str, dict[str, str], Path]:
+    """The compiler, the files that it takes, and the place of what it makes."""
     files = {name: text for name, text in read_device_sources().items() if not name.endswith(".cu")}
-    files |= {**(headers or {}), "source.cu": translate_inline_ptx(source)}
+    files |= {**headers, "source.cu": translate_inline_ptx(source)}
     files |= {path.name: path.read_text(encoding="utf-8") for path in SHIM.iterdir() if path.suffix in {".h", ".cuh"}}
     runtime = (SHIM / "cuda_on_host.cc").read_text(encoding="utf-8")
     compiler = find_tool(os.environ.get("CXX", "g++"), "g++")
     key = hashlib.sha256(
         repr((sorted(files.items()), runtime, _OPTIONS, _compiler_version(compiler))).encode()
     ).hexdigest()
-    image = CACHE / f"{key[:32]}.so"
-    if not image.is_file():
-        _compile(compiler, files, image)
-    return image
+    return compiler, files, CACHE / f"{key[:32]}.so"
+
+
+@contextlib.contextmanager
+def _one_at_a_time(name: str, *, waits: bool = True) -> Iterator[bool]:
+    """No other process is within it under this name; yields whether that is so, which it may not be without waiting."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
 
 
 @functools.cache
@@ -198,11 +231,12 @@ def _runtime(compiler: str) -> Path:
     texts = [(SHIM / name).read_text(encoding="utf-8") for name in names]
     key = hashlib.sha256(repr((texts, _OPTIONS, _compiler_version(compiler))).encode()).hexdigest()
     file = CACHE / f"{key[:32]}.o"
-    if not file.is_file():
-        made = file.with_suffix(f".{os.getpid()}")
-        options = [option for option in _OPTIONS if option != "-shared"]
-        _run([compiler, *options, "-c", "-x", "c++", str(SHIM / "cuda_on_host.cc"), "-o", str(made)], SHIM)
-        made.replace(file)
+    with _one_at_a_time("runtime"):
+        if not file.is_file():
+            made = file.with_suffix(f".{os.getpid()}")
+            options = [option for option in _OPTIONS if option != "-shared"]
+            _run([compiler, *options, "-c", "-x", "c++", str(SHIM / "cuda_on_host.cc"), "-o", str(made)], SHIM)
+            made.replace(file)
     return file
 
 

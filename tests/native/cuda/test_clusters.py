@@ -32,7 +32,6 @@ HALF, FLOAT = np.dtype(np.float16), np.dtype(np.float32)
 CASE = SparseConvCase(random_weight((70, 96, 3, 3), 0.1, dtype=HALF), geometry_2d(pad=1), Activation.RELU, dtype=HALF)
 LAYERS = [
     *WINDOWS,
-    ((256, 256, 3, 3), (56, 56), geometry_2d(pad=1)),
     ((64, 256, 3, 3), (7, 7), geometry_2d(pad=1)),
     ((64, 160, 3, 3), (14, 14), geometry_2d(pad=1)),
     ((48, 64, 3, 3), (4, 300), geometry_2d(pad=1)),
@@ -78,6 +77,19 @@ def test_layers(make_session, driver, layer, density, dtype):
     assert name.startswith("sparseconv_cluster_n" if dtype == HALF else "sparseconv_cluster_f32_n")
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.cluster"
+
+
+@pytest.mark.parametrize(("density", "wanted"), [(0.05, (2, 4, 8)), (0.4, (4, 4, 4))])
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_clusters_of_several_sizes(make_session, driver, density, wanted, dtype):
+    """Many tiles of rows and of columns: what 132 multiprocessors run for maps twice as high."""
+    driver.set_device(num_multiprocessors=66)
+    weight = random_weight((256, 256, 3, 3), density, dtype=dtype)
+    case = SparseConvCase(weight, geometry_2d(pad=1), Activation.NONE, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="cluster")
+    ((name, grid, *_),) = run_and_check(session, driver, case, (1, 256, 28, 56))
+    assert name.startswith("sparseconv_cluster_n" if dtype == HALF else "sparseconv_cluster_f32_n")
+    assert grid == wanted
 
 
 @pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28)], ids=str)
@@ -189,8 +201,8 @@ def test_a_run_only_launches(assert_only_launches, make_session):
     [
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 1, (14, 14)), "cluster"),
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 2, (14, 14)), "cluster"),
-        ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 24, (28, 26)), "flatten"),
-        ({"weight": random_weight((128, 160, 3, 3), 0.2, dtype=HALF)}, (132, 24, (28, 26)), "interleave"),
+        ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (66, 12, (28, 26)), "flatten"),
+        ({"weight": random_weight((128, 160, 3, 3), 0.2, dtype=HALF)}, (66, 12, (28, 26)), "interleave"),
     ],
     ids=["one image", "two", "many", "many, with more non-zeros"],
 )
