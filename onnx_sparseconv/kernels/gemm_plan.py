@@ -36,7 +36,8 @@ class _Costs(NamedTuple):
 
 
 _BOX_COSTS, _PLANE_COSTS = _Costs(62.0, 430.0, 80.0, 2500.0), _Costs(31.0, 780.0, 80.0, 2500.0)
-_FLOAT_BOX_COSTS, _FLOAT_PLANE_COSTS = _Costs(34.0, 0.0, 76.0, 450.0), _Costs(34.0, 0.0, 170.0, 450.0)
+_FLOAT_BOX_COSTS, _STRIDED_COSTS = _Costs(36.0, 0.0, 72.0, 400.0), _Costs(24.0, 0.0, 72.0, 400.0)
+_FLOAT_PLANE_COSTS = _Costs(36.0, 0.0, 160.0, 400.0)
 
 
 @dataclass(frozen=True)
@@ -143,14 +144,15 @@ def _float_box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
         rows = min(segments // math.ceil(width / _SEGMENT_POSITIONS), height)
         while rows * width % _FLOAT_VECTOR != 0:
             rows -= 1
-        if rows == 0 or in_h * in_w % _FLOAT_VECTOR != 0 or _STEP * in_w % _FLOAT_VECTOR != 0:
+        if rows == 0 or in_h % _STEP != 0 or _STEP * in_w % _FLOAT_VECTOR != 0:
             return
         boxes, positions = math.ceil(height / rows), rows * width
         of_channel = rows * round_up(_STEP * width - 1, _FLOAT_VECTOR)
     of_chunk, output = _CHANNELS * _FLOAT_BYTES * of_channel, round_up(_BOX_ROWS * _FLOAT_BYTES * positions, 128)
     raw = round_up(of_chunk + (_BEYOND_BYTES if call.step > 1 else 0), _SHARED_UNIT)
     if _fits_floats(call, segments, raw, output):
-        yield _plan(call, call.batch * boxes, of_chunk, segments, _FLOAT_BOX_COSTS, has_boxes=True)
+        costs = _FLOAT_BOX_COSTS if call.step == 1 else _STRIDED_COSTS
+        yield _plan(call, call.batch * boxes, of_chunk, segments, costs, has_boxes=True)
 
 
 def _float_plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:

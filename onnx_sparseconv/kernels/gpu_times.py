@@ -403,7 +403,7 @@ def flat_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors
 
 
 def gemm_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:
-    """The same of the library's gemm kernels, for 1x1 in float16."""
+    """The same of the library's gemm kernels, for 1x1."""
     found = _by_gemm(layer, architecture, batch, multiprocessors)
     return None if found is None else found.work
 

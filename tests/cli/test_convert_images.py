@@ -165,9 +165,16 @@ def test_a_layer_that_is_foretold_to_lose_stays_dense_unless_told_otherwise(spar
     assert "on sm_90 at batch 7 and" in sparseconv(*asked, "--batch", 7).stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--target", "sm_90", "--force"), ("--target", "sm_90", "--min-sparsity", "0.5")])
-def test_a_batch_size_needs_something_to_decide(sparseconv, model, tmp_path, more):
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "--batch needs --tune, or --target"),
+        (("--target", "sm_90", "--force"), "--batch has nothing to decide: --force decides for all batch sizes"),
+        (("--target", "sm_90", "--min-sparsity", "0.5"), "nothing to decide: --min-sparsity decides for all"),
+    ],
+)
+def test_a_batch_size_needs_something_to_decide(sparseconv, model, tmp_path, more, said):
     result = sparseconv("convert", model, "-o", tmp_path / "out.onnx", "--batch", 2, *more)
     assert result.exit_code == 2
-    assert "--batch needs --tune, or --target" in result.stderr
+    assert said in result.stderr
     assert not (tmp_path / "out.onnx").exists()

@@ -87,6 +87,7 @@ GEMM = {
     "few rows": ((50, 64, 1, 1), geometry_2d(1, 1, 0), (3, 64, 30, 56)),
     "56 wide, stride 2": ((200, 136, 1, 1), geometry_2d(1, 2, 0), (5, 136, 56, 56)),
     "28 wide, stride 2": ((150, 64, 1, 1), geometry_2d(1, 2, 0), (20, 64, 28, 28)),
+    "8 wide, stride 2": ((72, 64, 1, 1), geometry_2d(1, 2, 0), (40, 64, 2, 8)),
 }
 # Strides are for floats alone.
 GEMM_TYPES = [(name, dtype) for name in GEMM for dtype in TYPES if dtype == np.float32 or "stride" not in name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import onnxruntime
 import pytest
 from onnx import helper
 
@@ -218,11 +219,11 @@ def test_maps_smaller_than_the_window_by_less_than_a_stride_are_pooled_as_by_new
     case = dataclasses.replace(CASE, pool=pool)
     model = make_model(case, with_function=True)
     inputs = random_inputs(case, (2, 6, 1, 1))
-    (expected,) = make_session(model, with_library=False).run(None, inputs)
     (actual,) = make_session(model).run(None, inputs)
     assert actual.shape == (2, 8, 1, 1)
-    if expected.size == 0:
-        pytest.skip("this ONNX Runtime gives no output for such maps")
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < (1, 21):
+        pytest.skip("this ONNX Runtime gives no output for such maps, or crashes")
+    (expected,) = make_session(model, with_library=False).run(None, inputs)
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 

@@ -209,9 +209,13 @@ def command(
         provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()), cuda_graph
     )
     # The rule for GPUs asks for batch sizes, too.
-    by_rule = bool(targets) and not (force or decisions is not None or min_sparsity is not None)
+    decided = {"--force": force, "--decisions": decisions is not None, "--min-sparsity": min_sparsity is not None}
+    overruled = next((name for name, is_given in decided.items() if is_given), "")
+    by_rule = bool(targets) and not overruled
     given = asked.given(but=("--batch",) if by_rule else ()) or ("--require-gain" if require_gain else "")
     if not tune and given:
+        if given == "--batch" and targets:
+            raise UsageError(f"--batch has nothing to decide: {overruled} decides for all batch sizes; leave one out")
         raise UsageError(f"{given} needs --tune" + (", or --target" if given == "--batch" else ""))
     settings = Job(
         model=Path(),

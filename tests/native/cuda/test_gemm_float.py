@@ -47,7 +47,7 @@ LAYERS = [
     ((72, 64), (2, 4, 6, 10), ConvGeometry((1, 1, 1), (1, 1, 1), (0,) * 6, (1, 1, 1)), BOXES),
     ((136, 72), (2, 56, 56), STRIDED, BOXES),
     ((72, 130), (3, 28, 28), STRIDED, BOXES),
-    ((72, 64), (2, 27, 28), STRIDED, BOXES),
+    ((72, 64), (2, 2, 8), STRIDED, BOXES),
     ((64, 65), (2, 28, 36), STRIDED, BOXES),
     ((64, 64), (1, 16, 104), STRIDED, BOXES),
     ((72, 64), (3, 8, 8), STRIDED, BOXES),
@@ -109,9 +109,9 @@ def test_without_a_bias(make_session, driver):
     assert check(make_session(make_model(case), cuda_kernel="gemm"), driver, case, (5, 72, 14, 14)) == BOXES
 
 
-@pytest.mark.parametrize("which", ["Z", "Y"])
+@pytest.mark.parametrize("which", ["X", "Z", "Y"])
 @pytest.mark.parametrize("size", [(28, 28), (7, 7)], ids=str)
-def test_outputs_that_begin_anywhere(make_session, driver, which, size):
+def test_tensors_that_begin_anywhere(make_session, driver, which, size):
     case = dataclasses.replace(CASE, has_residual=True)
     inputs = random_inputs(case, (8, 72, *size))
     session = make_session(make_model(case), cuda_kernel="gemm")
@@ -120,18 +120,14 @@ def test_outputs_that_begin_anywhere(make_session, driver, which, size):
     assert_within(y, *oracle(case, inputs))
 
 
-@pytest.mark.parametrize("size", [(28, 28), (7, 7)], ids=str)
-def test_inputs_that_begin_anywhere(make_session, driver, size):
-    """Are for other kernels."""
-    inputs = random_inputs(CASE, (8, 72, *size))
-    session = make_session(make_model(CASE), cuda_kernel="gemm")
-    with pytest.raises(Exception, match=r"the gemm kernel cannot run this call: .* X begins at such an address"):
-        run_misaligned(session, driver, inputs, np.zeros((8, 136, *size), np.float32), "X")
-
-
 @pytest.mark.parametrize(
     ("geometry", "size", "other_size"),
-    [(PLAIN, (7, 7), (6, 6)), (STRIDED, (14, 14), (16, 14)), (STRIDED, (28, 29), (28, 32))],
+    [
+        (PLAIN, (7, 7), (6, 6)),
+        (STRIDED, (14, 14), (16, 14)),
+        (STRIDED, (28, 29), (28, 32)),
+        (STRIDED, (27, 28), (28, 28)),
+    ],
     ids=str,
 )
 def test_sizes_that_cannot_be_copied(make_session, driver, geometry, size, other_size):
@@ -171,3 +167,15 @@ def test_what_foretells_times_has_the_librarys_plan(make_session, driver, layer,
     plan = plan_gemm(layer_of(case, size), batch, 24)
     assert name == f"sparseconv_gemm_{'boxes' if plan.has_boxes else 'planes'}_f32_s{plan.segments}"
     assert grid[0] == min(plan.tiles, 24)
+
+
+@pytest.mark.parametrize("kernel", ["gemm", "wgmma", "cluster", "tensor", "segments"])
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_weights_that_are_no_numbers_are_for_the_csr_kernel(make_session, kernel, value):
+    """Halves though all others are."""
+    weight = random_weight((64, 64, 1, 1), 0.2, dtype=np.float16).astype(np.float32)
+    weight[3, 5] = value
+    case = dataclasses.replace(CASE, weight=weight)
+    make_session(make_model(case))
+    with pytest.raises(Exception, match="or finite floats"):
+        make_session(make_model(case), cuda_kernel=kernel)

@@ -172,10 +172,11 @@ void Planner::PlanWarpgroups(const PlanKey& key, double others, Plan* plan) cons
   double cycles = std::numeric_limits<double>::infinity();
   if (choice != KernelChoice::kCluster && choice != KernelChoice::kFlat) {
     cycles = IsPointwise(node_.geometry) ? PlanPointwise(key, plan) : PlanWindows(key, plan);
-    if (choice == KernelChoice::kGemm && !plan->gemm) {
+    // Where only the address of X is in the way, the CSR kernel runs.
+    if (choice == KernelChoice::kGemm && !plan->gemm && (node_.is_half() || key.is_x_aligned)) {
       Fail(
-          "the gemm kernel cannot run this call: no tile of it fits, planes have such a size, or X begins at such an "
-          "address, that it cannot copy them, or the tensors are too large");
+          "the gemm kernel cannot run this call: no tile of it fits, planes have such a size that it cannot copy them, "
+          "or the tensors are too large");
     }
     if (choice == KernelChoice::kWgmma && std::isinf(cycles)) {
       Fail("the warpgroup kernel cannot run this call: no tile of it fits, or the tensors are too large");

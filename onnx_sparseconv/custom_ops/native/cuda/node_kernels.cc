@@ -13,6 +13,40 @@ namespace {
 
 constexpr int kMinArchitecture = 75;
 
+// The kernels of warpgroups that a session may ask for, and what they run.
+struct WarpgroupChoice {
+  KernelChoice choice;
+  RunningKernel runs;
+  const char *name, *form;
+};
+constexpr char kWarpgroupForm[] = "1-D and 2-D, and 1x1x1, kernels of up to 49 taps";
+constexpr WarpgroupChoice kWarpgroupChoices[] = {
+    {KernelChoice::kWgmma, RunningKernel::kWgmma, "warpgroup", kWarpgroupForm},
+    {KernelChoice::kCluster, RunningKernel::kCluster, "cluster", kWarpgroupForm},
+    {KernelChoice::kFlat, RunningKernel::kFlat, "flat",
+     "windows of 64 to 2048 channels of a group, with so many zeros that all rows can have one order of channels, "
+     "about "
+     "90%"},
+    {KernelChoice::kGemm, RunningKernel::kGemm, "gemm",
+     "1x1 of one group, without padding, and without strides, or in float in 2-D with strides of 2, weights of up to "
+     "64 MiB "
+     "with their zeros"},
+};
+
+// The one that a session asks for, or null.
+const WarpgroupChoice* FindWarpgroupChoice(KernelChoice choice) {
+  for (const WarpgroupChoice& candidate : kWarpgroupChoices) {
+    if (candidate.choice == choice) return &candidate;
+  }
+  return nullptr;
+}
+
+[[noreturn]] void Refuse(const WarpgroupChoice& asked) {
+  Fail("'sparseconv.cuda_kernel' asks for the ", asked.name, " kernel, which runs ", asked.form,
+       "; groups of 8 output channels at least, weights that are halves, or finite floats; on compute capability 9.0 "
+       "alone");
+}
+
 int Attribute(Device device, DeviceAttribute attribute) {
   int value = 0;
   GetDriver().device_attribute(&value, attribute, device);
@@ -74,8 +108,8 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   // Where floats may run on warpgroups, these are the faster ones.
   if (!is_half() && wgmma && !must_run) return;
-  const bool can_load = device.architecture >= kMinTensorArchitecture;
-  const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const auto scaled = is_half() ? std::nullopt : ScaleToHalves(attributes.weight);
+  const bool can_load = device.architecture >= kMinTensorArchitecture && (is_half() || scaled);
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   const bool is_plain = IsPointwise(geometry) && IsPlain(geometry);
   const bool must_be_plain = op.cuda.kernel == KernelChoice::kSegments;
@@ -103,29 +137,18 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
 }
 
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
-  const bool must_cluster = op.cuda.kernel == KernelChoice::kCluster,
-             must_be_flat = op.cuda.kernel == KernelChoice::kFlat, must_be_gemm = op.cuda.kernel == KernelChoice::kGemm;
-  const bool must_run = op.cuda.kernel == KernelChoice::kWgmma || must_cluster || must_be_flat || must_be_gemm;
-  if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
-  const bool can_load = device.architecture == kWgmmaArchitecture;
-  const auto scaled = can_load && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const WarpgroupChoice* const asked = FindWarpgroupChoice(op.cuda.kernel);
+  if (op.cuda.kernel != KernelChoice::kAuto && asked == nullptr) return;
+  const auto scaled = is_half() ? std::nullopt : ScaleToHalves(attributes.weight);
+  const bool can_load = device.architecture == kWgmmaArchitecture && (is_half() || scaled);
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   if (!can_load || !HasWgmmaForm(halves, geometry)) {
-    if (must_run) {
-      Fail("'sparseconv.cuda_kernel' asks for the ",
-           must_cluster   ? "cluster"
-           : must_be_flat ? "flat"
-           : must_be_gemm ? "gemm"
-                          : "warpgroup",
-           " kernel, which runs 1-D and 2-D, and 1x1x1; weights that are "
-           "halves, or finite floats, groups of 8 output channels at least, kernels of up to 49 taps; on "
-           "compute capability 9.0 alone");
-    }
+    if (asked != nullptr) Refuse(*asked);
     return;
   }
   const WgmmaWeight weight = PackWgmmaWeight(halves, geometry, ChooseWgmmaForm(geometry), source_begins);
   const WgmmaFacts facts = FactsOf(weight, halves.values.size(), element_bytes());
-  if (!must_run && !IsWorthWarpgroups(facts, geometry)) return;
+  if (asked == nullptr && !IsWorthWarpgroups(facts, geometry)) return;
   wgmma.emplace(context, device, weight, facts, scaled ? scaled->scales : std::vector<float>());
   device.max_clusters = wgmma->clusters.MaxClusters();
   if (HasWindowForm(geometry, device.max_shared_bytes)) {
@@ -135,40 +158,32 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
     const SparseWeight copied = WithoutStrides(halves, geometry);
     copied_windows.emplace(context, device, PackWindowWeight(copied, WithoutStrides(geometry)), is_half());
   }
-  if (op.cuda.kernel == KernelChoice::kAuto || must_be_flat) LoadFlatProduct(halves, must_be_flat);
-  if (op.cuda.kernel == KernelChoice::kAuto || must_be_gemm) LoadGemmProduct(halves, must_be_gemm);
+  if (asked == nullptr || asked->choice == KernelChoice::kFlat) LoadFlatProduct(halves);
+  if (asked == nullptr || asked->choice == KernelChoice::kGemm) LoadGemmProduct(halves);
+  if (asked != nullptr &&
+      ((asked->choice == KernelChoice::kFlat && !flat) || (asked->choice == KernelChoice::kGemm && !gemm))) {
+    Refuse(*asked);
+  }
   // Whether floats run there, the calls' provider decides, unless the session does.
-  if (must_run || is_half()) {
-    likely = must_cluster   ? RunningKernel::kCluster
-             : must_be_flat ? RunningKernel::kFlat
-             : must_be_gemm ? RunningKernel::kGemm
-                            : RunningKernel::kWgmma;
+  if (asked != nullptr) {
+    likely = asked->runs;
+  } else if (is_half()) {
+    likely = RunningKernel::kWgmma;
   }
 }
 
-void NodeKernels::LoadFlatProduct(const SparseWeight& halves, bool must_run) {
+void NodeKernels::LoadFlatProduct(const SparseWeight& halves) {
   const auto packed = HasFlatForm(geometry) ? PackFlatWeight(halves, geometry) : std::nullopt;
-  if (packed) {
-    flat.emplace(context, device, *packed, is_half());
-  } else if (must_run) {
-    Fail(
-        "'sparseconv.cuda_kernel' asks for the flat kernel, which runs windows of 64 to 2048 channels of a group, with "
-        "so many zeros that all rows can have one order of channels, about 90%");
-  }
+  if (packed) flat.emplace(context, device, *packed, is_half());
 }
 
 // With its zeros, the weight may take far more memory than in other forms. Where there is none left, others do.
-void NodeKernels::LoadGemmProduct(const SparseWeight& halves, bool must_run) {
-  if (!HasGemmForm(geometry, is_half())) {
-    if (!must_run) return;
-    Fail(
-        "'sparseconv.cuda_kernel' asks for the gemm kernel, which runs 1x1 of one group, without padding, and without "
-        "strides, or in float with strides of 2, with weights of up to 64 MiB with their zeros");
-  }
+void NodeKernels::LoadGemmProduct(const SparseWeight& halves) {
+  if (!HasGemmForm(geometry, is_half())) return;
   try {
     gemm.emplace(context, device, PackGemmWeight(halves, geometry), is_half());
   } catch (const DriverError& error) {
-    if (must_run || error.result() != kOutOfMemory) throw;
+    if (op.cuda.kernel == KernelChoice::kGemm || error.result() != kOutOfMemory) throw;
   }
 }
 

@@ -53,8 +53,8 @@ struct NodeKernels {
   void LoadDepthwiseProduct(const SparseConvAttributes& attributes);
   void LoadTensorProduct(const SparseConvAttributes& attributes);
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
-  void LoadFlatProduct(const SparseWeight& halves, bool must_run);
-  void LoadGemmProduct(const SparseWeight& halves, bool must_run);
+  void LoadFlatProduct(const SparseWeight& halves);
+  void LoadGemmProduct(const SparseWeight& halves);
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
 };
