@@ -148,7 +148,10 @@ def _float_box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
             return
         boxes, positions = math.ceil(height / rows), rows * width
         of_channel = rows * round_up(_STEP * width - 1, _FLOAT_VECTOR)
-    of_chunk, output = _CHANNELS * _FLOAT_BYTES * of_channel, round_up(_BOX_ROWS * _FLOAT_BYTES * positions, 128)
+    of_chunk, output = (
+        _CHANNELS * _FLOAT_BYTES * of_channel,
+        round_up(_BOX_ROWS * _FLOAT_BYTES * positions, _SHARED_UNIT),
+    )
     raw = round_up(of_chunk + (_BEYOND_BYTES if call.step > 1 else 0), _SHARED_UNIT)
     if _fits_floats(call, segments, raw, output):
         costs = _FLOAT_BOX_COSTS if call.step == 1 else _STRIDED_COSTS

@@ -386,7 +386,8 @@ class GemmConv {
         channel < kGemmChannels && line < p_.tile_lines && of_line * kGemmPiecePositions < p_.line_positions;
     const unsigned from = static_cast<unsigned>(channel * p_.x_plane_bytes + line * p_.x_line_bytes) +
                           static_cast<unsigned>(of_line * p_.x_step) * kPieceBytes;
-    const auto to = static_cast<unsigned>(segment * kGemmPackedPitch + channel * 16 + half_segment % 2 * 8);
+    const auto to = static_cast<unsigned>(segment * kGemmPackedPitch + channel * 16) +
+                    static_cast<unsigned>(half_segment % 2) * kPackedPieceBytes;
     return (is_read ? from : 0) | to << kMoveBits;
   }
 

@@ -66,20 +66,27 @@ def a_few_multiprocessors(driver):
     driver.set_device(num_multiprocessors=4)
 
 
+def run_layer(make_session, driver, layer, density, dtype):
+    """Run one of LAYERS and compare; returns the kernels that ran."""
+    channels, (batch, *size), geometry, _ = layer
+    weight = random_weight((*channels, *geometry.kernel_shape), density, dtype=dtype)
+    case = SparseConvCase(weight, geometry, Activation.NONE, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="gemm")
+    x_shape = (batch, channels[1], *size)
+    launches = run_and_check(session, driver, case, x_shape, has_rounded_factors=dtype != HALF)
+    (record,) = library.describe_kernels()
+    assert record.kernel == "cuda.gemm"
+    return kernels_of(launches)
+
+
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("density", [0.1, 1.0])
 def test_layers(make_session, driver, layer, density):
-    channels, (batch, *size), geometry, expected = layer
-    weight = random_weight((*channels, *geometry.kernel_shape), density, dtype=HALF)
-    case = SparseConvCase(weight, geometry, Activation.NONE, dtype=HALF)
-    session = make_session(make_model(case), cuda_kernel="gemm")
-    launches = kernels_of(run_and_check(session, driver, case, (batch, channels[1], *size)))
+    launches, expected = run_layer(make_session, driver, layer, density, HALF), layer[-1]
     if expected is None:
         assert set(launches) <= {"gather", "boxes", "planes"}
     else:
         assert launches == expected
-    (record,) = library.describe_kernels()
-    assert record.kernel == "cuda.gemm"
 
 
 @pytest.mark.parametrize("activation", list(Activation))

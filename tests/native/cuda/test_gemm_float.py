@@ -8,10 +8,14 @@ import dataclasses
 import numpy as np
 import pytest
 
-from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels.gemm_plan import plan_gemm
-from tests.native.cuda.test_gemm import PLAIN, kernels_of
+from tests.native.cuda.test_gemm import (
+    PLAIN,
+    a_few_multiprocessors,  # noqa: F401 (a fixture of all tests here, too)
+    kernels_of,
+    run_layer,
+)
 from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_layers import layer_of
@@ -56,12 +60,6 @@ LAYERS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def a_few_multiprocessors(driver):
-    """So that blocks compute several tiles."""
-    driver.set_device(num_multiprocessors=4)
-
-
 def check(session, driver, case, x_shape):
     """Run a case and compare; returns the kernels that ran."""
     return kernels_of(run_and_check(session, driver, case, x_shape, has_rounded_factors=True))
@@ -70,14 +68,8 @@ def check(session, driver, case, x_shape):
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("density", [0.1, 1.0])
 def test_layers(make_session, driver, layer, density):
-    channels, (batch, *size), geometry, expected = layer
-    weight = random_weight((*channels, *geometry.kernel_shape), density)
-    case = SparseConvCase(weight, geometry, Activation.NONE)
-    session = make_session(make_model(case), cuda_kernel="gemm")
-    launches = check(session, driver, case, (batch, channels[1], *size))
+    launches, expected = run_layer(make_session, driver, layer, density, np.dtype(np.float32)), layer[-1]
     assert launches in ([BOXES, PLANES] if expected is None else [expected])
-    (record,) = library.describe_kernels()
-    assert record.kernel == "cuda.gemm"
 
 
 @pytest.mark.parametrize("activation", list(Activation))

@@ -710,7 +710,7 @@ EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes
     is_valid = sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256 && element_strides[i] == 1;
   }
   for (int i = 0; is_valid && i + 1 < kTensorAxes; ++i) {
-    is_valid = strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+    is_valid = strides[i] % 16 == 0 && strides[i] < 1ull << 40 && (i == 0 || strides[i] % strides[i - 1] == 0);
   }
   if (!is_valid) return kInvalidValue;
   cuda_on_host::TensorMap tensor = {

@@ -108,8 +108,9 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
   // Where floats may run on warpgroups, these are the faster ones.
   if (!is_half() && wgmma && !must_run) return;
-  const auto scaled = is_half() ? std::nullopt : ScaleToHalves(attributes.weight);
-  const bool can_load = device.architecture >= kMinTensorArchitecture && (is_half() || scaled);
+  const bool has_tensor_cores = device.architecture >= kMinTensorArchitecture;
+  const auto scaled = has_tensor_cores && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const bool can_load = has_tensor_cores && (is_half() || scaled);
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   const bool is_plain = IsPointwise(geometry) && IsPlain(geometry);
   const bool must_be_plain = op.cuda.kernel == KernelChoice::kSegments;
@@ -139,8 +140,9 @@ void NodeKernels::LoadTensorProduct(const SparseConvAttributes& attributes) {
 void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
   const WarpgroupChoice* const asked = FindWarpgroupChoice(op.cuda.kernel);
   if (op.cuda.kernel != KernelChoice::kAuto && asked == nullptr) return;
-  const auto scaled = is_half() ? std::nullopt : ScaleToHalves(attributes.weight);
-  const bool can_load = device.architecture == kWgmmaArchitecture && (is_half() || scaled);
+  const bool has_warpgroups = device.architecture == kWgmmaArchitecture;
+  const auto scaled = has_warpgroups && !is_half() ? ScaleToHalves(attributes.weight) : std::nullopt;
+  const bool can_load = has_warpgroups && (is_half() || scaled);
   const SparseWeight& halves = scaled ? scaled->weight : attributes.weight;
   if (!can_load || !HasWgmmaForm(halves, geometry)) {
     if (asked != nullptr) Refuse(*asked);
