@@ -310,10 +310,10 @@ def _more_repeats(layer: SparseLayer) -> float:
 def _plan_few_channels(layer: SparseLayer, batch: int, multiprocessors: float) -> WarpgroupPlan | None:
     steps = _window_steps(layer)
     by_octets = plan_octets(layer, batch, steps, multiprocessors)
-    if by_octets is not None:
+    if by_octets is not None and layer.strides == (1, 1):
         return by_octets
     by_ring = plan_ring(layer, batch, steps, multiprocessors) if layer.element_type == np.float16 else None
-    plans = (by_ring, _plan_without_strides(layer, batch, multiprocessors))
+    plans = (by_octets, by_ring, _plan_without_strides(layer, batch, multiprocessors))
     return min((plan for plan in plans if plan is not None), key=lambda plan: plan.cycles, default=None)
 
 

@@ -31,11 +31,13 @@ _RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 # Of the octet kernel.
-_OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), 32
+_OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _STRIDED_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), (8, 15), 32
+_MAX_OCTET_STRIDE, _MOST_APART = 2, 7
 _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
 _WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.05, 13.0
+_LEAST_PRODUCT_CYCLES, _LEAST_BLOCK_CYCLES = 64.0, 4.3
 _ELEMENT_CYCLES = 0.4
 _COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 # Of the kernel for 1x1.
@@ -145,9 +147,10 @@ def plan_octets(
         ValueError: the input size is not known.
     """
     (out_h, out_w), (_, in_w) = out_size(layer), layer.in_size or (0, 0)
-    if not _has_octet_form(layer) or layer.strides != (1, 1) or in_w % (_OCTET // 2):
+    if not _has_octet_form(layer) or max(layer.strides) > _MAX_OCTET_STRIDE or in_w % (_OCTET // 2):
         return None
-    if layer.kernel_shape[0] > 1 and _needs_words(layer) and not (is_copied and layer.in_channels <= CHANNELS):
+    is_for_words = layer.kernel_shape[0] == 1 and layer.strides == (1, 1)
+    if not is_for_words and _needs_words(layer) and not (is_copied and layer.in_channels <= CHANNELS):
         return None
     stored = _stored_together(layer)
     plans = (
@@ -224,7 +227,9 @@ def _needs_words(layer: SparseLayer) -> bool:
 
 @dataclass(frozen=True)
 class _OctetColumns:
-    """How a row is cut into tiles: so many, columns of each, columns of X that are staged for each, and pixels."""
+    """How a row is cut into tiles: so many, columns of each, columns of X that are staged for each, and pixels of a row
+    at one place between strides.
+    """
 
     tiles: int
     of_tile: int
@@ -235,15 +240,17 @@ class _OctetColumns:
 def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
     (_, out_w), (_, in_w), pad_left = out_size(layer), layer.in_size or (0, 0), layer.pads[1]
     window = (layer.kernel_shape[1] - 1) * layer.dilations[1] + 1
-    yield _OctetColumns(1, out_w, in_w, math.ceil(max(pad_left + in_w, out_w - 1 + window) / 2) * 2)
+    stride = layer.strides[1]
+    pixels = math.ceil(max(pad_left + in_w, (out_w - 1) * stride + window) / (2 * stride)) * 2
+    yield _OctetColumns(1, out_w, in_w, pixels)
     if _stored_together(layer) > 1 and (in_w % _OCTET or out_w % _OCTET):
         return
     halo = math.ceil(pad_left / _OCTET) * _OCTET
     for columns in range(_OCTET, min(out_w, _OCTET * max(_OCTET_BLOCKS) + 1), _OCTET):
         tiles = math.ceil(out_w / columns)
         if columns == _OCTET or math.ceil(out_w / (columns - _OCTET)) != tiles:
-            staged = math.ceil((halo - pad_left + columns - 1 + window) / _OCTET) * _OCTET
-            yield _OctetColumns(tiles, columns, staged, staged)
+            staged = math.ceil((halo - pad_left + (columns - 1) * stride + window) / _OCTET) * _OCTET
+            yield _OctetColumns(tiles, columns, staged, math.ceil(staged / (2 * stride)) * 2)
 
 
 def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[int, int]]:
@@ -252,7 +259,8 @@ def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[
     parts, chunks = math.ceil(columns.staged / _STAGED_COLUMNS), math.ceil(layer.in_channels / CHANNELS)
     if not _can_stage_octets(layer, parts, chunks) or columns.pixels < _OCTET:
         return
-    of_kernels = _WORD_BLOCKS if _needs_words(layer) else _OCTET_BLOCKS
+    plain = _OCTET_BLOCKS if layer.strides == (1, 1) else _STRIDED_BLOCKS
+    of_kernels = _WORD_BLOCKS if _needs_words(layer) else plain
     stored = _stored_together(layer)
     for rows in range(1, out_h + 1):
         positions = (rows - 1) * columns.pixels + columns.of_tile
@@ -279,16 +287,20 @@ def _octet_plans(
     """With a place for outputs for each warpgroup, and where rows lack room with one for both."""
     (rows, blocks, tile_rows), (batch, steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
-    window_rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] + 1
+    phases = math.prod(layer.strides)  # places between strides, each of which has the pixels of a row
+    window_rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] // layer.strides[0] + 1
     weight_bytes = _window_weight_bytes(steps)
-    row_bytes = 2 * places * columns.pixels
+    row_bytes = 2 * places * phases * columns.pixels
+    apart = 2 * places * phases * _MOST_APART if phases > 1 else 0
     of_row = row_bytes + 16 + math.ceil(4 * steps / 16) * 16 + 16
     out_h, _ = out_size(layer)
     row_tiles = math.ceil(layer.out_channels / ROWS)
     of_images = columns.tiles * math.ceil(out_h / tile_rows) * batch
     num_blocks = min(of_images, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
-    in_rows, groups = tile_rows - 1 + window_rows, math.ceil(tile_rows / rows)
-    products = steps * (512 * blocks + 2304) / _SHARED_BYTES_A_CYCLE
+    in_rows, groups = layer.strides[0] * (tile_rows - 1 + window_rows), math.ceil(tile_rows / rows)
+    product = _PRODUCT_OVERLAP * (512 * blocks + 2304) / _SHARED_BYTES_A_CYCLE
+    least = _LEAST_PRODUCT_CYCLES + _LEAST_BLOCK_CYCLES * blocks if phases > 1 else 0.0
+    products = steps * max(product, least)
     staging = in_rows * columns.staged * places * _STAGED_CYCLES
     itemsize = layer.element_type.itemsize
     moved = in_rows * columns.staged * places + tile_rows * columns.of_tile * ROWS
@@ -296,11 +308,11 @@ def _octet_plans(
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
     for buffers in (WARPGROUPS, 1):
-        besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + weight_bytes + 4 * places + 8 + 16
+        besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + weight_bytes + 4 * places + 8 + 16 + apart
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
         has_room = ring_rows >= window_rows + 2 * rows - 1
         if ring_rows >= window_rows + rows - 1:
-            computing = groups * (_PRODUCT_OVERLAP * products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
+            computing = groups * (products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
             if groups > 1:
                 computing *= (1 if has_room else _WAITING_SHARE) * (1 if buffers == WARPGROUPS else _SHARING_SHARE)
             if window_rows > 1 and _stored_together(layer) == 1:

@@ -36,6 +36,8 @@ WARPGROUPS = {
     "3x3, 7 wide": ((96, 100, 3, 3), geometry_2d(), (8, 100, 7, 7)),
     "3x3, odd width": ((70, 40, 3, 3), geometry_2d(pad=0), (5, 40, 17, 31)),
     "3x3, stride 2": ((64, 48, 3, 3), geometry_2d(3, 2, 1), (8, 48, 30, 56)),
+    "3x3, stride 2, 20 wide": ((130, 64, 3, 3), geometry_2d(3, 2, 1), (9, 64, 16, 20)),
+    "5x5, stride 2": ((64, 40, 5, 5), geometry_2d(5, 2, 2), (5, 40, 32, 44)),
     "3x3, dilation 2": ((64, 32, 3, 3), geometry_2d(3, 1, 2, 2), (8, 32, 20, 16)),
     "3x3, groups": ((128, 32, 3, 3), geometry_2d(group=2), (8, 64, 18, 20)),
     "3x3, 32 wide, one image": ((80, 64, 3, 3), geometry_2d(), (1, 64, 30, 32)),
@@ -75,7 +77,7 @@ FLAT = {
 # Share of their weights that are not zero.
 FLAT_DENSITY = 0.05
 
-# For the gemm kernels: boxes and planes, as they are and gathered.
+# For the gemm kernels: boxes and planes, as they are, gathered, and made ready.
 GEMM = {
     "14 wide": ((256, 200, 1, 1), geometry_2d(1, 1, 0), (9, 200, 14, 14)),
     "10 wide": ((72, 64, 1, 1), geometry_2d(1, 1, 0), (70, 64, 10, 10)),
@@ -87,10 +89,10 @@ GEMM = {
     "few rows": ((50, 64, 1, 1), geometry_2d(1, 1, 0), (3, 64, 30, 56)),
     "56 wide, stride 2": ((200, 136, 1, 1), geometry_2d(1, 2, 0), (5, 136, 56, 56)),
     "28 wide, stride 2": ((150, 64, 1, 1), geometry_2d(1, 2, 0), (20, 64, 28, 28)),
-    "8 wide, stride 2": ((72, 64, 1, 1), geometry_2d(1, 2, 0), (40, 64, 2, 8)),
+    "14 wide, stride 2": ((300, 200, 1, 1), geometry_2d(1, 2, 0), (20, 200, 14, 14)),
+    "27 wide, stride 2": ((304, 200, 1, 1), geometry_2d(1, 2, 0), (9, 200, 13, 27)),
+    "8 wide, stride 2": ((72, 64, 1, 1), geometry_2d(1, 2, 0), (40, 64, 4, 8)),
 }
-# Strides are for floats alone.
-GEMM_TYPES = [(name, dtype) for name in GEMM for dtype in TYPES if dtype == np.float32 or "stride" not in name]
 
 # Each window that has a kernel of its own, blocks of planes and of bands of rows, and what no such window is.
 DEPTHWISE = {

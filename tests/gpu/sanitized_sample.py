@@ -18,7 +18,6 @@ from tests.gpu.layers import (
     FLAT,
     FLAT_DENSITY,
     GEMM,
-    GEMM_TYPES,
     POOLS,
     SEGMENTS,
     TYPES,
@@ -86,10 +85,11 @@ def run_flat(place):
 
 
 def run_gemm(place):
-    for name, dtype in GEMM_TYPES:
-        case, x_shape = case_of(name, dtype, layers=GEMM)
-        done = check(place, case, x_shape, cuda_kernel="gemm")
-        sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
+    for name in GEMM:
+        for dtype in TYPES:
+            case, x_shape = case_of(name, dtype, layers=GEMM)
+            done = check(place, case, x_shape, cuda_kernel="gemm")
+            sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
 def run_segments(place):

@@ -17,7 +17,6 @@ from tests.gpu.layers import (
     FLAT,
     FLAT_DENSITY,
     GEMM,
-    GEMM_TYPES,
     GENERATED,
     KERNELS,
     POOLS,
@@ -123,7 +122,8 @@ def test_activations_of_the_flat_kernel(gpu, activation, dtype):
 
 
 @pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
-@pytest.mark.parametrize(("name", "dtype"), GEMM_TYPES)
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", GEMM)
 def test_gemm(gpu, name, has_residual, dtype):
     case, x_shape = case_of(name, dtype, 0.2, has_residual=has_residual, layers=GEMM)
     for batch in (x_shape[0], 1):

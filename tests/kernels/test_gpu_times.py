@@ -121,14 +121,17 @@ def test_matrix_products_run_1x1_where_that_takes_fewer_cycles():
     for layer, batch, is_gemm in (
         (half((1024, 256, 1, 1), 14), 64, True),
         (half((512, 128, 1, 1), 28), 8, True),
-        (half((512, 2048, 1, 1), 7), 8, False),
+        (half((2048, 512, 1, 1), 7), 64, True),
+        (half((1024, 512, 1, 1), 28, stride=2), 64, True),
+        (half((512, 256, 1, 1), 14, stride=2), 64, False),
+        (half((512, 2048, 1, 1), 7), 2, False),
     ):
         work, others = (fastest_work(layer, 90, batch, MODEL.multiprocessors, without=names) for names in ((), (GEMM,)))
         assert work == (gemm_work(layer, 90, batch, MODEL.multiprocessors) if is_gemm else others)
         assert (work.kcycles < others.kcycles) == is_gemm
     for other in (
         sparse_layer((128, 64, 1, 1), size=(28, 28), dtype=np.float32, stride=3),
-        half((128, 64, 1, 1), 28, stride=2),
+        half((128, 64, 1, 1), 28, stride=3),
         half((128, 32, 1, 1), 28, group=2),
         half((63, 64, 1, 1), 7),
     ):
@@ -148,7 +151,8 @@ def test_matrix_products_run_1x1_of_floats_with_strides_where_that_takes_fewer_c
         (floats((2048, 512, 1, 1), 7), 8, True),
         (floats((128, 64, 1, 1), 56, stride=2), 64, True),
         (floats((512, 2048, 1, 1), 7), 8, False),
-        (floats((1024, 512, 1, 1), 28, stride=2), 64, False),
+        (floats((1024, 512, 1, 1), 28, stride=2), 64, True),
+        (floats((2048, 1024, 1, 1), 14, stride=2), 64, True),
     ):
         work, others = (fastest_work(layer, 90, batch, MODEL.multiprocessors, without=names) for names in ((), (GEMM,)))
         assert work == (gemm_work(layer, 90, batch, MODEL.multiprocessors) if is_gemm else others)

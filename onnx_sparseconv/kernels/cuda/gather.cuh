@@ -1,10 +1,13 @@
 // Copies planes to where each begins at a multiple of 16 bytes, as halves, as the pointwise kernel reads them (see
-// GatherParams).
+// GatherParams). What waits for memory here waits for all of it, so lanes load neighbours: whole planes come by way of
+// shared memory, since they begin anywhere, and every second column comes with what lies between.
 #pragma once
 
+#include "divide.cuh"
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
 #include "params.h"
+#include "positions.cuh"
 #include "sources.cuh"
 #include "warpgroups.cuh"
 
@@ -55,37 +58,6 @@ __device__ __forceinline__ uint4 LoadPositions(const GatherParams& p, const T* p
   return RoundedEight(values, magnitude);
 }
 
-// The same of every second column: so many of them a load, with what lies between.
-template <int kColumns>
-__device__ __forceinline__ uint4 LoadEverySecond(const GatherParams& p, const Half* plane, int first) {
-  const int positions = p.out_h * p.out_w;
-  int row = first / p.out_w, column = first - row * p.out_w;
-  Half2 words[kSegmentPositions];
-#pragma unroll
-  for (int i = 0; i < kSegmentPositions; i += kColumns) {
-    Columns<kColumns * sizeof(Half2)> columns;
-    if (first + i < positions) columns.Load(plane + (row * p.strides[0] * p.in_w + 2 * column));
-#pragma unroll
-    for (int j = 0; j < kColumns; ++j) words[i + j] = columns.words[j];
-    column += kColumns;
-    if (column == p.out_w) column = 0, ++row;
-  }
-  return {SelectBytes(words[0], words[1], kLowerHalves), SelectBytes(words[2], words[3], kLowerHalves),
-          SelectBytes(words[4], words[5], kLowerHalves), SelectBytes(words[6], words[7], kLowerHalves)};
-}
-
-__device__ __forceinline__ uint4 LoadGathered(const GatherParams& p, const Half* plane, int first,
-                                              Magnitude& magnitude) {
-  if (p.columns == 4) return LoadEverySecond<4>(p, plane, first);
-  if (p.columns == 2) return LoadEverySecond<2>(p, plane, first);
-  if (p.columns == 1) return LoadEverySecond<1>(p, plane, first);
-  return LoadPositions(p, plane, first, magnitude);
-}
-__device__ __forceinline__ uint4 LoadGathered(const GatherParams& p, const float* plane, int first,
-                                              Magnitude& magnitude) {
-  return LoadPositions(p, plane, first, magnitude);
-}
-
 // A plane of X, or of the source that has it, and how many elements of that tensor lie before it, and in all.
 template <class T>
 struct GatheredPlane {
@@ -108,8 +80,17 @@ __device__ __forceinline__ GatheredPlane<T> PlaneAt(const GatherParams& p, int p
   return {static_cast<const T*>(source.x) + begin, begin, end};
 }
 
-// T is the type of X, Half or float. Neighbours in memory that lie behind a plane's end are of the next plane, so what
-// is seen of them is of X as well.
+// What a block saw of X, where that is floats.
+template <class T>
+__device__ __forceinline__ void NoteSeen(const GatherParams& p, const Magnitude& magnitude) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const unsigned seen = SeenByBlock(magnitude.Seen());
+    if (threadIdx.x == 0) p.seen[blockIdx.x] = seen;
+  }
+}
+
+// Any positions, segment by segment; of whole planes, also of several sources. T is the type of X, Half or float.
+// Neighbours in memory that lie behind a plane's end are of the next plane, so what is seen of them is of X as well.
 template <class T>
 __device__ __forceinline__ void Gather(const GatherParams& p) {
   LetNextLaunchBegin();
@@ -124,12 +105,122 @@ __device__ __forceinline__ void Gather(const GatherParams& p) {
     const bool has_neighbours =
         p.is_whole != 0 && from.begin + first > 0 && from.begin + first <= from.end - kSegmentPositions - 2;
     static_cast<uint4*>(p.out)[index] =
-        has_neighbours ? LoadNeighbours(from.first + first, magnitude) : LoadGathered(p, from.first, first, magnitude);
+        has_neighbours ? LoadNeighbours(from.first + first, magnitude) : LoadPositions(p, from.first, first, magnitude);
   }
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const unsigned seen = SeenByBlock(magnitude.Seen());
-    if (threadIdx.x == 0) p.seen[blockIdx.x] = seen;
+  NoteSeen<T>(p, magnitude);
+}
+
+// Whole planes of one X, by blocks of kGatherThreads, of whose segments each thread has one. `slab`: kGatherSlabBytes
+// of shared memory, where a run of X lies as it does in memory.
+template <class T>
+__device__ __forceinline__ void GatherWhole(const GatherParams& p, Shared slab) {
+  constexpr int kVector = 16 / sizeof(T);
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
+  Magnitude magnitude;
+  const auto* const x = static_cast<const T*>(p.x);
+  const long long end = static_cast<long long>(p.num_segments / p.plane_segments) * p.in_w;
+  // Elements before X, from the multiple of 16 bytes on.
+  const auto before = static_cast<int>(reinterpret_cast<unsigned long long>(x) % 16 / sizeof(T));
+  const auto element = [&](int segment) {
+    const int plane = Divide(segment, p.plane_divisor);
+    return static_cast<long long>(plane) * p.in_w + (segment - plane * p.plane_segments) * kSegmentPositions;
+  };
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto step = static_cast<long long>(gridDim.x) * kGatherThreads;
+  for (long long i = static_cast<long long>(blockIdx.x) * kGatherThreads; i < p.num_segments; i += step) {
+    const auto begin = static_cast<int>(i), count = min(p.num_segments - begin, kGatherThreads);
+    const long long from = (element(begin) + before) / kVector * kVector - before;
+    // A word more is read of the last segment.
+    const auto length = static_cast<int>(element(begin + count - 1) - from) + kSegmentPositions + 2;
+    for (int vector = thread; vector * kVector < length; vector += kGatherThreads) {
+      const long long at = from + vector * kVector;
+      StoreVector(slab, vector, x + at, at < 0 ? static_cast<int>(-at) : 0,
+                  static_cast<int>(max(min(end - at, static_cast<long long>(kVector)), 0ll)), magnitude);
+    }
+    __syncthreads();
+    if (thread < count) {
+      const auto first = static_cast<unsigned>(element(begin + thread) - from);
+      static_cast<uint4*>(p.out)[begin + thread] = LoadFromSlab(slab, first);
+    }
+    __syncthreads();
+  }
+  NoteSeen<T>(p, magnitude);
+}
+
+// Every second element of what was loaded, as halves, to where they belong.
+template <class T, int kBytes>
+__device__ __forceinline__ void StoreEverySecond(const Columns<kBytes>& columns, Half* to, Magnitude& magnitude) {
+  constexpr int kOutputs = kBytes / static_cast<int>(2 * sizeof(T));
+  T values[kOutputs];
+#pragma unroll
+  for (int i = 0; i < kOutputs; ++i) values[i] = EverySecond<T>(columns, i);
+  if constexpr (kOutputs == 1) {
+    *to = Lower(RoundedPair(values[0], T{0}, magnitude));
+  } else if constexpr (kOutputs == 2) {
+    *reinterpret_cast<Half2*>(to) = RoundedPair(values[0], values[1], magnitude);
+  } else {
+    *reinterpret_cast<uint2*>(to) = {RoundedPair(values[0], values[1], magnitude),
+                                     RoundedPair(values[2], values[3], magnitude)};
   }
 }
 
+// Every second column of rows, all rows or some, by loads of `kBytes`: so many outputs and what lies behind each.
+// Several loads of a thread are on their way.
+template <class T, int kBytes>
+__device__ __forceinline__ void GatherEverySecond(const GatherParams& p) {
+  constexpr int kOutputs = kBytes / static_cast<int>(2 * sizeof(T)), kLoads = 4;
+  Magnitude magnitude;
+  const auto plane_size = static_cast<long long>(p.in_h) * p.in_w;
+  const int row_loads = p.out_w / kOutputs, all = p.num_lines * row_loads;
+  const auto step = static_cast<long long>(gridDim.x) * kGatherThreads * kLoads;
+  for (long long begin = static_cast<long long>(blockIdx.x) * kGatherThreads * kLoads + threadIdx.x; begin < all;
+       begin += step) {
+    Columns<kBytes> columns[kLoads];
+    Half* to[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      to[i] = nullptr;
+      if (begin + i * kGatherThreads >= all) continue;
+      const int index = static_cast<int>(begin) + i * kGatherThreads, line = Divide(index, p.row_divisor);
+      const int plane = Divide(line, p.plane_divisor), row = line - plane * p.out_h;
+      const int column = (index - line * row_loads) * kOutputs;
+      columns[i].Load(PlaneAt<T>(p, plane, plane_size).first + (row * p.strides[0] * p.in_w + 2 * column));
+      to[i] = static_cast<Half*>(p.out) + static_cast<long long>(plane) * p.plane_segments * kSegmentPositions +
+              row * p.out_w + column;
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (to[i] != nullptr) StoreEverySecond<T>(columns[i], to[i], magnitude);
+    }
+  }
+  NoteSeen<T>(p, magnitude);
+}
+
+// By the widest loads that all rows allow.
+template <class T>
+__device__ __forceinline__ void GatherColumns(const GatherParams& p) {
+  LetNextLaunchBegin();
+  WaitForLaunchBefore();
+  if (p.load_bytes == 16) return GatherEverySecond<T, 16>(p);
+  if (p.load_bytes == 8) return GatherEverySecond<T, 8>(p);
+  if constexpr (sizeof(T) == sizeof(Half)) GatherEverySecond<T, 4>(p);
+}
+
 }  // namespace sparseconv::cuda
+
+// The kernels for a type of X, with a suffix of their names.
+#define SPARSECONV_GATHER_KERNELS(suffix, T)                                           \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kGatherThreads)       \
+      sparseconv_gather##suffix(const sparseconv::cuda::GatherParams params) {         \
+    sparseconv::cuda::Gather<T>(params);                                               \
+  }                                                                                    \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kGatherThreads)       \
+      sparseconv_gather_whole##suffix(const sparseconv::cuda::GatherParams params) {   \
+    __shared__ uint4 slab[sparseconv::cuda::kGatherSlabBytes / sizeof(uint4)];         \
+    sparseconv::cuda::GatherWhole<T>(params, sparseconv::cuda::SharedAddress(slab));   \
+  }                                                                                    \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kGatherThreads)       \
+      sparseconv_gather_columns##suffix(const sparseconv::cuda::GatherParams params) { \
+    sparseconv::cuda::GatherColumns<T>(params);                                        \
+  }

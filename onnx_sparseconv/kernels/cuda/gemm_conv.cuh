@@ -11,10 +11,11 @@
 //   planes   64 channels of whole planes, which lie one behind the other in X, wherever they begin: one copy for each
 //            image.
 //
-// With strides of two, X comes in boxes of every second row, of which every second column is packed.
+// With strides of two, X of floats comes in boxes of every second row, of which every second column is packed.
 //
 // Planes, and all floats, come to raw stages, from which three warps pack them: a channel's eight neighbouring
-// positions, a segment, become 16 bytes. Floats are rounded to halves then.
+// positions, a segment, become 16 bytes. Floats are rounded to halves then. Or a launch before did that (pack.cuh), and
+// X comes as it is *ready* to be multiplied.
 //
 // Boxes of halves are swizzled by where they lie in shared memory, in eights of rows of 128 bytes. So stages begin at a
 // multiple of 1024 bytes: where shared memory that is dynamic does, for there is none else.
@@ -35,8 +36,9 @@
 
 namespace sparseconv::cuda {
 
-// `T` is Half or float, `kSegments` those of a tile, eight positions each.
-template <class T, int kSegments, bool kHasBoxes>
+// `T` is Half or float, `kSegments` those of a tile, eight positions each. Of X that is ready, `kHasBoxes` is about
+// outputs alone; of halves, these are planes then.
+template <class T, int kSegments, bool kHasBoxes, bool kIsReady = false>
 class GemmConv {
  public:
   __device__ __forceinline__ GemmConv(const GemmParams& params, const void* shared)
@@ -52,7 +54,7 @@ class GemmConv {
   // Returns whether outputs are what they should be; else RecomputeTiles has to follow.
   __device__ __forceinline__ bool Run() {
     LetNextLaunchBegin();
-    if (kIsFloat && (!kHasBoxes || p_.x_step > 1)) ClearRawStages();
+    if (kIsFloat && !kIsReady && (!kHasBoxes || p_.x_step > 1)) ClearRawStages();
     InitBarriers();
     unsigned seen = 0;
     if (warp_ < kGemmProductWarps) {
@@ -63,8 +65,12 @@ class GemmConv {
       GiveUpRegisters<kStagingRegisters>();
       if (warp_ == kGemmProductWarps) {
         if (IsElected()) Stage();
-      } else if constexpr (kIsPacked) {
+      } else if constexpr (kIsPacked && !kIsReady) {
         seen = Pack();
+      } else if constexpr (kIsFloat) {
+        WaitForLaunchBefore();
+        seen =
+            SeenBefore(p_.recompute, static_cast<int>(threadIdx.x) - (kGemmThreads - kPackingThreads), kPackingThreads);
       }
     }
     return !kIsFloat || DidHalvesHold(SeenByBlock(seen));
@@ -91,8 +97,9 @@ class GemmConv {
   // X.
   static constexpr unsigned kBoxRowBytes = 2 * kGemmBoxPositions, kSwizzledBytes = 8 * kBoxRowBytes,
                             kBoxBytes = kGemmChannels * kBoxRowBytes, kOutputBoxBytes = kWarpRows * kBoxRowBytes;
-  static constexpr unsigned kStageBytes =
-      kIsPacked ? (kSegments * kGemmPackedPitch + 127) / 128 * 128 : kBoxes * kBoxBytes;
+  static constexpr unsigned kPackedBytes =
+      (kSegments * kGemmPackedPitch + kGemmStageUnit - 1) / kGemmStageUnit * kGemmStageUnit;
+  static constexpr unsigned kStageBytes = kIsPacked ? kPackedBytes : kBoxes * kBoxBytes;
   // Steps of a chunk, and from one to the next of the weight, and of X.
   static constexpr int kSteps = kGemmChannels / kGemmStepChannels;
   static constexpr unsigned kWeightStepBytes = 2 * kRowTileRows * kGemmStepChannels,
@@ -141,7 +148,7 @@ class GemmConv {
   __device__ __forceinline__ void InitBarriers() const {
     if (threadIdx.x == 0) {
       for (int ring = 0; ring < RawRing(p_.num_raws); ++ring) {
-        const bool is_packed = kIsPacked && ring < p_.num_stages;
+        const bool is_packed = kIsPacked && !kIsReady && ring < p_.num_stages;
         InitBarrier(Filled(ring), is_packed ? kPackingThreads : 1);
         InitBarrier(Emptied(ring), ring < RawRing(0) ? kGemmProductWarps : kPackingThreads);
       }
@@ -198,7 +205,9 @@ class GemmConv {
       for (int chunk = 0; chunk < p_.num_chunks; ++chunk) {
         StageWeight(weight, chunks + static_cast<size_t>(chunk) * kGemmWeightBytes);
         WaitForLaunchBefore();  // the weight needs no such wait
-        if constexpr (!kHasBoxes) {
+        if constexpr (kIsReady) {
+          StageReady(x, tile, chunk);
+        } else if constexpr (!kHasBoxes) {
           StagePlanes(x, tile, chunk);
         } else if constexpr (kIsFloat) {
           StageRawBox(x, tile, chunk);
@@ -220,6 +229,16 @@ class GemmConv {
     CopyBulkCached(WeightAddress(at.stage), from, kGemmWeightBytes, Filled(ring));
     Arrive(Filled(ring));
     at.Advance(p_.num_weights);
+  }
+
+  __device__ __forceinline__ void StageReady(Position& at, const Tile& tile, int chunk) const {
+    const auto* from = static_cast<const unsigned char*>(p_.x) +
+                       (static_cast<size_t>(tile.place) * p_.num_chunks + chunk) * kStageBytes;
+    WaitForEmptied(at.stage, at);
+    ExpectBytes(Filled(at.stage), kStageBytes);
+    CopyBulkCached(StageAddress(at.stage), from, kStageBytes, Filled(at.stage));
+    Arrive(Filled(at.stage));
+    at.Advance(p_.num_stages);
   }
 
   // What lies outside of X comes as zeros.

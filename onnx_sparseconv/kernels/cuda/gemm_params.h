@@ -21,6 +21,7 @@ constexpr int kGemmBoxPositions = 64, kGemmBoxRows = 16;
 constexpr int kGemmBoxSegments = kGemmBoxPositions / 8;
 // Of a packed stage, from a segment's channels to those of the next one: 16 bytes of each, and 16 that keep them apart.
 constexpr int kGemmPackedPitch = 16 * kGemmChannels + 16;
+constexpr int kGemmStageUnit = 128;  // bytes, of which a packed stage takes whole ones
 // Positions of a channel that are packed at a time.
 constexpr int kGemmPiecePositions = 4;
 // Outputs of a tile may wait to be stored while those of the next one come; of floats alone.
@@ -31,7 +32,7 @@ constexpr int kMaxGemmOutputs = 2;
 //
 // The gemm kernels on sm_90a, for 1x1 of one group: `sparseconv_gemm_boxes_s<segments>` and
 // `sparseconv_gemm_planes_s<segments>`, and with f32_ before s for float, of so many times eight positions a tile.
-// gemm_conv.cuh says how they work.
+// gemm_conv.cuh says how they work. Of X that is ready (PackParams), gemm_ready_planes and gemm_ready_boxes.
 //
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; row blocks go first.
 //
@@ -40,7 +41,7 @@ constexpr int kMaxGemmOutputs = 2;
 struct GemmParams {
   // Of boxes alone, but for X with strides: X with 64 channels a box, Y and the residual with 16 rows.
   TensorMap x_map, y_map, residual_map;
-  const void* x;  // of planes without strides alone
+  const void* x;  // of planes without strides, or what is ready
   void* y;
   Epilogue epilogue;
   const void* weight;
@@ -67,5 +68,35 @@ struct GemmParams {
   int output_bytes;  // of a warp, a multiple of 1024 for boxes of halves, of 128 for boxes of floats, else of 16
   RecomputeParams recompute;
 };
+
+// Brings X into the form in which the gemm kernels multiply it, as halves: `sparseconv_pack`, and of floats
+// `sparseconv_pack_f32`. Of a tile's chunk, out has [segments][64 channels][8 positions], kGemmPackedPitch bytes from a
+// segment to the next one; channels that there are not are zeros, positions behind a plane's last one anything.
+//
+// A line is a plane, or of boxes a part of one; a tile has some.
+//
+// Grid: x = lines of all images, y = block_channels of all chunks. A block has up to kPackPieces segments of channels.
+constexpr int kPackThreads = 256, kPackPieces = 512;
+// It has the positions of a line, which are up to so many, in shared memory: as they lie in X, or channel by channel.
+constexpr int kMaxPackedLine = 256;
+constexpr int kPackSlabBytes = 16 * (kPackPieces + kGemmChannels);
+struct PackParams {
+  const void* x;   // [N, C, in_h, in_w]
+  void* out;       // [tiles of a row block][chunks][stage_bytes]
+  unsigned* seen;  // of floats, [gridDim.x * gridDim.y], as of InterleaveParams
+  int in_channels, num_chunks;
+  int block_channels;  // a multiple of 8 that divides those of a chunk
+  int in_h, in_w;
+  int out_w, plane;    // of the output
+  int strides[2];      // without padding
+  int load_bytes;      // as of GatherParams; or kPackWhole, of halves, or kPackAny
+  int tile_lines;      // of a tile
+  int image_lines;     // of an image
+  int line_positions;  // from one to the next of an image
+  int line_segments;
+  Divisor by_line_segments;
+  int stage_bytes;
+};
+constexpr int kPackAny = 0, kPackWhole = -1;
 
 }  // namespace sparseconv::cuda

@@ -8,9 +8,10 @@
 //
 // Rows of X enter a ring of rows, each once for all rows of outputs that read it, with the zeros between them that
 // windows read beside a row. A product's positions go on from a row to the next one, those zeros included, so that
-// narrow rows fill it as well as wide ones. The weight stays in shared memory, a step for each tap of 32 channels
-// (window_weight.h). Two warpgroups multiply in turn: while one stores its outputs, by way of shared memory and the
-// copy engine, the other keeps the tensor cores busy.
+// narrow rows fill it as well as wide ones. Where windows move by two rows or columns, every second one of X follows
+// the other, and those between have a place of their own, so that positions are neighbours there, too. The weight stays
+// in shared memory, a step for each tap of 32 channels (window_weight.h). Two warpgroups multiply in turn: while one
+// stores its outputs, by way of shared memory and the copy engine, the other keeps the tensor cores busy.
 #pragma once
 
 #include "epilogue.cuh"
@@ -24,9 +25,9 @@
 namespace sparseconv::cuda {
 
 // `T`: the type of X, Y, bias and residual, Half or float. `kBlocks`: of eight positions, that a warpgroup computes at
-// a time. `kForWords`: rows may have more channels than registers hold, and planes of Y may begin anywhere.
-template <class T, int kBlocks, bool kForWords = false>
-class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
+// a time.
+template <class T, int kBlocks, OctetForm kForm = OctetForm::kPlain>
+class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
  public:
   __device__ __forceinline__ OctetConv(const OctetParams& params, const void* shared)
       : p_(params),
@@ -35,7 +36,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
         row_tile_(static_cast<int>(blockIdx.x) % params.row_tiles),
         ring_(SharedAddress(shared)),
         row_bytes_(static_cast<unsigned>(params.row_pixels) * kPixelBytes),
-        plane_bytes_(static_cast<unsigned>(params.ring_rows + params.group_rows - 1) * row_bytes_),
+        plane_bytes_(static_cast<unsigned>(params.phase_bytes) << (RowShift() + ColumnShift())),
         outputs_(ring_ + static_cast<unsigned>(params.places / kOctet) * plane_bytes_ + kOctetDumpBytes),
         weight_(outputs_ + static_cast<unsigned>(params.out_buffers) * kBufferBytes),
         planes_(weight_ + static_cast<unsigned>(params.weight_bytes)),
@@ -48,10 +49,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     Prepare();
     unsigned seen = 0;
     if (IsProductWarp()) {
-      TakeRegisters<kProductRegisters>();
+      ChangeRegisters<kProductRegisters>();
       Multiply();
     } else {
-      GiveUpRegisters<kStagingRegisters>();
+      ChangeRegisters<kStagingRegisters>();
       seen = Stage();
     }
     return !kIsFloat || DidHalvesHold(SeenByBlock(seen));
@@ -75,13 +76,14 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   }
 
  private:
-  friend class RowRing<OctetConv<T, kBlocks, kForWords>>;
-  using Base = RowRing<OctetConv<T, kBlocks, kForWords>>;
+  friend class RowRing<OctetConv<T, kBlocks, kForm>>;
+  using Base = RowRing<OctetConv<T, kBlocks, kForm>>;
   using Base::Advance;
   using Base::Release;
   using Base::WaitForRow;
   using Cursor = typename Base::Cursor;
 
+  static constexpr bool kForWords = kForm == OctetForm::kWords, kHasStrides = kForm == OctetForm::kStrides;
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kOctet = 8;  // channels of a pixel's 16 bytes, and columns that are loaded together
   static constexpr unsigned kPixelBytes = 16;
@@ -92,8 +94,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   static constexpr unsigned kBlockBytes = kOctet * sizeof(T);
   static constexpr unsigned kOutPitch = kBlockBytes * (kBlocks | 1);
   static constexpr unsigned kBufferBytes = kRows * kOutPitch;
-  // Of 168 for each thread.
-  static constexpr int kProductRegisters = 192, kStagingRegisters = 120;
+  // With strides, sums are fewer, and twice the rows of X are on their way.
+  static constexpr int kThreadRegisters = 168, kProductRegisters = kHasStrides ? 144 : 192,
+                       kStagingRegisters = kHasStrides ? 216 : 120, kDepth = kHasStrides ? 2 : 1;
   static constexpr int kWarps = kWarpgroupThreads / 32;  // of a warpgroup
   static constexpr int kProductWarps = kOctetWarpgroups * kWarps;
   static constexpr int kStagingWarps = kOctetStagingWarps;
@@ -109,6 +112,26 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
   __device__ __forceinline__ bool IsProductWarp() const { return warp_ < kProductWarps; }
+
+  template <int kRegisters>
+  static __device__ __forceinline__ void ChangeRegisters() {
+    if constexpr (kRegisters > kThreadRegisters) {
+      TakeRegisters<kRegisters>();
+    } else {
+      GiveUpRegisters<kRegisters>();
+    }
+  }
+
+  // Of strides, the binary logarithms. A row of the ring has as many rows of X, its *phases*, and a row of X as many
+  // phases of columns; each phase of an octet is a ring of its own.
+  __device__ __forceinline__ int RowShift() const { return kHasStrides ? p_.stride_shifts[0] : 0; }
+  __device__ __forceinline__ int ColumnShift() const { return kHasStrides ? p_.stride_shifts[1] : 0; }
+  static __device__ __forceinline__ int PhaseOf(int place, int shift) { return place & ((1 << shift) - 1); }
+  // Where a place of a row of X, padding included, lies in the first row of the ring.
+  __device__ __forceinline__ unsigned PixelAt(int row_phase, int place) const {
+    const int phase = (row_phase << ColumnShift()) + PhaseOf(place, ColumnShift());
+    return static_cast<unsigned>(phase * p_.phase_bytes) + static_cast<unsigned>(place >> ColumnShift()) * kPixelBytes;
+  }
 
   __device__ __forceinline__ Shared Dump() const { return outputs_ - kOctetDumpBytes; }
   __device__ __forceinline__ int ring_rows() const { return p_.ring_rows; }
@@ -138,9 +161,22 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
                       ? kNoPlane
                       : static_cast<unsigned>(channel) * static_cast<unsigned>(kElementBytes * p_.in_h * p_.in_w));
     }
-    // What lies between the staged pixels of rows stays zero.
-    const int beside = p_.row_pixels - p_.staged_columns, rows = p_.ring_rows + p_.group_rows - 1;
+    ZeroBesideRows(thread);
+    FenceSharedForTensorCores();
+    __syncthreads();
+  }
+
+  // What lies between the staged pixels of rows stays zero.
+  __device__ __forceinline__ void ZeroBesideRows(int thread) const {
     const unsigned zeros[4] = {};
+    if constexpr (kHasStrides) {
+      const unsigned bytes = static_cast<unsigned>(p_.places / kOctet) * plane_bytes_;
+      for (unsigned at = kPixelBytes * static_cast<unsigned>(thread); at < bytes; at += kPixelBytes * kOctetThreads) {
+        StoreSharedVectorIf(1, ring_ + at, zeros);
+      }
+      return;
+    }
+    const int beside = p_.row_pixels - p_.staged_columns, rows = p_.ring_rows + p_.group_rows - 1;
     for (int i = thread; i < p_.places / kOctet * rows * beside; i += kOctetThreads) {
       const int pixel = i % beside;
       StoreSharedVectorIf(
@@ -149,15 +185,13 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
               static_cast<unsigned>(pixel + (pixel < p_.lead_pixels ? 0 : p_.staged_columns)) * kPixelBytes,
           zeros);
     }
-    FenceSharedForTensorCores();
-    __syncthreads();
   }
 
   struct Tile {
     int image, y, x;
     int columns;  // of outputs
     int lines;    // rows of outputs
-    int in_rows;  // of X
+    int in_rows;  // of the ring
   };
 
   __device__ __forceinline__ Tile TileAt(int index) const {
@@ -184,16 +218,16 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
       return StageRows<4, 2, kIsFloat ? 1 : 2, kOctet / 2>();
     } else if constexpr (kIsFloat) {
       // Twice the registers of halves.
-      if (parts == 1) return StageRows<4, 1, 2, kOctet>();
-      if (parts == 2) return StageRows<4, 2, 1, kOctet>();
-      if (parts <= 4) return StageRows<2, 4, 1, kOctet>();
-      return StageRows<1, 8, 1, kOctet>();
+      if (parts == 1) return StageRows<4, 1, 2 * kDepth, kOctet>();
+      if (parts == 2) return StageRows<4, 2, kDepth, kOctet>();
+      if (parts <= 4) return StageRows<2, 4, kDepth, kOctet>();
+      return StageRows<1, 8, kDepth, kOctet>();
     } else {
-      if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
-      if (parts == 1) return StageRows<4, 1, 4, kOctet>();
-      if (parts == 2) return StageRows<4, 2, 2, kOctet>();
-      if (parts <= 4) return StageRows<4, 4, 1, kOctet>();
-      return StageRows<2, 8, 1, kOctet>();
+      if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2 * kDepth, 4>() : StageRows<4, 2, kDepth, 4>();
+      if (parts == 1) return StageRows<4, 1, 4 * kDepth, kOctet>();
+      if (parts == 2) return StageRows<4, 2, 2 * kDepth, kOctet>();
+      if (parts <= 4) return StageRows<4, 4, kDepth, kOctet>();
+      return StageRows<2, 8, kDepth, kOctet>();
     }
   }
 
@@ -213,9 +247,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
       if (row.index < p_.num_tiles) row.index += static_cast<int>(gridDim.x);
       if (row.index >= p_.num_tiles) return;
       const Tile tile = TileAt(row.index);
-      row.left = tile.in_rows;
-      row.y = tile.y - p_.pad_top - 1;
-      row.column = tile.x - p_.halo_columns + Lane() % kTaskOctets * kOctet;
+      row.left = tile.in_rows << RowShift();
+      row.y = (tile.y << RowShift()) - p_.pad_top - 1;
+      row.column = (tile.x << ColumnShift()) - p_.halo_columns + Lane() % kTaskOctets * kOctet;
       row.from = static_cast<const unsigned char*>(p_.x) +
                  kElementBytes * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w +
                                   row.y * p_.in_w + row.column);
@@ -271,14 +305,15 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     }
     Magnitude magnitude;
     Cursor at;
+    int phase = 0;    // of the row
     Pass pass{0, 0};  // that are to be stored
     while (true) {
 #pragma unroll
       for (int i = 0; i < kPassesAhead; ++i) {
-        if (at.row >= num_rows) return magnitude.Seen();
+        if ((at.row << RowShift()) + phase >= num_rows) return magnitude.Seen();
         advance();
         WaitForSlot(at);
-        Shared to = first + static_cast<unsigned>(at.slot) * row_bytes_ +
+        Shared to = first + PixelAt(phase, 0) + static_cast<unsigned>(at.slot) * row_bytes_ +
                     static_cast<unsigned>(pass.group * kStagingWarps) * plane_bytes_;
 #pragma unroll
         for (int group = 0; group < kGroups; ++group) {
@@ -292,7 +327,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
           }
           to += kStagingWarps * plane_bytes_;
         }
-        if (!kForWords || !Advance<kGroups, kParts>(pass, groups, parts)) FinishRow(at);
+        if (kForWords && Advance<kGroups, kParts>(pass, groups, parts)) continue;
+        phase = PhaseOf(phase + 1, RowShift());
+        if (phase == 0) FinishRow(at);
       }
     }
   }
@@ -328,7 +365,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   // That pixel's, of the first row and the warp's first channels.
   __device__ __forceinline__ Shared FirstStored() const {
     return ring_ + static_cast<unsigned>(warp_ - kProductWarps) * plane_bytes_ +
-           static_cast<unsigned>(p_.lead_pixels + StoredPixel()) * kPixelBytes;
+           PixelAt(0, p_.lead_pixels + StoredPixel());
   }
   __device__ __forceinline__ Row RowBeforeAll() const {
     return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0};
@@ -377,7 +414,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   // `to`: the lane's pixel in the first part of the row.
   __device__ __forceinline__ void StoreTask(const uint4& words, Shared to, int part, int staged, int slot) const {
     const bool exists = part * kTaskColumns < staged;
-    const unsigned offset = static_cast<unsigned>(part * kTaskColumns) * kPixelBytes;
+    const unsigned offset = static_cast<unsigned>(part * kTaskColumns >> ColumnShift()) * kPixelBytes;
     Store(words, exists ? to + offset : Dump(), exists, slot);
   }
 
@@ -476,11 +513,12 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
     for (int slot = warp_; slot < p_.ring_rows; slot += kProductWarps) {
       for (unsigned step = static_cast<unsigned>(Lane()); step < steps; step += 32) {
         const unsigned word = LoadShared(weight_ + 4 + 4 * step);
-        int row = slot + static_cast<int>(word >> 24);
+        const auto tap_row = static_cast<int>(word >> 24), tap_column = static_cast<int>(word >> 16 & 0xFFu);
+        int row = slot + (tap_row >> RowShift());
         if (row >= p_.ring_rows) row -= p_.ring_rows;
         const Shared first = ring_ + (word & 0xFFFFu) / kOctet * plane_bytes_ +
                              static_cast<unsigned>(row) * row_bytes_ +
-                             ((word >> 16 & 0xFFu) + static_cast<unsigned>(p_.first_pixel)) * kPixelBytes;
+                             PixelAt(PhaseOf(tap_row, RowShift()), tap_column + p_.first_pixel);
         StoreShared(InputsOf(slot) + 4 * step, LowerWord(MatrixAt(first, plane_bytes_, kMatrixBytes)));
       }
     }
@@ -752,7 +790,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForWords>> {
   const int warp_, row_tile_;
   const Shared ring_;
   const unsigned row_bytes_;
-  const unsigned plane_bytes_;  // of all rows, from eight channels to the next eight
+  const unsigned plane_bytes_;  // of all rows and phases, from eight channels to the next eight
   const Shared outputs_, weight_, planes_, inputs_, barriers_;
   float sums_[4 * kBlocks];
 };

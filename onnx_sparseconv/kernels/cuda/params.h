@@ -558,6 +558,13 @@ struct PointwiseParams {
   Bounds kept_bounds;  // of sums that go to shared memory: none where a residual of floats is still to be added to them
 };
 
+// The kernels for windows of few channels, by octets.
+enum class OctetForm {
+  kPlain,
+  kWords,    // rows may have more channels than registers hold, and planes of Y may begin anywhere
+  kStrides,  // windows move by two rows, or columns, or both
+};
+
 // The octet kernel on sm_90a: `sparseconv_octets_n<blocks>`, float16, and `sparseconv_octets_f32_n<blocks>`, for
 // windows of few channels that move by one row and column; `sparseconv_words_n<blocks>` and
 // `sparseconv_words_f32_n<blocks>` for those of one row, of any number of channels and any plane of Y. A warpgroup
@@ -593,11 +600,13 @@ struct OctetParams {
   int in_h, in_w;
   int out_h, out_w;
   int pad_top;
-  int window_rows;  // of X, that a row of outputs reads
+  int stride_shifts[2];  // of rows and columns, the binary logarithms; 0 or 1
+  int window_rows;  // of the ring, that a row of outputs reads; as many rows of X at a stride of 1, else twice as many
   int ring_rows;
-  int first_pixel;  // of a row, that its first output reads first
-  int row_pixels;   // an even number
-  int lead_pixels, staged_columns, halo_columns;
+  int phase_bytes;                                // of an octet, all rows at one place between strides
+  int first_pixel;                                // of a row, all columns counted, that its first output reads first
+  int row_pixels;                                 // of a phase, an even number
+  int lead_pixels, staged_columns, halo_columns;  // all columns counted
   int group_rows;
   int out_buffers;  // for outputs on their way to Y: one for each warpgroup, or one for both
   int row_tiles, tiles_x, tiles_y, tile_rows, tile_columns;
@@ -611,25 +620,35 @@ constexpr int kPointwisePitch = 16 * 16 + 16;
 constexpr int kPointwisePartBytes = kWgmmaProductThreads / 32 * kPointwisePartSegments * kPointwisePitch;
 
 // Copies the positions of planes that a pointwise convolution reads, such that each plane begins at a multiple of 16
-// bytes: `sparseconv_gather`, and `sparseconv_gather_f32`, which rounds floats to halves. out
-// [planes][segments][kSegmentPositions]; positions outside of X are zeros, those behind a plane's last one anything.
+// bytes. out [planes][segments][kSegmentPositions]; positions outside of X are zeros, those behind a plane's last one
+// anything. With `_f32`, floats are rounded to halves:
 //
-// Grid: x = blocks of threads, which go through the segments of all planes.
+//   sparseconv_gather[_f32]          any positions, a segment a thread
+//   sparseconv_gather_whole[_f32]    whole planes of one X, in their order
+//   sparseconv_gather_columns[_f32]  without padding, every second column of rows that have twice as many as the output
+//
+// Grid: x = blocks of kGatherThreads, which go through all planes.
+constexpr int kGatherThreads = 256;
+// Of whole planes, halves of the segments of a block, from a vector's begin on, and those that are read behind.
+constexpr int kGatherSlabBytes = 2 * (kGatherThreads * kSegmentPositions + 32);
 struct GatherParams {
   const void* x;  // [planes, in_h, in_w]
   void* out;
   unsigned* seen;    // of floats, [gridDim.x], as of InterleaveParams
   int num_segments;  // of all planes
   int plane_segments;
-  int in_h, in_w;
+  int in_h, in_w;  // of whole planes, of one row
   int out_h, out_w;
   int strides[2];
   int pads_begin[2];
-  int is_whole;     // whether these are all positions, in their order
-  int columns;      // of halves, every second column of rows without padding: those that one load brings, 4, 2 or 1,
-                    // where rows of X and of the output are multiples of it, and X is aligned; else 0
-  int channels;     // of X, where it has sources
-  Sources sources;  // of whole planes; `x` is null where there are any
+  int is_whole;           // whether these are all positions, in their order
+  int channels;           // of X, where it has sources
+  Sources sources;        // of whole planes; `x` is null where there are any
+  Divisor plane_divisor;  // of whole planes, by segments; of columns, by rows
+  // Of columns alone:
+  Divisor row_divisor;  // by loads
+  int num_lines;        // rows of outputs of all planes, with less than 2^31 loads
+  int load_bytes;       // 16, 8, or 4 of halves: of a load, that all rows of X and of the output are multiples of
 };
 
 // Copies sources together, for kernels that read X from one place: `sparseconv_concatenate_v<bytes>`, in units of so

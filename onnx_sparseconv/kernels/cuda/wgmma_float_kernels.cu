@@ -19,8 +19,6 @@ using sparseconv::cuda::FlatConv;
 using sparseconv::cuda::FlatParams;
 using sparseconv::cuda::Flatten;
 using sparseconv::cuda::FlattenParams;
-using sparseconv::cuda::Gather;
-using sparseconv::cuda::GatherParams;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kClusterThreads;
@@ -30,6 +28,7 @@ using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kRecomputeBytes;
 using sparseconv::cuda::kWgmmaThreads;
 using sparseconv::cuda::OctetConv;
+using sparseconv::cuda::OctetForm;
 using sparseconv::cuda::OctetParams;
 using sparseconv::cuda::PointwiseConv;
 using sparseconv::cuda::PointwiseParams;
@@ -49,8 +48,10 @@ SPARSECONV_ROUNDING_KERNEL(octets_f32_n8, OctetParams, kOctetThreads, OctetConv<
 SPARSECONV_ROUNDING_KERNEL(octets_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15>)
 SPARSECONV_ROUNDING_KERNEL(octets_f32_n28, OctetParams, kOctetThreads, OctetConv<float, 28>)
 SPARSECONV_ROUNDING_KERNEL(octets_f32_n29, OctetParams, kOctetThreads, OctetConv<float, 29>)
-SPARSECONV_ROUNDING_KERNEL(words_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8, true>)
-SPARSECONV_ROUNDING_KERNEL(words_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15, true>)
+SPARSECONV_ROUNDING_KERNEL(strided_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8, OctetForm::kStrides>)
+SPARSECONV_ROUNDING_KERNEL(strided_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15, OctetForm::kStrides>)
+SPARSECONV_ROUNDING_KERNEL(words_f32_n8, OctetParams, kOctetThreads, OctetConv<float, 8, OctetForm::kWords>)
+SPARSECONV_ROUNDING_KERNEL(words_f32_n15, OctetParams, kOctetThreads, OctetConv<float, 15, OctetForm::kWords>)
 SPARSECONV_ROUNDING_KERNEL(flat_f32_n16, FlatParams, kFlatThreads, FlatConv<float, 16>)
 SPARSECONV_ROUNDING_KERNEL(flat_f32_n24, FlatParams, kFlatThreads, FlatConv<float, 24>)
 SPARSECONV_ROUNDING_KERNEL(flat_f32_n28, FlatParams, kFlatThreads, FlatConv<float, 28>)
@@ -68,7 +69,7 @@ extern "C" __global__ void sparseconv_interleave_f32(const InterleaveParams para
 
 extern "C" __global__ void sparseconv_flatten_f32(const FlattenParams params) { Flatten<float>(params); }
 
-extern "C" __global__ void sparseconv_gather_f32(const GatherParams params) { Gather<float>(params); }
+SPARSECONV_GATHER_KERNELS(_f32, float)
 
 extern "C" __global__ void sparseconv_space_to_depth_f32(const SpaceToDepthParams params) {
   SpaceToDepth<float>(params);

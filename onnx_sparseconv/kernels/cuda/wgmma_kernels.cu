@@ -20,8 +20,6 @@ using sparseconv::cuda::FlatConv;
 using sparseconv::cuda::FlatParams;
 using sparseconv::cuda::Flatten;
 using sparseconv::cuda::FlattenParams;
-using sparseconv::cuda::Gather;
-using sparseconv::cuda::GatherParams;
 using sparseconv::cuda::Half;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
@@ -31,6 +29,7 @@ using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kRingThreads;
 using sparseconv::cuda::kWgmmaThreads;
 using sparseconv::cuda::OctetConv;
+using sparseconv::cuda::OctetForm;
 using sparseconv::cuda::OctetParams;
 using sparseconv::cuda::PointwiseConv;
 using sparseconv::cuda::PointwiseParams;
@@ -51,8 +50,10 @@ SPARSECONV_PRODUCT_KERNEL(octets_n8, OctetParams, kOctetThreads, OctetConv<Half,
 SPARSECONV_PRODUCT_KERNEL(octets_n15, OctetParams, kOctetThreads, OctetConv<Half, 15>)
 SPARSECONV_PRODUCT_KERNEL(octets_n28, OctetParams, kOctetThreads, OctetConv<Half, 28>)
 SPARSECONV_PRODUCT_KERNEL(octets_n29, OctetParams, kOctetThreads, OctetConv<Half, 29>)
-SPARSECONV_PRODUCT_KERNEL(words_n8, OctetParams, kOctetThreads, OctetConv<Half, 8, true>)
-SPARSECONV_PRODUCT_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Half, 15, true>)
+SPARSECONV_PRODUCT_KERNEL(strided_n8, OctetParams, kOctetThreads, OctetConv<Half, 8, OctetForm::kStrides>)
+SPARSECONV_PRODUCT_KERNEL(strided_n15, OctetParams, kOctetThreads, OctetConv<Half, 15, OctetForm::kStrides>)
+SPARSECONV_PRODUCT_KERNEL(words_n8, OctetParams, kOctetThreads, OctetConv<Half, 8, OctetForm::kWords>)
+SPARSECONV_PRODUCT_KERNEL(words_n15, OctetParams, kOctetThreads, OctetConv<Half, 15, OctetForm::kWords>)
 SPARSECONV_PRODUCT_KERNEL(ring_p8, RingParams, kRingThreads, RingConv<8>)
 SPARSECONV_PRODUCT_KERNEL(ring_p16, RingParams, kRingThreads, RingConv<16>)
 SPARSECONV_PRODUCT_KERNEL(ring_p32, RingParams, kRingThreads, RingConv<32>)
@@ -73,7 +74,7 @@ extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) 
 
 extern "C" __global__ void sparseconv_flatten(const FlattenParams params) { Flatten<Half>(params); }
 
-extern "C" __global__ void sparseconv_gather(const GatherParams params) { Gather<Half>(params); }
+SPARSECONV_GATHER_KERNELS(, Half)
 
 extern "C" __global__ void sparseconv_space_to_depth(const SpaceToDepthParams params) { SpaceToDepth<Half>(params); }
 

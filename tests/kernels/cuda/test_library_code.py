@@ -53,7 +53,7 @@ KERNELS = {
     WGMMA_KERNELS: {f"sparseconv_wgmma_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_ring_p{n}" for n in (8, 16, 32)}
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
-    | {f"sparseconv_words_n{n}" for n in (8, 15)}
+    | {f"sparseconv_{form}_n{n}" for form in ("words", "strided") for n in (8, 15)}
     | {f"sparseconv_flat_n{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_cluster_n{n}" for n in (8, 15, 19, 29)}
     | {f"sparseconv_pointwise_s{n}" for n in (16, 24, 32)}
@@ -61,12 +61,14 @@ KERNELS = {
         "sparseconv_interleave",
         "sparseconv_flatten",
         "sparseconv_gather",
+        "sparseconv_gather_whole",
+        "sparseconv_gather_columns",
         "sparseconv_space_to_depth",
         "sparseconv_reduce_vectors",
     },
     WGMMA_FLOAT_KERNELS: {f"sparseconv_wgmma_f32_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_octets_f32_n{n}" for n in (8, 15, 28, 29)}
-    | {f"sparseconv_words_f32_n{n}" for n in (8, 15)}
+    | {f"sparseconv_{form}_f32_n{n}" for form in ("words", "strided") for n in (8, 15)}
     | {f"sparseconv_flat_f32_n{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_cluster_f32_n{n}" for n in (8, 15, 19, 29)}
     | {f"sparseconv_pointwise_f32_s{n}" for n in (16, 24, 32)}
@@ -74,6 +76,8 @@ KERNELS = {
         "sparseconv_interleave_f32",
         "sparseconv_flatten_f32",
         "sparseconv_gather_f32",
+        "sparseconv_gather_whole_f32",
+        "sparseconv_gather_columns_f32",
         "sparseconv_space_to_depth_f32",
         "sparseconv_reduce_rounded",
     },

@@ -26,11 +26,12 @@ from tests.support.sparse_models import (
 )
 
 HALF = np.dtype(np.float16)
-PLAIN = geometry_2d(1, pad=0)
+PLAIN, STRIDED = geometry_2d(1, pad=0), geometry_2d(1, 2, 0)
 CASE = SparseConvCase(random_weight((136, 72, 1, 1), 0.2, dtype=HALF), PLAIN, Activation.RELU, dtype=HALF)
 
 # Output and input channels, batch and size of the input, geometry, and which kernels run.
-BOXES, PLANES, GATHERED_PLANES = ("boxes",), ("planes",), ("gather", "planes")
+BOXES, PLANES, READY = ("boxes",), ("planes",), ("pack", "ready_planes")
+COLUMN_BOXES = ("gather_columns", "boxes")
 LAYERS = [
     ((128, 64), (2, 28, 28), PLAIN, BOXES),
     ((130, 70), (3, 20, 22), PLAIN, BOXES),
@@ -41,10 +42,17 @@ LAYERS = [
     ((136, 72), (9, 10, 10), PLAIN, PLANES),
     ((128, 200), (7, 6, 6), PLAIN, PLANES),
     ((64, 66), (2, 14, 14), PLAIN, PLANES),
-    ((64, 65), (2, 14, 14), PLAIN, GATHERED_PLANES),
-    ((136, 72), (9, 7, 7), PLAIN, GATHERED_PLANES),
-    ((72, 30), (2, 13, 13), PLAIN, GATHERED_PLANES),
-    ((72, 30), (4, 5, 5), PLAIN, GATHERED_PLANES),
+    ((64, 65), (2, 14, 14), PLAIN, READY),
+    ((136, 72), (9, 7, 7), PLAIN, READY),
+    ((72, 30), (2, 13, 13), PLAIN, READY),
+    ((72, 30), (4, 5, 5), PLAIN, READY),
+    ((136, 72), (2, 56, 56), STRIDED, COLUMN_BOXES),
+    ((72, 130), (3, 28, 28), STRIDED, READY),
+    ((200, 65), (5, 14, 14), STRIDED, READY),
+    ((72, 64), (9, 14, 14), STRIDED, READY),
+    ((72, 70), (3, 10, 24), STRIDED, READY),
+    ((72, 64), (2, 24, 24), STRIDED, None),
+    ((72, 64), (2, 13, 27), STRIDED, None),
     ((72, 64), (3, 200), ConvGeometry((1,), (1,), (0, 0), (1,)), None),
     ((72, 64), (2, 4, 6, 10), ConvGeometry((1, 1, 1), (1, 1, 1), (0,) * 6, (1, 1, 1)), None),
     ((72, 64), (11, 1, 1), PLAIN, None),
@@ -84,7 +92,7 @@ def run_layer(make_session, driver, layer, density, dtype):
 def test_layers(make_session, driver, layer, density):
     launches, expected = run_layer(make_session, driver, layer, density, HALF), layer[-1]
     if expected is None:
-        assert set(launches) <= {"gather", "boxes", "planes"}
+        assert set(launches) <= {"gather_whole", "gather_columns", "gather", "boxes", "planes", "pack", "ready_planes"}
     else:
         assert launches == expected
 
@@ -96,7 +104,7 @@ def test_activations_and_a_residual(make_session, driver, activation, size):
     case = dataclasses.replace(CASE, activation=activation, alpha=alpha, beta=beta, has_residual=True)
     session = make_session(make_model(case), cuda_kernel="gemm")
     launches = kernels_of(run_and_check(session, driver, case, (5, 72, *size)))
-    assert launches[-1] in {"boxes", "planes"}
+    assert launches[-1] in {"boxes", "planes", "ready_planes"}
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -115,7 +123,7 @@ def test_tensors_that_begin_anywhere(make_session, driver, which, size, kernel):
     session = make_session(make_model(case), cuda_kernel=kernel)
     y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((8, case.out_channels, *size), HALF), which)
     if which == "X":
-        assert first_kernel == "sparseconv_gather"
+        assert first_kernel in {"sparseconv_gather_whole", "sparseconv_pack"}
     elif kernel == "gemm":
         assert first_kernel.startswith("sparseconv_csr")
     else:
@@ -137,14 +145,14 @@ def test_numbers_that_are_none_stay_where_they_are(make_session):
 
 
 def test_which_nodes(make_session):
-    """Windows, groups, and strides but those of floats by two are for other kernels."""
+    """Windows, groups, and strides but those by two are for other kernels."""
     floats = dataclasses.replace(CASE, weight=CASE.weight.astype(np.float32), dtype=np.dtype(np.float32))
     for case in (
         dataclasses.replace(floats, geometry=geometry_2d(1, 3, 0)),
         dataclasses.replace(floats, geometry=ConvGeometry((1, 1), (2, 1), (0, 0, 0, 0), (1, 1))),
         SparseConvCase(random_weight((64, 64, 3, 3), 0.1, dtype=HALF), geometry_2d(), Activation.NONE, dtype=HALF),
         SparseConvCase(random_weight((64, 32, 1, 1), 0.1, dtype=HALF), dataclasses.replace(PLAIN, group=2), dtype=HALF),
-        dataclasses.replace(CASE, geometry=geometry_2d(1, 2, 0)),
+        dataclasses.replace(CASE, geometry=geometry_2d(1, 3, 0)),
     ):
         with pytest.raises(Exception, match="asks for the gemm kernel, which runs 1x1 of one group, without padding"):
             make_session(make_model(case), cuda_kernel="gemm")
@@ -172,18 +180,22 @@ def test_a_size_that_no_tile_has(make_session, driver):
         (((72, 64), (1, 1)), 300),
         (((72, 65), (14, 14)), 2),
         (((520, 64), (12, 12)), 5),
+        (((128, 64), (56, 56), STRIDED), 2),
+        (((130, 70), (28, 28), STRIDED), 3),
+        (((300, 150), (14, 14), STRIDED), 9),
     ],
     ids=str,
 )
 def test_what_foretells_times_has_the_librarys_plan(make_session, driver, layer, batch):
     driver.set_device(num_multiprocessors=24)
-    channels, size = layer
-    case = SparseConvCase(random_weight((*channels, 1, 1), 0.2, dtype=HALF), PLAIN, Activation.NONE, dtype=HALF)
+    channels, size, geometry = (*layer, PLAIN)[:3]
+    case = SparseConvCase(random_weight((*channels, 1, 1), 0.2, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
     make_session(make_model(case), cuda_kernel="gemm").run(None, random_inputs(case, (batch, channels[1], *size)))
     *gathers, (name, grid, *_) = driver.take_launches()
     plan = plan_gemm(layer_of(case, size), batch, 24)
-    assert name == f"sparseconv_gemm_{'boxes' if plan.has_boxes else 'planes'}_s{plan.segments}"
-    assert (len(gathers), grid[0]) == (plan.is_gathered, min(plan.tiles, 24))
+    way = "ready_" * plan.is_ready + ("boxes" if plan.has_boxes else "planes")
+    assert name == f"sparseconv_gemm_{way}_s{plan.segments}"
+    assert (len(gathers), grid[0]) == (plan.is_gathered or plan.is_ready, min(plan.tiles, 24))
 
 
 @pytest.mark.parametrize(

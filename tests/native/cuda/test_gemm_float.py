@@ -34,6 +34,7 @@ CASE = SparseConvCase(random_weight((136, 72, 1, 1), 0.2), PLAIN, Activation.REL
 
 # Output and input channels, batch and size of the input, geometry, and which kernels run.
 BOXES, PLANES = ("boxes_f32",), ("planes_f32",)
+READY_BOXES, READY_PLANES = ("pack_f32", "ready_boxes_f32"), ("pack_f32", "ready_planes_f32")
 LAYERS = [
     ((128, 64), (2, 28, 28), PLAIN, BOXES),
     ((130, 70), (3, 20, 22), PLAIN, BOXES),
@@ -55,6 +56,10 @@ LAYERS = [
     ((64, 65), (2, 28, 36), STRIDED, BOXES),
     ((64, 64), (1, 16, 104), STRIDED, BOXES),
     ((72, 64), (3, 8, 8), STRIDED, BOXES),
+    ((640, 72), (3, 28, 28), STRIDED, READY_BOXES),
+    ((72, 65), (3, 27, 31), STRIDED, READY_BOXES),
+    ((72, 130), (5, 14, 14), STRIDED, READY_PLANES),
+    ((72, 64), (4, 13, 13), STRIDED, READY_PLANES),
     ((72, 64), (3, 2, 2), PLAIN, None),
     ((72, 64), (3, 6, 6), PLAIN, None),
 ]
@@ -69,7 +74,7 @@ def check(session, driver, case, x_shape):
 @pytest.mark.parametrize("density", [0.1, 1.0])
 def test_layers(make_session, driver, layer, density):
     launches, expected = run_layer(make_session, driver, layer, density, np.dtype(np.float32)), layer[-1]
-    assert launches in ([BOXES, PLANES] if expected is None else [expected])
+    assert launches in ([BOXES, PLANES, READY_BOXES, READY_PLANES] if expected is None else [expected])
 
 
 @pytest.mark.parametrize("activation", list(Activation))
@@ -155,10 +160,11 @@ def test_what_foretells_times_has_the_librarys_plan(make_session, driver, layer,
     channels, size = layer
     case = SparseConvCase(random_weight((*channels, 1, 1), 0.2), geometry, Activation.NONE)
     make_session(make_model(case), cuda_kernel="gemm").run(None, random_inputs(case, (batch, channels[1], *size)))
-    ((name, grid, *_),) = driver.take_launches()
+    *packs, (name, grid, *_) = driver.take_launches()
     plan = plan_gemm(layer_of(case, size), batch, 24)
-    assert name == f"sparseconv_gemm_{'boxes' if plan.has_boxes else 'planes'}_f32_s{plan.segments}"
-    assert grid[0] == min(plan.tiles, 24)
+    way = "ready_" * plan.is_ready + ("boxes" if plan.has_boxes else "planes")
+    assert name == f"sparseconv_gemm_{way}_f32_s{plan.segments}"
+    assert (len(packs), grid[0]) == (plan.is_ready, min(plan.tiles, 24))
 
 
 @pytest.mark.parametrize("kernel", ["gemm", "wgmma", "cluster", "tensor", "segments"])

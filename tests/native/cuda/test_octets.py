@@ -82,6 +82,24 @@ WORDS = [
 ]
 
 
+# Windows that move by two rows or columns, whose planes of Y begin at multiples of 16 bytes.
+STRIDED = [
+    ((64, 64, 3, 3), (2, 16, 32), geometry_2d(3, 2, 1)),
+    ((130, 40, 3, 3), (1, 10, 16), geometry_2d(3, 2, 1)),
+    ((128, 64, 3, 3), (2, 56, 56), geometry_2d(3, 2, 1)),
+    ((64, 96, 3, 3), (2, 15, 112), geometry_2d(3, 2, 1)),
+    ((48, 64, 3, 3), (2, 12, 320), geometry_2d(3, 2, 1)),
+    ((64, 24, 5, 5), (3, 24, 24), geometry_2d(5, 2, 2)),
+    ((64, 32, 2, 2), (2, 16, 20), geometry_2d(2, 2, 0)),
+    ((64, 40, 3, 3), (2, 9, 32), ConvGeometry((3, 3), (1, 2), (1, 1, 1, 1), (1, 1))),
+    ((64, 40, 3, 3), (2, 16, 24), ConvGeometry((3, 3), (2, 1), (1, 1, 1, 1), (1, 1))),
+    ((64, 32, 3, 3), (2, 17, 36), ConvGeometry((3, 3), (2, 2), (2, 0, 2, 0), (2, 2))),
+    ((64, 32, 3, 3), (3, 29, 28), ConvGeometry((3, 3), (2, 2), (3, 9, 1, 8), (1, 1))),
+    ((100, 90, 1, 3), (2, 3, 64), ConvGeometry((1, 3), (1, 2), (0, 1, 0, 1), (1, 1))),
+    ((64, 48, 3), (5, 128), ConvGeometry((3,), (2,), (1, 1), (1,))),
+]
+
+
 def run_on_octets(session, driver, case, x_shape, kernel="octets"):
     """Run a case and compare; floats are rounded to halves."""
     is_float = case.dtype == FLOAT
@@ -108,6 +126,18 @@ def test_layers(make_session, driver, layer, density, dtype):
     run_on_octets(session, driver, case, (batch, weight_shape[1], *size))
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "density", "has_residual"), [(HALF, 0.1, False), (HALF, 0.3, True), (FLOAT, 0.2, True)], ids=str
+)
+@pytest.mark.parametrize("layer", STRIDED, ids=str)
+def test_strides(make_session, driver, layer, dtype, density, has_residual):  # noqa: PLR0917
+    weight_shape, (batch, *size), geometry = layer
+    weight = random_weight(weight_shape, density, dtype=dtype)
+    case = SparseConvCase(weight, geometry, Activation.RELU, has_residual=has_residual, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="wgmma")
+    run_on_octets(session, driver, case, (batch, weight_shape[1], *size), "strided")
 
 
 @pytest.mark.parametrize("has_residual", [False, True])

@@ -26,7 +26,8 @@ from tests.support.sparse_models import (
 HALF = np.dtype(np.float16)
 POINTWISE = geometry_2d(1, pad=0)
 CASE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1, dtype=HALF), POINTWISE, Activation.RELU, dtype=HALF)
-GATHER = "sparseconv_gather"
+# What planes may be gathered by.
+ANY, WHOLE, COLUMNS = "sparseconv_gather", "sparseconv_gather_whole", "sparseconv_gather_columns"
 
 
 def launched(driver):
@@ -34,37 +35,37 @@ def launched(driver):
 
 
 @pytest.mark.parametrize(
-    ("layer", "gathers"),
+    ("layer", "before"),
     [
-        (((64, 64, 1, 1), (14, 16), POINTWISE), False),
-        (((192, 70, 1, 1), (9, 28), POINTWISE), False),
-        (((40, 300, 1, 1), (7, 7), POINTWISE), True),
-        (((200, 64, 1, 1), (14, 14), POINTWISE), False),
-        (((130, 33, 1, 1), (5, 11), POINTWISE), True),
-        (((72, 24, 1, 1), (1, 1), POINTWISE), True),
-        (((64, 40, 1, 1), (30, 28), geometry_2d(1, 2, 0)), True),
-        (((64, 40, 1, 1), (12, 16), geometry_2d(1, 2, 0)), True),
-        (((64, 40, 1, 1), (14, 14), geometry_2d(1, 2, 0)), True),
-        (((64, 40, 1, 1), (9, 13), ConvGeometry((1, 1), (2, 3), (1, 0, 2, 1), (1, 1))), True),
-        (((64, 40, 1, 1), (4, 4), ConvGeometry((1, 1), (2, 2), (0, 0, 4, 4), (1, 1))), True),
-        (((64, 40, 1), (8,), ConvGeometry((1,), (2,), (0, 8), (1,))), True),
-        (((130, 40, 1, 1, 1), (3, 4, 6), ConvGeometry((1, 1, 1), (1, 1, 1), (0,) * 6, (1, 1, 1))), False),
-        (((130, 40, 1, 1, 1), (3, 5, 7), ConvGeometry((1, 1, 1), (1, 1, 1), (0,) * 6, (1, 1, 1))), True),
-        (((96, 24, 1, 1), (9, 16), dataclasses.replace(POINTWISE, group=2)), False),
-        (((320, 24, 1, 1), (4, 7), dataclasses.replace(POINTWISE, group=2)), False),
-        (((100, 48, 1), (304,), ConvGeometry((1,), (1,), (0, 0), (1,))), False),
+        (((64, 64, 1, 1), (14, 16), POINTWISE), []),
+        (((192, 70, 1, 1), (9, 28), POINTWISE), []),
+        (((40, 300, 1, 1), (7, 7), POINTWISE), [WHOLE]),
+        (((200, 64, 1, 1), (14, 14), POINTWISE), []),
+        (((130, 33, 1, 1), (5, 11), POINTWISE), [WHOLE]),
+        (((72, 24, 1, 1), (1, 1), POINTWISE), [WHOLE]),
+        (((64, 40, 1, 1), (30, 28), geometry_2d(1, 2, 0)), [COLUMNS]),
+        (((64, 40, 1, 1), (12, 16), geometry_2d(1, 2, 0)), [COLUMNS]),
+        (((64, 40, 1, 1), (14, 14), geometry_2d(1, 2, 0)), [COLUMNS]),
+        (((64, 40, 1, 1), (9, 13), ConvGeometry((1, 1), (2, 3), (1, 0, 2, 1), (1, 1))), [ANY]),
+        (((64, 40, 1, 1), (4, 4), ConvGeometry((1, 1), (2, 2), (0, 0, 4, 4), (1, 1))), [ANY]),
+        (((64, 40, 1), (8,), ConvGeometry((1,), (2,), (0, 8), (1,))), [ANY]),
+        (((130, 40, 1, 1, 1), (3, 4, 6), ConvGeometry((1, 1, 1), (1, 1, 1), (0,) * 6, (1, 1, 1))), []),
+        (((130, 40, 1, 1, 1), (3, 5, 7), ConvGeometry((1, 1, 1), (1, 1, 1), (0,) * 6, (1, 1, 1))), [WHOLE]),
+        (((96, 24, 1, 1), (9, 16), dataclasses.replace(POINTWISE, group=2)), []),
+        (((320, 24, 1, 1), (4, 7), dataclasses.replace(POINTWISE, group=2)), []),
+        (((100, 48, 1), (304,), ConvGeometry((1,), (1,), (0, 0), (1,))), []),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("density", [0.05, 0.4, 1.0])
-def test_layers(make_session, driver, layer, gathers, density):
+def test_layers(make_session, driver, layer, before, density):
     """Of all densities: two non-zeros in four are not enough for the dense one."""
     weight_shape, size, geometry = layer
     case = SparseConvCase(random_weight(weight_shape, density, dtype=HALF), geometry, Activation.NONE, dtype=HALF)
     session = make_session(make_model(case), cuda_kernel="wgmma")
     run_and_check(session, case, (9, weight_shape[1] * geometry.group, *size))
-    *before, product = launched(driver)
-    assert before == [GATHER] * gathers
+    *gathered, product = launched(driver)
+    assert gathered == before
     assert product.startswith("sparseconv_pointwise_s")
     (record,) = library.describe_kernels()
     assert record.kernel == "cuda.wgmma"
@@ -76,7 +77,7 @@ def test_residuals_take_the_way_of_channels(make_session, driver, rows, size):
     case = dataclasses.replace(CASE, weight=random_weight((rows, 40, 1, 1), 0.1, dtype=HALF), has_residual=True)
     run_and_check(make_session(make_model(case), cuda_kernel="wgmma"), case, (5, 40, *size))
     *before, _ = launched(driver)
-    assert before == [GATHER, GATHER] * (size == (7, 7))
+    assert before == [WHOLE, WHOLE] * (size == (7, 7))
 
 
 @pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28), (2, 32)], ids=str)
@@ -116,7 +117,7 @@ def test_few_images(make_session, driver, layer, batch, parts):
         inputs = random_inputs(case, (batch, weight_shape[1] * geometry.group, *size))
         (y,) = make_session(make_model(case), cuda_kernel="wgmma").run(None, inputs)
         assert_within(y, *oracle(case, inputs, stored_sums=int(parts > 1)))
-        launches = [(name, grid) for name, grid, _, _ in driver.take_launches() if name != GATHER]
+        launches = [(name, grid) for name, grid, _, _ in driver.take_launches() if ANY not in name]
         (_, product), *reduce = launches
         assert product[1] == parts
         assert [name for name, _ in reduce] == ["sparseconv_reduce_vectors"] * (parts > 1)

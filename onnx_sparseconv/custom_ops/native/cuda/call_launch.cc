@@ -357,8 +357,7 @@ void Launcher::LaunchOctets(const Call& call) const {
     params.x = before.params.out = Lend(call.context, call.inputs, before.bytes, &scratch);
     cuda::Launch(windows.space_to_depth.Get(), before.shape, before.params, call.stream);
   }
-  const OctetKernels& kernels = launch.is_words ? windows.words : windows.octets;
-  cuda::Launch(kernels.Product(launch.blocks), launch.shape, params, call.stream);
+  cuda::Launch(windows.Octets(launch.form).Product(launch.blocks), launch.shape, params, call.stream);
 }
 
 void Launcher::LaunchRing(const Call& call) const {
@@ -396,15 +395,24 @@ void Launcher::LaunchGemm(const Call& call) const {
   params.scales = node_.wgmma->scales();
   FillRecompute(call, &params.recompute);
   std::optional<ort::DeviceScratch> x;
-  if (launch.is_gathered) {
-    GatherLaunch gather = GatherPlanes(params.batch, params.in_channels, params.plane, node_.device);
+  if (launch.is_ready) {
+    PackLaunch pack = MakeReady(launch, params.x, node_.element_bytes());
+    pack.params.x = params.x;
+    params.x = pack.params.out =
+        LendHalves(call, pack.bytes, BlocksOf(pack.shape), &pack.params.seen, &params.recompute, &x);
+    cuda::Launch(node_.gemm->pack.Get(), pack.shape, pack.params, call.stream);
+  } else if (launch.is_gathered) {
+    const bool is_whole = launch.map.strides[1] == 1;
+    GatherLaunch gather = is_whole ? GatherPlanes(params.batch, params.in_channels, params.plane, node_.device)
+                                   : GatherPositions(params.batch, params.in_channels, launch.map, node_.device,
+                                                     reinterpret_cast<uintptr_t>(params.x), node_.element_bytes());
     gather.params.x = params.x;
     params.x = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &x);
-    cuda::Launch(node_.wgmma->pointwise.Gather(), gather.shape, gather.params, call.stream);
+    cuda::Launch(node_.wgmma->pointwise.Gather(gather.kind), gather.shape, gather.params, call.stream);
   }
   EncodeBoxes(launch, node_.is_half(), &params);
-  const GemmKernels& kernels = launch.has_boxes ? node_.gemm->boxes : node_.gemm->planes;
-  cuda::Launch(kernels.Product(launch.segments), launch.shape, params, call.stream);
+  cuda::Launch(node_.gemm->Kernels(launch.has_boxes, launch.is_ready).Product(launch.segments), launch.shape, params,
+               call.stream);
 }
 
 // Whether the sources of X are read where they are: by the kernels for 1x1, or what gathers planes for one of them, by
@@ -448,19 +456,20 @@ void Launcher::LaunchPointwise(const Call& call) const {
   if (has_sources) params.sources = SourcesOf(call.inputs, node_.source_begins);
   const auto gathered = [&](const void*& planes, GatherLaunch gather, std::optional<ort::DeviceScratch>& scratch) {
     gather.params.x = planes;
-    if (planes == nullptr) gather.params.sources = params.sources;
+    if (planes == nullptr) {
+      gather.params.sources = params.sources;
+      if (gather.kind == GatherKind::kWhole) gather.kind = GatherKind::kAny;  // planes do not follow each other
+    }
     planes = gather.params.out =
         LendHalves(call, gather.bytes, BlocksOf(gather.shape), &gather.params.seen, &recompute, &scratch);
-    cuda::Launch(node_.wgmma->pointwise.Gather(), gather.shape, gather.params, call.stream);
+    cuda::Launch(node_.wgmma->pointwise.Gather(gather.kind), gather.shape, gather.params, call.stream);
     return GatheredPlaneBytes(launch);
   };
   const auto x_begin = has_sources ? AddressesOf(call.inputs) : reinterpret_cast<uintptr_t>(tile.x);
   if (launch.is_whole) params.x_plane_bytes = PlaneBytes(x_begin, launch, node_.element_bytes());
   params.rounds_x = !node_.is_half() && params.x_plane_bytes != 0;
   if (params.x_plane_bytes == 0) {
-    GatherLaunch gather = GatherX(launch, node_.device);
-    if (node_.is_half() && !launch.is_whole) ChooseGatheredColumns(x_begin, &gather.params);
-    params.x_plane_bytes = gathered(tile.x, gather, x);
+    params.x_plane_bytes = gathered(tile.x, GatherX(launch, node_.device, x_begin, node_.element_bytes()), x);
     params.sources.count = 0;  // they are together now
   }
   if (node_.is_half() && tile.epilogue.residual != nullptr) {

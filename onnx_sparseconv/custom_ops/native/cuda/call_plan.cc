@@ -94,16 +94,18 @@ double Planner::PlanOthers(const PlanKey& key, Plan* plan) const {
   return std::min({tensor, segments, csr});
 }
 
-// By octets, from a copy of X without strides. Without these, that kernel runs no such node.
+// By octets, from a copy of X without strides, where that takes less than from X as it is.
 void Planner::PlanWithoutStrides(const PlanKey& key, Plan* plan) const {
   const ResolvedGeometry copied = WithoutStrides(plan->sizes, node_.geometry);
   const auto bytes = static_cast<int64_t>(node_.element_bytes());
-  plan->space_to_depth = ChooseSpaceToDepth(node_.geometry, plan->sizes, copied, key.batch, bytes, node_.device);
-  if (!plan->space_to_depth) return;
-  plan->octets = ChooseOctetLaunch(WithoutStrides(node_.geometry), copied, key.batch, node_.device,
-                                   node_.copied_windows->form, bytes,
-                                   /*is_copied=*/true);
-  if (plan->octets) plan->octets->cycles += plan->space_to_depth->cycles;
+  auto copy = ChooseSpaceToDepth(node_.geometry, plan->sizes, copied, key.batch, bytes, node_.device);
+  if (!copy) return;
+  auto octets = ChooseOctetLaunch(WithoutStrides(node_.geometry), copied, key.batch, node_.device,
+                                  node_.copied_windows->form, bytes, /*is_copied=*/true);
+  if (!octets || octets->cycles + copy->cycles >= CyclesOf(plan->octets)) return;
+  octets->cycles += copy->cycles;
+  plan->octets = std::move(octets);
+  plan->space_to_depth = std::move(copy);
 }
 
 // By the fastest one of the kernels of warpgroups but for clusters, without regard to others. Returns its cycles.
@@ -112,7 +114,8 @@ double Planner::PlanWindows(const PlanKey& key, Plan* plan) const {
   if (node_.windows && key.is_x_aligned) {
     plan->octets = ChooseOctetLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.windows->form,
                                      static_cast<int64_t>(node_.element_bytes()), /*is_copied=*/false);
-    if (!plan->octets && node_.windows->ring) {
+    const bool has_strides = node_.geometry.strides[1] > 1 || node_.geometry.strides[2] > 1;
+    if (node_.windows->ring && (!plan->octets || has_strides)) {
       plan->ring = ChooseRingLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.windows->form);
     }
   }

@@ -63,8 +63,9 @@ WindowProduct::WindowProduct(const Context& context, const DeviceFacts& device, 
     : form(weight.form),
       channels(RoundedUp(weight.tiles.size())),
       memory(context, channels + RoundedUp(BytesOf(weight.channels))),
-      octets(is_half, false, device.max_shared_bytes - kReservedSharedBytes),
-      words(is_half, true, device.max_shared_bytes - kReservedSharedBytes),
+      plain(is_half, OctetForm::kPlain, device.max_shared_bytes - kReservedSharedBytes),
+      words(is_half, OctetForm::kWords, device.max_shared_bytes - kReservedSharedBytes),
+      strided(is_half, OctetForm::kStrides, device.max_shared_bytes - kReservedSharedBytes),
       space_to_depth(is_half) {
   if (is_half) ring.emplace(device.max_shared_bytes - kReservedSharedBytes);
   memory.Upload(0, weight.tiles.data(), weight.tiles.size());
@@ -93,8 +94,11 @@ FlatProduct::FlatProduct(const Context& context, const DeviceFacts& device, cons
 GemmProduct::GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight,
                          bool is_half)
     : memory(context, weight.size()),
-      boxes(is_half, /*has_boxes=*/true, device.max_shared_bytes - kReservedSharedBytes),
-      planes(is_half, /*has_boxes=*/false, device.max_shared_bytes - kReservedSharedBytes) {
+      boxes(is_half, true, false, device.max_shared_bytes - kReservedSharedBytes),
+      planes(is_half, false, false, device.max_shared_bytes - kReservedSharedBytes),
+      ready_boxes(is_half, true, true, device.max_shared_bytes - kReservedSharedBytes),
+      ready_planes(is_half, false, true, device.max_shared_bytes - kReservedSharedBytes),
+      pack(is_half) {
   memory.Upload(0, weight.data(), weight.size());
   SynchronizeUploads();  // the host's array goes now
 }

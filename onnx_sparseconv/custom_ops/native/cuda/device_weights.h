@@ -95,7 +95,10 @@ struct WindowProduct {
   const size_t channels;  // offset
   const Memory memory;
   std::optional<RingKernels> ring;  // of halves alone
-  const OctetKernels octets, words;
+  const OctetKernels& Octets(OctetForm form) const {
+    return form == OctetForm::kWords ? words : form == OctetForm::kStrides ? strided : plain;
+  }
+  const OctetKernels plain, words, strided;
   const SpaceToDepthKernel space_to_depth;
 };
 
@@ -126,7 +129,13 @@ struct GemmProduct {
   GemmProduct(const Context& context, const DeviceFacts& device, const std::vector<uint8_t>& weight, bool is_half);
 
   const Memory memory;
-  const GemmKernels boxes, planes;
+  const GemmKernels boxes, planes, ready_boxes, ready_planes;
+  const PackKernel pack;
+
+  const GemmKernels& Kernels(bool has_boxes, bool is_ready) const {
+    if (is_ready) return has_boxes ? ready_boxes : ready_planes;
+    return has_boxes ? boxes : planes;
+  }
 };
 
 // The node's own kernel, loaded.

@@ -22,7 +22,8 @@ constexpr int64_t kSharedUnit = 128;
 // Of a stage, and of all residuals.
 constexpr int64_t kBarrierBytes = 16, kResidualBarrierBytes = 8 * kGemmProductWarps * kMaxGemmOutputs;
 // Stages are few: what is asked for ahead of them is no faster.
-constexpr int64_t kMaxBoxStages = 4, kPackedStages = 2, kRawStages = 2, kMinStages = 2, kMaxWeights = 4;
+constexpr int64_t kMaxBoxStages = 4, kMaxReadyStages = 4, kPackedStages = 2, kRawStages = 2, kMinStages = 2,
+                  kMaxWeights = 4;
 // Of floats: where tiles have so few chunks, there had better be room for the outputs of two.
 constexpr int64_t kFewChunks = 2;
 // What `GemmConv::MoveOf` has bits for.
@@ -37,8 +38,13 @@ struct Costs {
 };
 constexpr Costs kBoxCosts = {62.0, 430.0, 80.0, 2500.0}, kPlaneCosts = {31.0, 780.0, 80.0, 2500.0},
                 kFloatBoxCosts = {36.0, 0.0, 72.0, 400.0}, kStridedCosts = {24.0, 0.0, 72.0, 400.0},
-                kFloatPlaneCosts = {36.0, 0.0, 160.0, 400.0};
-constexpr double kGatherCycles = 2250.0;  // besides a launch, which waits for the one before, and what memory takes
+                kFloatPlaneCosts = {36.0, 0.0, 160.0, 400.0}, kReadyCosts = {62.0, 430.0, 80.0, 2500.0},
+                kReadyFloatCosts = {62.0, 430.0, 72.0, 2500.0};
+// Of what copies X, besides a launch, which waits for the one before, and what memory takes; and more of halves where
+// that makes it ready and there are strides.
+constexpr double kGatherCycles = 2250.0, kStridedPackCycles = 4000.0;
+
+int64_t PackedStageBytes(int segments) { return RoundUp(int64_t{segments} * kGemmPackedPitch, kGemmStageUnit); }
 
 bool IsVectors(int64_t bytes) { return bytes % kVector == 0; }
 
@@ -61,11 +67,18 @@ class Planner {
     if (element_bytes_ == kHalfBytes) {
       for (const int segments : kGemmBoxesSegments) TryBoxes(segments);
       for (const int segments : kGemmPlanesSegments) TryPlanes(segments);
-    } else if (is_x_aligned_ && HasRows()) {
+      for (const int segments : kReadyPlanesSegments) TryReadyPlanes(segments);
+      return best_;
+    }
+    if (is_x_aligned_ && HasRows()) {
       for (const int segments : kGemmFloatSegments) {
         TryFloatBoxes(segments);
         if (step_ == 1) TryFloatPlanes(segments);
       }
+    }
+    if (step_ > 1) {
+      for (const int segments : kReadyFloatBoxesSegments) TryReadyBoxes(segments);
+      for (const int segments : kReadyFloatPlanesSegments) TryReadyPlanes(segments);
     }
     return best_;
   }
@@ -94,7 +107,7 @@ class Planner {
     Room room{boxes * kGemmChannels * box_bytes, kMaxBoxStages, 0, 0, boxes * kGemmBoxRows * box_bytes, 1, 0};
     GemmLaunch launch;
     launch.has_boxes = true;
-    launch.is_gathered = !is_x_aligned_;
+    launch.is_gathered = !is_x_aligned_ || step_ > 1;
     GemmParams& params = launch.params;
     params.image_boxes = static_cast<int>(image_boxes);
     params.by_image_boxes = MakeDivisor(image_boxes);
@@ -103,20 +116,16 @@ class Planner {
   }
 
   void TryPlanes(int segments) {
-    const int64_t images = std::min(segments / SegmentsOf(plane_), batch_);
-    if (images == 0 || !IsVectors(kHalfBytes * plane_ * geometry_.out_channels)) return;
-    const int64_t whole_bytes = kHalfBytes * plane_;
+    const int64_t images = std::min(segments / SegmentsOf(plane_), batch_), plane_bytes = kHalfBytes * plane_;
+    if (images == 0 || !ArePlanes() || !is_x_aligned_ || step_ > 1) return;
     GemmLaunch launch;
-    launch.is_gathered =
-        !is_x_aligned_ || plane_ % kGemmPiecePositions != 0 || !IsVectors(whole_bytes * geometry_.in_channels);
-    const int64_t plane_bytes = launch.is_gathered ? SegmentsOf(plane_) * kSegmentBytes : whole_bytes;
     Room room{};
-    room.stage = PackedBytes(segments);
+    room.stage = PackedStageBytes(segments);
     room.num_stages = kPackedStages;
     // The last segment of the last channel goes beyond its plane.
     room.raw = RoundUp(images * kGemmChannels * plane_bytes + kSegmentBytes, kSharedUnit);
     room.num_raws = kRawStages;
-    room.output = images * kGemmBoxRows * whole_bytes;
+    room.output = images * kGemmBoxRows * plane_bytes;
     room.num_outputs = 1;
     GemmParams& params = launch.params;
     params.x_plane_bytes = static_cast<int>(plane_bytes);
@@ -125,34 +134,76 @@ class Planner {
     Consider(segments, room, CeilDivide(batch_, images), &launch);
   }
 
-  // Boxes of all planes are of one size, and as few as there may be.
+  // Whether planes of X, of halves, can be brought and packed where they are, and those of Y stored.
+  bool ArePlanes() const {
+    const int64_t bytes = kHalfBytes * plane_;
+    return plane_ % kGemmPiecePositions == 0 && IsVectors(bytes * geometry_.in_channels) &&
+           IsVectors(bytes * geometry_.out_channels);
+  }
+
+  void TryReadyPlanes(int segments) {
+    const int64_t images = std::min(segments / SegmentsOf(plane_), batch_), bytes = element_bytes_ * plane_;
+    if (images == 0 || plane_ > kMaxPackedLine || !IsVectors(bytes * geometry_.out_channels)) return;
+    GemmLaunch launch;
+    SetPlanes(images, &launch.params);
+    ConsiderReady(segments, images * kGemmBoxRows * bytes, CeilDivide(batch_, images), &launch);
+  }
+
+  // Of floats.
+  void TryReadyBoxes(int segments) {
+    if (!IsVectors(kFloatBytes * plane_)) return;
+    GemmLaunch launch;
+    const int64_t output = SetFloatBoxes(segments, &launch);
+    ConsiderReady(segments, output, CheckedMultiply(batch_, launch.params.image_boxes, "the boxes"), &launch);
+  }
+
+  // `output`: bytes of a warp; `places`: tiles of one row block.
+  void ConsiderReady(int segments, int64_t output, int64_t places, GemmLaunch* launch) {
+    launch->is_ready = true;
+    Room room{PackedStageBytes(segments), kMaxReadyStages, 0, 0, output, 1, 0};
+    if (FindRoom(&room)) Consider(segments, room, places, launch);
+  }
+
   void TryFloatBoxes(int segments) {
     if (!IsVectors(kFloatBytes * plane_)) return;
+    if (step_ > 1) return TryRows(segments);
+    GemmLaunch launch;
+    const int64_t output = SetFloatBoxes(segments, &launch);
+    ConsiderFloats(segments, output, CheckedMultiply(batch_, launch.params.image_boxes, "the boxes"), &launch);
+  }
+
+  // Boxes of all planes are of one size, and as few as there may be. Returns the bytes of a warp's outputs.
+  int64_t SetFloatBoxes(int segments, GemmLaunch* launch) const {
+    launch->has_boxes = true;
+    GemmParams& params = launch->params;
+    const int64_t image_boxes = CeilDivide(plane_, int64_t{segments} * kSegmentPositions);
+    const int64_t positions = RoundUp(CeilDivide(plane_, image_boxes), kFloatVector);
+    params.image_boxes = static_cast<int>(image_boxes);
+    params.by_image_boxes = MakeDivisor(image_boxes);
+    params.out_pitch = static_cast<int>(positions);
+    params.x_plane_bytes = static_cast<int>(kFloatBytes * positions);
+    SetLines(1, segments, positions, 0, &params);
+    return RoundUp(kGemmBoxRows * kFloatBytes * positions, kSharedUnit);
+  }
+
+  // With strides, boxes of every second row.
+  void TryRows(int segments) {
+    const int64_t height = sizes_.out_dims[1], width = sizes_.out_dims[2], row_segments = SegmentsOf(width);
+    int64_t rows = std::min(segments / row_segments, height);
+    while (rows > 0 && rows * width % kFloatVector != 0) --rows;
+    if (rows == 0) return;
     GemmLaunch launch;
     launch.has_boxes = true;
     GemmParams& params = launch.params;
-    int64_t image_boxes;
-    if (step_ == 1) {
-      image_boxes = CeilDivide(plane_, int64_t{segments} * kSegmentPositions);
-      const int64_t positions = RoundUp(CeilDivide(plane_, image_boxes), kFloatVector);
-      params.out_pitch = static_cast<int>(positions);
-      params.x_plane_bytes = static_cast<int>(kFloatBytes * positions);
-      SetLines(1, segments, positions, 0, &params);
-    } else {
-      const int64_t height = sizes_.out_dims[1], width = sizes_.out_dims[2], row_segments = SegmentsOf(width);
-      int64_t rows = std::min(segments / row_segments, height);
-      while (rows > 0 && rows * width % kFloatVector != 0) --rows;
-      if (rows == 0) return;
-      image_boxes = CeilDivide(height, rows);
-      params.out_pitch = static_cast<int>(rows * width);
-      SetLines(rows, row_segments, width, width, &params);
-      // Of every second row, whole vectors, up to the last column that is read.
-      const int64_t columns = RoundUp(kStep * width - 1, kFloatVector);
-      params.x_line_bytes = static_cast<int>(kFloatBytes * columns);
-      params.x_plane_bytes = params.tile_lines * params.x_line_bytes;
-    }
+    const int64_t image_boxes = CeilDivide(height, rows);
     params.image_boxes = static_cast<int>(image_boxes);
     params.by_image_boxes = MakeDivisor(image_boxes);
+    params.out_pitch = static_cast<int>(rows * width);
+    SetLines(rows, row_segments, width, width, &params);
+    // Of every second row, whole vectors, up to the last column that is read.
+    const int64_t columns = RoundUp(kStep * width - 1, kFloatVector);
+    params.x_line_bytes = static_cast<int>(kFloatBytes * columns);
+    params.x_plane_bytes = params.tile_lines * params.x_line_bytes;
     const int64_t output = RoundUp(kGemmBoxRows * kFloatBytes * params.out_pitch, kSharedUnit);
     ConsiderFloats(segments, output, CheckedMultiply(batch_, image_boxes, "the boxes"), &launch);
   }
@@ -191,7 +242,7 @@ class Planner {
     const int64_t raw = XBytes(params);
     room.raw = RoundUp(raw + (launch->has_boxes && step_ == 1 ? 0 : kMaxBeyond), kSharedUnit);
     if (room.raw > kMaxRawBytes) return;
-    room.stage = PackedBytes(segments);
+    room.stage = PackedStageBytes(segments);
     if (FindFloatRoom(&room)) Consider(segments, room, places, launch);
   }
 
@@ -199,8 +250,6 @@ class Planner {
   static int64_t XBytes(const GemmParams& params) {
     return int64_t{kGemmChannels} * params.x_plane_bytes * std::max(params.tile_images, 1);
   }
-
-  static int64_t PackedBytes(int segments) { return RoundUp(int64_t{segments} * kGemmPackedPitch, kSharedUnit); }
 
   // All but the barriers of residuals.
   static int64_t BytesOf(const Room& room) {
@@ -260,7 +309,9 @@ class Planner {
     params.in_channels = static_cast<int>(geometry_.in_channels);
     params.out_channels = static_cast<int>(geometry_.out_channels);
     params.plane = static_cast<int>(plane_);
-    params.x_step = static_cast<int>(step_);
+    // What was copied has no strides.
+    params.x_step = launch->is_copied() ? 1 : static_cast<int>(step_);
+    launch->map = Map();
     launch->in_dims = sizes_.in_dims;
     if (params.out_pitch == 0) params.out_pitch = params.plane;
     params.num_chunks = static_cast<int>(chunks_);
@@ -281,7 +332,18 @@ class Planner {
     best_ = *launch;
   }
 
+  GatheredMap Map() const {
+    const auto &in = sizes_.in_dims, &out = sizes_.out_dims;
+    const auto plane = static_cast<int>(plane_);
+    if (step_ == 1) return {1, plane, 1, plane};
+    GatheredMap map{static_cast<int>(in[1]), static_cast<int>(in[2]), static_cast<int>(out[1]),
+                    static_cast<int>(out[2])};
+    map.strides[0] = map.strides[1] = static_cast<int>(step_);
+    return map;
+  }
+
   const Costs& CostsOf(const GemmLaunch& launch) const {
+    if (launch.is_ready) return element_bytes_ == kHalfBytes ? kReadyCosts : kReadyFloatCosts;
     if (element_bytes_ == kHalfBytes) return launch.has_boxes ? kBoxCosts : kPlaneCosts;
     if (step_ > 1) return kStridedCosts;
     return launch.has_boxes ? kFloatBoxCosts : kFloatPlaneCosts;
@@ -289,19 +351,23 @@ class Planner {
 
   double CyclesOf(const GemmLaunch& launch, int segments, int64_t rounds) const {
     const bool is_half = element_bytes_ == kHalfBytes;
-    const int64_t of_x = is_half && launch.has_boxes ? kGemmChannels * kSegmentBytes * segments : XBytes(launch.params);
+    const bool has_halves = launch.is_ready || (is_half && launch.has_boxes);
+    const int64_t of_x = has_halves ? kGemmChannels * kSegmentBytes * segments : XBytes(launch.params);
     const Costs& costs = CostsOf(launch);
     const auto bytes = static_cast<double>(of_x + kGemmWeightBytes);
     const double of_tile =
         static_cast<double>(chunks_) * std::max(bytes / costs.bytes_a_cycle, costs.least) + costs.store * segments;
     // Of rows, all columns come.
-    const auto moved = static_cast<double>(batch_ * (step_ * geometry_.in_channels + geometry_.out_channels) *
-                                           element_bytes_ * plane_);
+    const int64_t of_position = launch.is_copied() ? kHalfBytes : step_ * element_bytes_;
+    const auto moved = static_cast<double>(
+        batch_ * (of_position * geometry_.in_channels + element_bytes_ * geometry_.out_channels) * plane_);
     const double memory = MemoryCycles(moved, device_);
     const double cycles = kLaunchCycles + costs.begin + std::hypot(memory, static_cast<double>(rounds) * of_tile);
-    if (!launch.is_gathered) return cycles;
-    const auto gathered = static_cast<double>(2 * kHalfBytes * batch_ * geometry_.in_channels * plane_);
-    return cycles + kLaunchCycles + kGatherCycles + MemoryCycles(gathered, device_);
+    if (!launch.is_copied()) return cycles;
+    const auto gathered =
+        static_cast<double>(batch_ * geometry_.in_channels * GatheredBytes(geometry_, sizes_, element_bytes_));
+    const double of_strides = is_half && launch.is_ready && step_ > 1 ? kStridedPackCycles : 0.0;
+    return cycles + kLaunchCycles + kGatherCycles + of_strides + MemoryCycles(gathered, device_);
   }
 
   const ConvGeometry& geometry_;
@@ -363,13 +429,43 @@ std::optional<GemmLaunch> ChooseGemmLaunch(const ConvGeometry& geometry, const R
   return Planner(geometry, sizes, batch, device, element_bytes, is_x_aligned).Choose();
 }
 
+PackLaunch MakeReady(const GemmLaunch& launch, const void* x, size_t element_bytes) {
+  PackLaunch pack;
+  PackParams& params = pack.params;
+  const GemmParams& gemm = launch.params;
+  params.in_channels = gemm.in_channels;
+  params.num_chunks = gemm.num_chunks;
+  params.block_channels = kGemmChannels;
+  while (params.block_channels * gemm.line_segments > kPackPieces) params.block_channels /= 2;
+  params.in_h = launch.map.in_h;
+  params.in_w = launch.map.in_w;
+  params.out_w = launch.map.out_w;
+  params.plane = gemm.plane;
+  for (size_t i = 0; i < 2; ++i) params.strides[i] = launch.map.strides[i];
+  const bool is_whole = launch.map.strides[1] == 1;
+  params.load_bytes = is_whole ? kPackWhole : LoadBytes(launch.map, reinterpret_cast<uintptr_t>(x), element_bytes);
+  params.tile_lines = gemm.tile_lines;
+  params.image_lines = launch.has_boxes ? gemm.image_boxes : 1;
+  params.line_positions = gemm.out_pitch;
+  params.line_segments = gemm.line_segments;
+  params.by_line_segments = gemm.by_line_segments;
+  params.stage_bytes = static_cast<int>(PackedStageBytes(launch.segments));
+  const int64_t lines = int64_t{gemm.batch} * params.image_lines, tiles = CeilDivide(lines, int64_t{gemm.tile_lines});
+  pack.bytes = static_cast<size_t>(tiles * gemm.num_chunks) * static_cast<size_t>(params.stage_bytes);
+  pack.shape.grid[0] = static_cast<unsigned>(lines);
+  pack.shape.grid[1] = static_cast<unsigned>(gemm.num_chunks * kGemmChannels / params.block_channels);
+  pack.shape.threads = kPackThreads;
+  pack.shape.begins_early = true;
+  return pack;
+}
+
 void EncodeBoxes(const GemmLaunch& launch, bool is_half, GemmParams* params) {
   const int positions = is_half ? kGemmBoxPositions : params->out_pitch;
   if (params->x_step > 1) {
     const int columns = params->x_line_bytes / static_cast<int>(kFloatBytes);
     Encode(params->x, RowsOf(*params, launch.in_dims), {columns, params->tile_lines, kGemmChannels}, is_half,
            &params->x_map);
-  } else if (launch.has_boxes) {
+  } else if (launch.has_boxes && !launch.is_ready) {
     Encode(params->x, PlanesOf(*params, params->in_channels), {positions, kGemmChannels, 1}, is_half, &params->x_map);
   }
   if (!launch.has_boxes) return;

@@ -8,20 +8,29 @@
 #include "../attributes.h"
 #include "csr_plan.h"
 #include "driver.h"
+#include "gather_plan.h"
 
 namespace sparseconv::cuda {
 
-// Segments of a tile that there are kernels for, of boxes and of planes of halves, and of both of floats.
+// Segments of a tile that there are kernels for, of boxes and of planes of halves, and of both of floats; and of X that
+// is ready, of halves planes alone.
 constexpr int kGemmBoxesSegments[] = {16, 32}, kGemmPlanesSegments[] = {16, 25, 32}, kGemmFloatSegments[] = {8, 13, 14};
+constexpr int kReadyPlanesSegments[] = {16, 25, 32}, kReadyFloatBoxesSegments[] = {13, 14},
+              kReadyFloatPlanesSegments[] = {14};
 
 struct GemmLaunch {
-  GemmParams params{};       // all but the pointers and the maps
-  int segments = 0;          // of a tile
-  bool has_boxes = false;    // else planes
-  Axes in_dims{};            // of X
-  bool is_gathered = false;  // planes of X are brought to where they begin at multiples of 16 bytes before; of halves
-  double cycles = 0.0;       // of a multiprocessor, about
+  GemmParams params{};     // all but the pointers and the maps
+  int segments = 0;        // of a tile
+  bool has_boxes = false;  // else planes
+  Axes in_dims{};          // of X
+  // What a launch before makes of X: of halves, planes that begin at multiples of 16 bytes, or of both types what is
+  // ready to be multiplied.
+  bool is_gathered = false, is_ready = false;
+  GatheredMap map;      // what of X it reads, in 2-D; of 3-D, all planes are one row
+  double cycles = 0.0;  // of a multiprocessor, about
   LaunchShape shape;
+
+  bool is_copied() const { return is_gathered || is_ready; }
 };
 
 // Of what HasGemmForm holds of. Nothing where no tile fits shared memory, or an image of Y, or of floats of X, does not
@@ -30,6 +39,14 @@ struct GemmLaunch {
 // `element_bytes`: 2 or 4.
 std::optional<GemmLaunch> ChooseGemmLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                            const DeviceFacts& device, int64_t element_bytes, bool is_x_aligned);
+
+// What makes X ready, which begins at `x`.
+struct PackLaunch {
+  PackParams params{};  // all but the pointers
+  size_t bytes = 0;     // of what it writes, but what it sees of X
+  LaunchShape shape;
+};
+PackLaunch MakeReady(const GemmLaunch& launch, const void* x, size_t element_bytes);
 
 // Fills in how boxes of X, Y and the residual are found, those that the launch has; they begin at multiples of 16
 // bytes. The residual may be null.

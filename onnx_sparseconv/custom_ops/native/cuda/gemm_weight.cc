@@ -28,9 +28,9 @@ size_t PlaceOf(size_t row, size_t channel) {
 
 }  // namespace
 
-bool HasGemmForm(const ConvGeometry& geometry, bool is_half) {
+bool HasGemmForm(const ConvGeometry& geometry) {
   ConvGeometry plain = geometry;
-  if (!is_half && geometry.strides == Axes{1, 2, 2}) plain.strides = {1, 1, 1};
+  if (geometry.strides == Axes{1, 2, 2}) plain.strides = {1, 1, 1};
   if (!IsPointwise(plain) || !IsPlain(plain) || geometry.group != 1) return false;
   return RowBlocks(geometry) <= kMaxWeightBytes / kGemmWeightBytes / Chunks(geometry);
 }

@@ -10,10 +10,10 @@
 
 namespace sparseconv::cuda {
 
-// Whether the kernels may run the node: 1x1 of one group, without padding, and without strides, or of floats in 2-D
-// with strides of two, of a weight that takes little memory with its zeros. It must have the form of the other kernels
-// of warpgroups, too (HasWgmmaForm).
-bool HasGemmForm(const ConvGeometry& geometry, bool is_half);
+// Whether the kernels may run the node: 1x1 of one group, without padding, and without strides, or in 2-D with strides
+// of two, of a weight that takes little memory with its zeros. It must have the form of the other kernels of
+// warpgroups, too (HasWgmmaForm).
+bool HasGemmForm(const ConvGeometry& geometry);
 
 // [row blocks][chunks] of kGemmWeightBytes; rows and channels that there are not are zeros.
 std::vector<uint8_t> PackGemmWeight(const SparseWeight& weight, const ConvGeometry& geometry);

@@ -4,6 +4,7 @@
 #include <mutex>
 #include <utility>
 
+#include "../checked.h"
 #include "cluster_plan.h"
 #include "concatenate_plan.h"
 #include "flat_plan.h"
@@ -121,6 +122,37 @@ std::vector<int> AllOf(const int (&counts)[kCount]) {
   return {std::begin(counts), std::end(counts)};
 }
 
+const char* NameOf(OctetForm form) {
+  switch (form) {
+    case OctetForm::kPlain:
+      return "octets";
+    case OctetForm::kWords:
+      return "words";
+    case OctetForm::kStrides:
+      return "strided";
+  }
+  return "";
+}
+
+std::vector<int> BlocksOf(OctetForm form) {
+  switch (form) {
+    case OctetForm::kPlain:
+      return AllOf(kOctetBlocks);
+    case OctetForm::kWords:
+      return AllOf(kWordBlocks);
+    case OctetForm::kStrides:
+      return AllOf(kStridedBlocks);
+  }
+  return {};
+}
+
+std::vector<int> GemmSegments(bool is_half, bool has_boxes, bool is_ready) {
+  if (is_half && is_ready) return has_boxes ? std::vector<int>() : AllOf(kReadyPlanesSegments);
+  if (is_ready) return has_boxes ? AllOf(kReadyFloatBoxesSegments) : AllOf(kReadyFloatPlanesSegments);
+  if (!is_half) return AllOf(kGemmFloatSegments);
+  return has_boxes ? AllOf(kGemmBoxesSegments) : AllOf(kGemmPlanesSegments);
+}
+
 }  // namespace
 
 LibraryKernels::LibraryKernels(bool is_half, const DeviceFacts& device)
@@ -189,24 +221,24 @@ WgmmaKernels::WgmmaKernels(bool is_half, int max_shared_bytes)
 RingKernels::RingKernels(int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(true), "sparseconv_ring_p", AllOf(kRingPositions), max_shared_bytes) {}
 
-OctetKernels::OctetKernels(bool is_half, bool for_words, int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(is_half),
-                     std::string(for_words ? "sparseconv_words_" : "sparseconv_octets_") + (is_half ? "n" : "f32_n"),
-                     for_words ? AllOf(kWordBlocks) : AllOf(kOctetBlocks), max_shared_bytes) {}
+OctetKernels::OctetKernels(bool is_half, OctetForm form, int max_shared_bytes)
+    : ProductKernels(LibraryOfWgmma(is_half), std::string("sparseconv_") + NameOf(form) + (is_half ? "_n" : "_f32_n"),
+                     BlocksOf(form), max_shared_bytes) {}
 
 FlatKernels::FlatKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_flat_n" : "sparseconv_flat_f32_n",
                      AllOf(kFlatBlocks), max_shared_bytes),
       flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")) {}
 
-GemmKernels::GemmKernels(bool is_half, bool has_boxes, int max_shared_bytes)
-    : ProductKernels(
-          LibraryOfGemm(is_half),
-          std::string(has_boxes ? "sparseconv_gemm_boxes_" : "sparseconv_gemm_planes_") + (is_half ? "s" : "f32_s"),
-          !is_half    ? AllOf(kGemmFloatSegments)
-          : has_boxes ? AllOf(kGemmBoxesSegments)
-                      : AllOf(kGemmPlanesSegments),
-          max_shared_bytes) {}
+GemmKernels::GemmKernels(bool is_half, bool has_boxes, bool is_ready, int max_shared_bytes)
+    : ProductKernels(LibraryOfGemm(is_half),
+                     Concat("sparseconv_gemm_", is_ready ? "ready_" : "", has_boxes ? "boxes_" : "planes_",
+                            is_half ? "s" : "f32_s"),
+                     GemmSegments(is_half, has_boxes, is_ready), max_shared_bytes) {}
+
+PackKernel::PackKernel(bool is_half)
+    : library_(LibraryOfGemm(is_half)),
+      function_(library_->Function(is_half ? "sparseconv_pack" : "sparseconv_pack_f32")) {}
 
 SpaceToDepthKernel::SpaceToDepthKernel(bool is_half)
     : library_(LibraryOfWgmma(is_half)),
@@ -230,7 +262,10 @@ ClusterKernels::ClusterKernels(bool is_half, int max_shared_bytes)
 
 PointwiseKernels::PointwiseKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_pointwise_s" : "sparseconv_pointwise_f32_s",
-                     AllOf(kPointwiseSegments), max_shared_bytes),
-      gather_(library().Function(is_half ? "sparseconv_gather" : "sparseconv_gather_f32")) {}
+                     AllOf(kPointwiseSegments), max_shared_bytes) {
+  for (const char* name : {"sparseconv_gather", "sparseconv_gather_whole", "sparseconv_gather_columns"}) {
+    gathers_.push_back(library().Function((std::string(name) + (is_half ? "" : "_f32")).c_str()));
+  }
+}
 
 }  // namespace sparseconv::cuda

@@ -12,6 +12,7 @@
 #include "csr_plan.h"
 #include "depthwise_plan.h"
 #include "driver.h"
+#include "gather_plan.h"
 
 namespace sparseconv::cuda {
 
@@ -104,7 +105,7 @@ class RingKernels : public ProductKernels {
 // Those of warpgroups for windows of few channels, by octets, or for words. The GPU must be of kWgmmaArchitecture.
 class OctetKernels : public ProductKernels {
  public:
-  OctetKernels(bool is_half, bool for_words, int max_shared_bytes);
+  OctetKernels(bool is_half, OctetForm form, int max_shared_bytes);
 };
 
 // Those of warpgroups for flat X, and what makes it flat. The GPU must be of kWgmmaArchitecture.
@@ -117,10 +118,22 @@ class FlatKernels : public ProductKernels {
   FunctionHandle flatten_;
 };
 
-// Those of warpgroups for 1x1 with its zeros, of boxes or of planes. The GPU must be of kWgmmaArchitecture.
+// Those of warpgroups for 1x1 with its zeros, of boxes or of planes, and those of X that is ready. The GPU must be of
+// kWgmmaArchitecture.
 class GemmKernels : public ProductKernels {
  public:
-  GemmKernels(bool is_half, bool has_boxes, int max_shared_bytes);
+  GemmKernels(bool is_half, bool has_boxes, bool is_ready, int max_shared_bytes);
+};
+
+// What brings X into the form in which these multiply it, likewise.
+class PackKernel {
+ public:
+  explicit PackKernel(bool is_half);
+  FunctionHandle Get() const { return function_; }
+
+ private:
+  std::shared_ptr<const Library> library_;
+  FunctionHandle function_;
 };
 
 // What copies X such that there are no strides. The GPU must be of kWgmmaArchitecture.
@@ -149,10 +162,10 @@ class ClusterKernels : public ProductKernels {
 class PointwiseKernels : public ProductKernels {
  public:
   PointwiseKernels(bool is_half, int max_shared_bytes);
-  FunctionHandle Gather() const { return gather_; }
+  FunctionHandle Gather(GatherKind kind) const { return gathers_[static_cast<size_t>(kind)]; }
 
  private:
-  FunctionHandle gather_;
+  std::vector<FunctionHandle> gathers_;  // by GatherKind
 };
 
 }  // namespace sparseconv::cuda

@@ -28,8 +28,7 @@ constexpr WarpgroupChoice kWarpgroupChoices[] = {
      "about "
      "90%"},
     {KernelChoice::kGemm, RunningKernel::kGemm, "gemm",
-     "1x1 of one group, without padding, and without strides, or in float in 2-D with strides of 2, weights of up to "
-     "64 MiB "
+     "1x1 of one group, without padding, and without strides, or in 2-D with strides of 2, weights of up to 64 MiB "
      "with their zeros"},
 };
 
@@ -181,7 +180,7 @@ void NodeKernels::LoadFlatProduct(const SparseWeight& halves) {
 
 // With its zeros, the weight may take far more memory than in other forms. Where there is none left, others do.
 void NodeKernels::LoadGemmProduct(const SparseWeight& halves) {
-  if (!HasGemmForm(geometry, is_half())) return;
+  if (!HasGemmForm(geometry)) return;
   try {
     gemm.emplace(context, device, PackGemmWeight(halves, geometry), is_half());
   } catch (const DriverError& error) {

@@ -12,7 +12,8 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kOctet = 8;
+constexpr int64_t kOctet = 8, kPixelBytes = 2 * kOctet;
+constexpr int64_t kMostApart = 7;                           // pixels between phases
 constexpr int64_t kStagedColumns = 32, kStagedPlaces = 32;  // of a task, and of all staging warps
 // More rows of a ring than that only take time to set up, no product has room for more rows of outputs, and with more
 // rows of a tile nothing more is saved.
@@ -20,7 +21,9 @@ constexpr int64_t kMaxOctetRows = 32, kMaxGroupRows = 30, kMaxTileRows = 2048;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 and 128 channels, 1 and 64 images, on an H200. What
 // multiplies, stages and stores shares the path to shared memory, so it adds up.
 constexpr double kSharedBytesACycle = 128.0;
-constexpr double kProductShare = 1.25;       // of the cycles that products read shared memory
+constexpr double kProductShare = 1.25;  // of the cycles that products read shared memory
+// Products that add to the same sums wait for each other, which counts where rows are short.
+constexpr double kLeastProductCycles = 64.0, kLeastBlockCycles = 4.3;
 constexpr double kGroupCycles = 200.0;       // of a warpgroup's rows of outputs
 constexpr double kBlockCycles = 35.0;        // to finish eight positions of it
 constexpr double kStagedCycles = 0.068;      // a pixel of a channel
@@ -57,12 +60,17 @@ class Planner {
         out_h_(sizes.out_dims[1]),
         out_w_(sizes.out_dims[2]),
         pad_left_(sizes.pads_begin[2]),
-        window_rows_((geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1),
+        row_stride_(geometry.strides[1]),
+        column_stride_(geometry.strides[2]),
+        phases_(row_stride_ * column_stride_),
+        window_rows_((geometry.kernel_shape[1] - 1) * geometry.dilations[1] / row_stride_ + 1),
         window_columns_((geometry.kernel_shape[2] - 1) * geometry.dilations[2] + 1),
         stored_(StoredTogether(sizes)),
         is_words_(NeedsWords(weight, sizes)) {
     if (is_words_) {
       blocks_.assign(std::begin(kWordBlocks), std::end(kWordBlocks));
+    } else if (phases_ > 1) {
+      blocks_.assign(std::begin(kStridedBlocks), std::end(kStridedBlocks));
     } else {
       blocks_.assign(std::begin(kOctetBlocks), std::end(kOctetBlocks));
     }
@@ -70,8 +78,8 @@ class Planner {
 
   std::optional<OctetLaunch> Choose() {
     // Whole rows of X, with zeros beside them; a row's first output reads the zeros.
-    const int64_t pixels = RoundUp(std::max(pad_left_ + in_w_, out_w_ - 1 + window_columns_), 2);
-    TryGroups({1, out_w_, pad_left_, in_w_, 0, 0, pixels});
+    const int64_t read = (out_w_ - 1) * column_stride_ + window_columns_;
+    TryGroups({1, out_w_, pad_left_, in_w_, 0, 0, PixelsOf(std::max(pad_left_ + in_w_, read))});
     if (stored_ > 1 && (in_w_ % kOctet != 0 || out_w_ % kOctet != 0)) return best_;
     // Columns of tiles, with what is beside them.
     const int64_t halo = RoundUp(pad_left_, kOctet);
@@ -79,8 +87,8 @@ class Planner {
     for (int64_t columns = kOctet; columns < std::min(out_w_, most + 1); columns += kOctet) {
       const int64_t tiles = CeilDivide(out_w_, columns);
       if (columns > kOctet && CeilDivide(out_w_, columns - kOctet) == tiles) continue;
-      const int64_t staged = RoundUp(halo - pad_left_ + columns - 1 + window_columns_, kOctet);
-      TryGroups({tiles, columns, 0, staged, halo, halo - pad_left_, staged});
+      const int64_t staged = RoundUp(halo - pad_left_ + (columns - 1) * column_stride_ + window_columns_, kOctet);
+      TryGroups({tiles, columns, 0, staged, halo, halo - pad_left_, PixelsOf(staged)});
     }
     return best_;
   }
@@ -89,9 +97,12 @@ class Planner {
   struct Columns {
     int64_t tiles, of_tile;
     int64_t lead, staged, halo;
-    int64_t first;   // pixel of a row that its first output reads first
-    int64_t pixels;  // of a row
+    int64_t first;   // place of a row that its first output reads first
+    int64_t pixels;  // of a row, at one place between strides
   };
+
+  // That so many columns take, an even number.
+  int64_t PixelsOf(int64_t columns) const { return RoundUp(CeilDivide(columns, column_stride_), 2); }
 
   void TryGroups(const Columns& columns) {
     const int64_t parts = CeilDivide(columns.staged, kStagedColumns), groups = weight_.places / kStagedPlaces;
@@ -122,9 +133,11 @@ class Planner {
 
   // Whether there is room for the rows of both warpgroups; with fewer buffers, there may be.
   bool Try(const Columns& columns, int64_t group_rows, int blocks, int64_t tile_rows, int buffers) {
-    const int64_t row_bytes = weight_.places * 2 * columns.pixels, copies = group_rows - 1;
+    const int64_t octets = weight_.places / kOctet, copies = group_rows - 1;
+    const int64_t row_bytes = octets * phases_ * columns.pixels * kPixelBytes;
+    const int64_t apart = phases_ > 1 ? octets * phases_ * kMostApart * kPixelBytes : 0;
     const int64_t besides = buffers * 64 * (kOctet * element_bytes_ * int64_t{blocks | 1}) + weight_.tile_bytes +
-                            4 * weight_.places + 8 + kOctetDumpBytes;
+                            4 * weight_.places + 8 + kOctetDumpBytes + apart;
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - besides - copies * row_bytes;
     const int64_t inputs_pitch = RoundUp(4 * weight_.max_steps, 16) + 16;  // a vector more is loaded than used
     const int64_t of_row = row_bytes + 16 + inputs_pitch;                  // with its barriers
@@ -139,10 +152,12 @@ class Planner {
         std::min<int64_t>(of_images, std::max(device_.num_multiprocessors / weight_.row_tiles, 1)) * weight_.row_tiles;
     if (tiles > std::numeric_limits<int32_t>::max() - num_blocks) return has_room;
 
-    const auto in_rows = static_cast<double>(tile_rows - 1 + window_rows_);
+    const auto in_rows = static_cast<double>(row_stride_ * (tile_rows - 1 + window_rows_));
     const auto groups = static_cast<double>(CeilDivide(tile_rows, group_rows));
-    const double products = weight_.max_steps * (512.0 * blocks + 2304.0) / kSharedBytesACycle;
-    double computing = groups * (kProductShare * products + kBlockCycles * blocks + kGroupCycles);
+    const double product = kProductShare * (512.0 * blocks + 2304.0) / kSharedBytesACycle;
+    const double least = phases_ > 1 ? kLeastProductCycles + kLeastBlockCycles * blocks : 0.0;
+    const double products = weight_.max_steps * std::max(product, least);
+    double computing = groups * (products + kBlockCycles * blocks + kGroupCycles);
     if (groups > 1 && !has_room) computing *= kWaitingShare;
     if (groups > 1 && buffers < kOctetWarpgroups) computing *= kSharingShare;
     const double staging = in_rows * static_cast<double>(columns.staged * weight_.places) * kStagedCycles;
@@ -159,7 +174,7 @@ class Planner {
     if (best_ && cycles >= best_->cycles) return has_room;
 
     OctetLaunch& launch = best_.emplace();
-    launch.is_words = is_words_;
+    launch.form = is_words_ ? OctetForm::kWords : phases_ > 1 ? OctetForm::kStrides : OctetForm::kPlain;
     launch.blocks = blocks;
     launch.cycles = cycles;
     OctetParams& params = launch.params;
@@ -174,8 +189,12 @@ class Planner {
     params.out_h = static_cast<int>(out_h_);
     params.out_w = static_cast<int>(out_w_);
     params.pad_top = static_cast<int>(sizes_.pads_begin[1]);
+    params.stride_shifts[0] = row_stride_ == 2;
+    params.stride_shifts[1] = column_stride_ == 2;
     params.window_rows = static_cast<int>(window_rows_);
     params.ring_rows = static_cast<int>(ring_rows);
+    params.phase_bytes = static_cast<int>(
+        ((ring_rows + copies) * columns.pixels + Apart((ring_rows + copies) * columns.pixels, columns)) * kPixelBytes);
     params.first_pixel = static_cast<int>(columns.first);
     params.row_pixels = static_cast<int>(columns.pixels);
     params.lead_pixels = static_cast<int>(columns.lead);
@@ -196,13 +215,23 @@ class Planner {
     return has_room;
   }
 
+  // Pixels between the phases of columns: eight lanes store four of each at a time, which shall lie in different banks.
+  int64_t Apart(int64_t pixels, const Columns& columns) const {
+    if (phases_ == 1) return 0;
+    const int64_t wanted = columns.lead % 2 == 0 ? 4 : 5;
+    return (wanted + kOctet - pixels % kOctet) % kOctet;
+  }
+
   const ConvGeometry& geometry_;
   const ResolvedGeometry& sizes_;
   const int64_t batch_;
   const DeviceFacts& device_;
   const WindowForm& weight_;
   const int64_t element_bytes_;
-  const int64_t in_w_, out_h_, out_w_, pad_left_, window_rows_, window_columns_;
+  const int64_t in_w_, out_h_, out_w_, pad_left_;
+  const int64_t row_stride_, column_stride_, phases_;  // 1 or 2; places between strides
+  const int64_t window_rows_;                          // of the ring, which has a row for each stride
+  const int64_t window_columns_;
   const int64_t stored_;  // elements of Y, together
   const bool is_words_;
   std::vector<int> blocks_;  // of the kernels, ascending
@@ -215,13 +244,14 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
                                              const DeviceFacts& device, const WindowForm& weight, int64_t element_bytes,
                                              bool is_copied) {
   const int64_t in_h = sizes.in_dims[1], in_w = sizes.in_dims[2], out_h = sizes.out_dims[1], out_w = sizes.out_dims[2];
-  if (geometry.strides[1] != 1 || geometry.strides[2] != 1) return {};
+  if (geometry.strides[1] > kMaxOctetStride || geometry.strides[2] > kMaxOctetStride) return {};
+  const bool has_strides = geometry.strides[1] > 1 || geometry.strides[2] > 1;
   // Half an octet of columns is loaded at once.
   if (in_h == 0 || in_w == 0 || in_w % (kOctet / 2) != 0) return {};
   // Words are windows of one row. By the kernel for these, others are slower than with X interleaved before; but for
   // the few channels of a first layer, of whose places most would be empty then.
   const bool is_first = is_copied && weight.places <= kStagedPlaces;
-  if (geometry.kernel_shape[1] > 1 && NeedsWords(weight, sizes) && !is_first) return {};
+  if ((geometry.kernel_shape[1] > 1 || has_strides) && NeedsWords(weight, sizes) && !is_first) return {};
   // The kernel counts the bytes of an image of X in an unsigned, and what lies in a plane, and beyond it, in ints.
   constexpr int64_t kMaxImage = int64_t{1} << 29;
   if (CheckedMultiply(CheckedMultiply(in_h, in_w, "a plane of X"), geometry.in_channels, "an image of X") > kMaxImage ||

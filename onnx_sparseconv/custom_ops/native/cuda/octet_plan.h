@@ -13,20 +13,21 @@
 namespace sparseconv::cuda {
 
 // Eights of positions of a warpgroup that there are kernels for.
-constexpr int kOctetBlocks[] = {8, 15, 28, 29}, kWordBlocks[] = {8, 15};
+constexpr int kOctetBlocks[] = {8, 15, 28, 29}, kWordBlocks[] = {8, 15}, kStridedBlocks[] = {8, 15};
+constexpr int64_t kMaxOctetStride = 2;
 
 struct OctetLaunch {
-  OctetParams params{};   // all but the pointers
-  bool is_words = false;  // by the kernel for words
-  int blocks = 0;         // of kOctetBlocks or kWordBlocks
-  double cycles = 0.0;    // of a multiprocessor, about
+  OctetParams params{};  // all but the pointers
+  OctetForm form = OctetForm::kPlain;
+  int blocks = 0;       // of those of its form
+  double cycles = 0.0;  // of a multiprocessor, about
   LaunchShape shape;
 };
 
-// Nothing where windows move by more than one row or column, where rows of X are no multiples of 4, where windows have
-// several rows and planes of Y are no multiples of 8, unless X has few channels and was copied for it, where the
-// window's rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the residual must
-// begin at multiples of 16 bytes. `batch` is at least 1; `element_bytes` are of X and Y, 4 for floats.
+// Nothing where windows move by more than two rows or columns, where rows of X are no multiples of 4, where windows
+// have several rows, or strides, and planes of Y are no multiples of 8, unless X has few channels and was copied for
+// it, where the window's rows and the weight do not fit shared memory, or where the tensors are too large. X, Y and the
+// residual must begin at multiples of 16 bytes. `batch` is at least 1; `element_bytes` are of X and Y, 4 for floats.
 std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch,
                                              const DeviceFacts& device, const WindowForm& weight, int64_t element_bytes,
                                              bool is_copied);

@@ -26,9 +26,7 @@ constexpr double kSegmentCycles = 18.9;      // to copy a segment of a chunk
 constexpr double kRoundedCycles = 60.0;      // to load, round and store one of floats
 constexpr double kBeginCycles = 2000.0;      // of a block
 constexpr int kMinPlaneUnit = 4;             // positions: planes that are no multiple of it are gathered
-constexpr unsigned kGatherThreads = 256;
-constexpr int64_t kGatherBlocks = 8;  // of a multiprocessor
-constexpr int kMaxGatheredColumns = 4;
+constexpr int64_t kGatherBlocks = 8;         // of a multiprocessor
 
 // Runs of segments of a tile: of several whole planes, or of a part of one.
 struct Tiling {
@@ -155,9 +153,7 @@ std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometr
   if (!launch) return launch;
   launch->is_whole = is_whole;
   if (is_gathered) {
-    // A row of X is read as a whole where only some of its columns are.
-    const int64_t read = PositionsOf(sizes.in_dims) / geometry.strides[1];
-    const int64_t bytes = facts.element_bytes * read + int64_t{2} * launch->params.plane;
+    const int64_t bytes = GatheredBytes(geometry, sizes, facts.element_bytes);
     launch->cycles += kLaunchCycles + MemoryCycles(static_cast<double>(batch * geometry.in_channels * bytes), device);
   }
   return launch;
@@ -174,60 +170,21 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
   return static_cast<unsigned>(SegmentsOf(launch.params.plane) * kSegmentBytes);
 }
 
-GatherLaunch GatherPlanes(int batch, int channels, int plane, const DeviceFacts& device) {
-  GatherLaunch gather;
-  GatherParams& params = gather.params;
-  params.plane_segments = static_cast<int>(SegmentsOf(plane));
-  params.num_segments = batch * channels * params.plane_segments;
-  params.in_h = params.out_h = params.strides[0] = params.strides[1] = 1;
-  params.in_w = params.out_w = plane;
-  params.is_whole = 1;
-  params.channels = channels;
-  gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
-  gather.shape.threads = kGatherThreads;
-  gather.shape.begins_early = true;
-  gather.shape.grid[0] = static_cast<unsigned>(std::min(
-      CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
-  return gather;
-}
-
-GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device) {
+GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device, uintptr_t addresses,
+                     size_t element_bytes) {
   const TileParams& tile = launch.params.common.tile;
-  GatherLaunch gather = GatherPlanes(tile.batch, tile.in_channels, launch.params.plane, device);
-  if (launch.is_whole) return gather;
-  // Beside a block of the launch before, which takes nearly all shared memory, there would be too little first-level
-  // cache for columns that are not neighbours.
-  gather.shape.begins_early = false;
-  GatherParams& params = gather.params;
-  params.is_whole = 0;
-  params.in_h = tile.in_h;
-  params.in_w = tile.in_w;
-  params.out_h = tile.out_h;
-  params.out_w = tile.out_w;
+  if (launch.is_whole) return GatherPlanes(tile.batch, tile.in_channels, launch.params.plane, device);
+  GatheredMap map{tile.in_h, tile.in_w, tile.out_h, tile.out_w};
   for (size_t i = 0; i < 2; ++i) {
-    params.strides[i] = tile.strides[i];
-    params.pads_begin[i] = tile.pads_begin[i];
+    map.strides[i] = tile.strides[i];
+    map.pads_begin[i] = tile.pads_begin[i];
   }
-  return gather;
+  return GatherPositions(tile.batch, tile.in_channels, map, device, addresses, element_bytes);
 }
 
 GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
   const TileParams& tile = launch.params.common.tile;
   return GatherPlanes(tile.batch, tile.out_channels, launch.params.plane, device);
-}
-
-void ChooseGatheredColumns(uintptr_t addresses, GatherParams* params) {
-  const int columns = params->out_w * 2 == params->in_w && params->strides[1] == 2 && params->pads_begin[0] == 0 &&
-                              params->pads_begin[1] == 0 && (params->out_h - 1) * params->strides[0] < params->in_h
-                          ? kMaxGatheredColumns
-                          : 0;
-  params->columns = columns;
-  // All rows of X begin as X does.
-  const auto is_aligned = [&] {
-    const auto bytes = static_cast<uintptr_t>(params->columns) * 2 * sizeof(uint16_t);
-    return params->out_w % params->columns == 0 && (addresses | static_cast<uintptr_t>(2 * params->in_w)) % bytes == 0;
-  };
-  while (params->columns > 0 && !is_aligned()) params->columns /= 2;
 }
 
 }  // namespace sparseconv::cuda

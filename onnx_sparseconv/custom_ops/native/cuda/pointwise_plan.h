@@ -9,6 +9,7 @@
 #include "../attributes.h"
 #include "csr_plan.h"
 #include "driver.h"
+#include "gather_plan.h"
 #include "wgmma_plan.h"
 
 namespace sparseconv::cuda {
@@ -24,13 +25,6 @@ struct PointwiseLaunch {
   LaunchShape shape;
 };
 
-// What brings planes into the form that the kernel reads.
-struct GatherLaunch {
-  GatherParams params{};  // all but the pointers
-  size_t bytes = 0;       // of what it writes, but what it sees of X
-  LaunchShape shape;
-};
-
 // Of what IsPointwise and HasWgmmaForm hold of. Nothing where no tile of outputs fits shared memory, X is empty, or X
 // or Y is too large. `batch` is at least 1.
 std::optional<PointwiseLaunch> ChoosePointwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
@@ -43,12 +37,10 @@ unsigned PlaneBytes(uintptr_t addresses, const PointwiseLaunch& launch, size_t e
 // The same where they were gathered.
 unsigned GatheredPlaneBytes(const PointwiseLaunch& launch);
 
-// Of whole planes, of all channels of each image, of so many positions.
-GatherLaunch GatherPlanes(int batch, int channels, int plane, const DeviceFacts& device);
-GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device);
+// What brings planes of X, or of the residual, into the form that the kernel reads. X begins at a multiple of what
+// `addresses` is one of, or its sources do.
+GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device, uintptr_t addresses,
+                     size_t element_bytes);
 GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device);
-
-// How X of halves, which begins at one of `addresses`, or at several, is read.
-void ChooseGatheredColumns(uintptr_t addresses, GatherParams* params);
 
 }  // namespace sparseconv::cuda
