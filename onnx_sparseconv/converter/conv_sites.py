@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,7 +152,7 @@ def _make_site(name: str, node: gs.Node, scope: Scope, known: tuple[ModelView, C
     geometry, problem = None, ""
     if not is_sparse:
         try:
-            geometry = _geometry(proto, weight, input_shape)
+            geometry = _geometry(proto, weight, input_shape, lambda: shapes.certain.get(node.inputs[0].name, scope))
         except InvalidConvError as error:
             problem = str(error)
     return ConvSite(
@@ -181,8 +181,20 @@ def _joined_shape(parts: Sequence[Shape | None]) -> Shape | None:
     return tuple(sizes)
 
 
-def _geometry(proto: NodeProto, weight: ConstantTensor | None, input_shape: Shape | None) -> ConvGeometry:
+def _geometry(
+    proto: NodeProto,
+    weight: ConstantTensor | None,
+    input_shape: Shape | None,
+    certain_shape: Callable[[], Shape | None],
+) -> ConvGeometry:
     """Resolve a Conv's attributes and defaults.
+
+    Args:
+        proto: the node.
+        weight: its weight, None when it is only known at run time.
+        input_shape: of its input, as far as the model states it or it can be inferred.
+        certain_shape: gives what of it follows from the model's inputs. SAME padding is made of that alone: what a
+            model states may be of a time when its inputs had other sizes.
 
     Raises:
         InvalidConvError: they contradict each other, the weight or the input.
@@ -207,7 +219,9 @@ def _geometry(proto: NodeProto, weight: ConstantTensor | None, input_shape: Shap
     elif auto_pad == "VALID":
         pads = (0,) * (2 * n)
     elif auto_pad in ("SAME_UPPER", "SAME_LOWER"):
-        pads = _same_pads(auto_pad, kernel, strides, dilations, sizes)
+        certain = certain_shape() if any(s != 1 for s in strides) else None
+        known = certain[2:] if certain is not None and len(certain) == n + 2 else (None,) * n
+        pads = _same_pads(auto_pad, kernel, strides, dilations, known)
     else:
         raise InvalidConvError(f"auto_pad is {auto_pad!r}")
     if pads is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
-from onnx_sparseconv.converter.model_view import Scope, iterate_nodes
+from onnx_sparseconv.converter.model_view import Scope, iterate_nodes, subgraphs
 
 Shape = tuple[int | None, ...]
 
@@ -17,6 +18,8 @@ MAX_VALUE_ELEMENTS = 1024
 # Operators that slide a window over the axes behind the first two, and inputs that have only these.
 _WINDOWED = frozenset({"Conv", "ConvInteger", "QLinearConv", "ConvTranspose", "MaxPool", "AveragePool", "LpPool"})
 _FLAT = 2
+# From this IR version on, an initializer that is also an input has a value that callers may set.
+_OVERRIDABLE_IR_VERSION = 4
 
 
 class ShapeMap:
@@ -29,20 +32,27 @@ class ShapeMap:
     """
 
     def __init__(self, proto: ModelProto, *, inferred_only: bool = False) -> None:
+        self._proto, self._inferred_only = proto, inferred_only
         self._shapes: dict[tuple[tuple[int | str, ...], str], tuple[int | str | None, ...]] = {}
         light = _without_weights(proto)
+        # Before anything is forgotten: inference would end the process on some of what the model states.
+        self.complete = _can_be_inferred(light)
         if inferred_only:
-            _forget_statements(light.graph)
-        try:
-            _refuse_zero_strides(light)
-            _refuse_recursive_functions(light)
-            _refuse_other_axes(light)
-            light = onnx.shape_inference.infer_shapes(light, data_prop=True)
-        except Exception:  # inference is a help, not a need: what the model itself states is still used
-            self.complete = False
-        else:
-            self.complete = True
+            _forget_statements(light)
+        if self.complete:
+            try:
+                light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+            except Exception:  # inference is a help, not a need: what the model itself states is still used
+                self.complete = False
         self._collect((), light.graph)
+
+    @functools.cached_property
+    def certain(self) -> ShapeMap:
+        """Only what follows from the model's inputs, made of the model as it is when this is first asked for.
+
+        Whatever changes what a model computes has to ask this one.
+        """
+        return self if self._inferred_only else ShapeMap(self._proto, inferred_only=True)
 
     def get(self, name: str, scope: Scope) -> Shape | None:
         """Shape of a tensor seen from ``scope``, unknown sizes None; None when not even its rank is known."""
@@ -83,6 +93,17 @@ def _shape_of(info: ValueInfoProto) -> tuple[int | str | None, ...] | None:
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return None
     return tuple(d.dim_value if d.dim_value > 0 else d.dim_param or None for d in tensor.shape.dim)
+
+
+def _can_be_inferred(proto: ModelProto) -> bool:
+    """Whether shape inference of all supported versions of onnx survives a model."""
+    try:
+        _refuse_zero_strides(proto)
+        _refuse_recursive_functions(proto)
+        _refuse_other_axes(proto)
+    except Exception:  # very deep calls, too: whatever cannot be looked at is not inferred
+        return False
+    return True
 
 
 def _refuse_zero_strides(proto: ModelProto) -> None:
@@ -141,15 +162,44 @@ def _refuse_other_axes(proto: ModelProto) -> None:
     refuse(proto.graph.node, ranks | {t.name: len(t.dims) for t in proto.graph.initializer})
 
 
-def _forget_statements(graph: GraphProto) -> None:
-    """Drop what a graph and its subgraphs state of shapes, but of the inputs."""
+def _forget_statements(proto: ModelProto) -> None:
+    """Drop what a model states of shapes, but for its inputs: these alone are checked when it is run."""
+    graph = proto.graph
+    for info in graph.input:
+        if not info.type.HasField("tensor_type"):
+            _forget_shape(info.type)  # of what is in a sequence, nothing is checked
+    if proto.ir_version >= _OVERRIDABLE_IR_VERSION:
+        given = {i.name for i in graph.input}
+        constant = [t for t in graph.initializer if t.name not in given]
+        del graph.initializer[:]
+        graph.initializer.extend(constant)
+    _forget_in_graph(graph)
+    for function in proto.functions:
+        _forget_in_bodies(function.node)
+
+
+def _forget_in_graph(graph: GraphProto) -> None:
     del graph.value_info[:]
     for output in graph.output:
-        if output.type.HasField("tensor_type"):
-            output.type.tensor_type.ClearField("shape")
-    for attribute in (a for node in graph.node for a in node.attribute):
-        for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            _forget_statements(inner)
+        _forget_shape(output.type)
+    _forget_in_bodies(graph.node)
+
+
+def _forget_in_bodies(nodes: Iterable[NodeProto]) -> None:
+    """The same in subgraphs, whose inputs are not checked: what a Loop carries may change its size."""
+    for body in (body for node in nodes for body in subgraphs(node)):
+        for info in body.input:
+            _forget_shape(info.type)
+        _forget_in_graph(body)
+
+
+def _forget_shape(kind: TypeProto) -> None:
+    if kind.HasField("tensor_type"):
+        kind.tensor_type.ClearField("shape")
+    elif kind.HasField("sequence_type"):
+        _forget_shape(kind.sequence_type.elem_type)
+    elif kind.HasField("optional_type"):
+        _forget_shape(kind.optional_type.elem_type)
 
 
 def _without_weights(proto: ModelProto) -> ModelProto:
