@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
@@ -95,9 +94,8 @@ class Pipeline:
 
     def fuse(self, *, pools: bool, concats: bool) -> None:
         """Take what stands around the sparse convolutions into them; pools and Concat only if so told."""
-        certain = ShapeMap(self._view.proto, inferred_only=True) if pools or concats else self._shapes
         for scope in self.scopes:
-            constant, shape_of = self._constants(scope), functools.partial(certain.get, scope=scope)
+            constant, shape_of = self._constants(scope), self._shape_lookup(scope)
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
             self._run(SkipIdentity(is_sparse, self._pinned, constant), scope)
             self._run(FuseActivation(self._pinned, constant), scope)
@@ -169,10 +167,10 @@ class Pipeline:
         return constant
 
     def _shape_lookup(self, scope: Scope) -> Callable[[str], Shape | None]:
-        return lambda name: self._shapes.get(name, scope)
+        return lambda name: self._shapes.certain.get(name, scope)
 
     def _comparison(self, scope: Scope) -> Callable[[str, str], bool]:
-        return lambda first, second: self._shapes.are_same(first, second, scope)
+        return lambda first, second: self._shapes.certain.are_same(first, second, scope)
 
 
 def _took(edit: Edit) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from onnx_sparseconv.converter.model_view import Scope, iterate_nodes, subgraphs
+from onnx_sparseconv.converter.sizes import EqualSizes, NamedShape
 
 Shape = tuple[int | None, ...]
 
@@ -33,7 +34,7 @@ class ShapeMap:
 
     def __init__(self, proto: ModelProto, *, inferred_only: bool = False) -> None:
         self._proto, self._inferred_only = proto, inferred_only
-        self._shapes: dict[tuple[tuple[int | str, ...], str], tuple[int | str | None, ...]] = {}
+        self._shapes: dict[tuple[tuple[int | str, ...], str], NamedShape] = {}
         light = _without_weights(proto)
         # Before anything is forgotten: inference would end the process on some of what the model states.
         self.complete = _can_be_inferred(light)
@@ -45,6 +46,8 @@ class ShapeMap:
             except Exception:  # inference is a help, not a need: what the model itself states is still used
                 self.complete = False
         self._collect((), light.graph)
+        self._equal = EqualSizes()
+        self._compare_sizes(((),), {}, light.graph)
 
     @functools.cached_property
     def certain(self) -> ShapeMap:
@@ -59,23 +62,48 @@ class ShapeMap:
         shape = self._find(name, scope)
         return None if shape is None else tuple(size if isinstance(size, int) else None for size in shape)
 
-    def of_model(self, name: str) -> tuple[int | str | None, ...] | None:
+    def of_model(self, name: str) -> NamedShape | None:
         """The same of a tensor of the model's own graph, with the names of sizes that have one."""
         return self._shapes.get(((), name))
 
     def are_same(self, first: str, second: str, scope: Scope) -> bool:
-        """Whether two tensors certainly have one shape: all sizes are equal numbers, or the same symbol."""
-        shape = self._find(first, scope)
-        return shape is not None and None not in shape and shape == self._find(second, scope)
+        """Whether two tensors certainly have one shape: all sizes are equal numbers, or the same symbol, or made of the
+        same symbol in the same way. Whoever asks `certain` knows that this does not hang on what the model states.
+        """
+        one, other = self._find(first, scope), self._find(second, scope)
+        if one is None or other is None or None in one:
+            return False
+        return self._equal.canonical(one) == self._equal.canonical(other)
 
-    def _find(self, name: str, scope: Scope) -> tuple[int | str | None, ...] | None:
+    def _find(self, name: str, scope: Scope) -> NamedShape | None:
+        positions = []
         inner: Scope | None = scope
         while inner is not None:
-            shape = self._shapes.get((inner.position, name))
-            if shape is not None:
-                return shape
+            positions.append(inner.position)
             inner = inner.parent
-        return None
+        return self._first_of(positions, name)
+
+    def _first_of(self, positions: Iterable[tuple[int | str, ...]], name: str) -> NamedShape | None:
+        found = (self._shapes.get((position, name)) for position in positions)
+        return next((shape for shape in found if shape is not None), None)
+
+    def _compare_sizes(
+        self, positions: tuple[tuple[int | str, ...], ...], constants: Mapping[str, NamedShape], graph: GraphProto
+    ) -> None:
+        """Bring together the sizes in a graph.
+
+        Args:
+            positions: of the graph, and of those around it, from the inside to the outside.
+            constants: shapes of initializers around it.
+            graph: the graph.
+        """
+        constants = {**constants, **{t.name: tuple(t.dims) for t in graph.initializer}}
+        for index, node in enumerate(graph.node):
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    inside = (*positions[0], index, attribute.name)
+                    self._compare_sizes((inside, *positions), constants, attribute.g)
+            self._equal.read(node, lambda name: self._first_of(positions, name) or constants.get(name))
 
     def _collect(self, position: tuple[int | str, ...], graph: GraphProto) -> None:
         for info in (*graph.input, *graph.value_info, *graph.output):
@@ -88,7 +116,7 @@ class ShapeMap:
                     self._collect((*position, index, attribute.name), attribute.g)
 
 
-def _shape_of(info: ValueInfoProto) -> tuple[int | str | None, ...] | None:
+def _shape_of(info: ValueInfoProto) -> NamedShape | None:
     tensor = info.type.tensor_type
     if not info.type.HasField("tensor_type") or not tensor.HasField("shape"):
         return None

@@ -42,7 +42,8 @@ class FoldScaleBefore(FoldBefore):
         layers: as in `Fold`.
         pinned: as in `Fold`.
         constant: as in `Fold`.
-        shape_of: shape of a tensor by its name, None where not even the rank is known.
+        shape_of: shape of a tensor by its name, as it follows from the model's inputs; None where not even the rank is
+            known.
     """
 
     def __init__(

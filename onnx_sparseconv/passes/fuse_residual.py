@@ -27,7 +27,7 @@ class FuseResidual:
     1. The Add is the only reader of the convolution's output, which is not pinned.
     2. The convolution has neither a residual nor an activation yet.
     3. Both operands certainly have one shape, because the op does not broadcast. Sizes that are only known at run time
-       have to be the same symbol.
+       have to be the same symbol, or made of it in the same way.
     4. The new node stands where the Add stood, where the other operand is known, and keeps the convolution's name and
        the Add's output. Where both operands are convolutions, the second takes the first as its residual.
 

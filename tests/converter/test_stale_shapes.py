@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect
+from onnx_sparseconv.passes.fuse_residual import FuseResidual
 from tests.support.odd_models import ANY_SHAPE, call, constant, conv, function, model, pruned, tensor, value
 from tests.support.plain_ort import all_nodes, run
 
@@ -121,3 +122,42 @@ def test_same_padding_that_follows_from_the_inputs_is_resolved():
 def test_what_is_stated_counts_in_reports():
     proto = built([relu(), same()], stated=[value("r", STALE)])
     assert inspect(proto).layers[0].flops == 2 * CHANNELS * CHANNELS * 9 * 14 * 14
+
+
+# --- residuals, and what stands before --------------------------------------------------------------------------------
+
+
+def is_fused(report):
+    (found,) = [p for p in report.passes if p.name == FuseResidual.__name__]
+    return found.changed == 1
+
+
+def test_an_add_that_is_stated_not_to_broadcast_stays():
+    nodes = [relu("Z", "z"), conv(out="c"), helper.make_node("Add", ["c", "z"], ["Y"])]
+    batch_of_one = [value(name, (1, CHANNELS, 5, 5)) for name in ("c", "z")]
+    proto = model(
+        nodes, [WEIGHT], [value("X", ("n", *OPEN[1:])), value("Z", ("k", *OPEN[1:]))], [value("Y", ANY_SHAPE)]
+    )
+    proto.graph.value_info.extend(batch_of_one)
+    converted, report = convert(proto, options=FORCE)
+    assert not is_fused(report)
+    x = feeds(5)["X"]
+    for z in (x, np.concatenate([x, x])):
+        (found,), (wanted,) = run(converted, {"X": x, "Z": z}), run(proto, {"X": x, "Z": z})
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_scale_whose_operand_is_stated_to_have_all_channels_stays():
+    """It broadcasts its operand, which has one channel."""
+    shape = [value("shape", [4], TensorProto.INT64)]
+    scale = tensor(np.arange(1, CHANNELS + 1, dtype=np.float32).reshape(CHANNELS, 1, 1), "scale")
+    nodes = [
+        helper.make_node("Reshape", ["X", "shape"], ["r"]),
+        helper.make_node("Mul", ["r", "scale"], ["m"]),
+        conv(source="m"),
+    ]
+    proto = built(nodes, constants=[scale], inputs=shape, stated=[value("r", ("n", CHANNELS, None, None))])
+    converted, _ = convert(proto, options=FORCE)
+    feed = feeds(6) | {"shape": np.array([1, 1, 36, CHANNELS])}
+    (found,), (wanted,) = run(converted, feed), run(proto, feed)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)

@@ -19,6 +19,7 @@ CHANNELS = 8
 WEIGHT = tensor(pruned((CHANNELS, CHANNELS, 3, 3), 0.5), "W")
 STATIC = (2, CHANNELS, 6, 6)
 SYMBOLIC = ("n", CHANNELS, 6, 6)
+OPEN = ("n", CHANNELS, "h", "w")
 
 
 def add(first, second, target="Y"):
@@ -28,6 +29,11 @@ def add(first, second, target="Y"):
 def block(shape, nodes, **named):
     inputs = [value("X", shape), *(value(n, s) for n, s in named.pop("more", {}).items())]
     return model(nodes, [WEIGHT], inputs, [value(n, ANY_SHAPE) for n in named.pop("out", ["Y"])])
+
+
+def shortcut(pool):
+    """A convolution with strides of 2, and a pool beside it."""
+    return block(OPEN, [conv(out="a", strides=[2, 2]), pool, add("a", "p")])
 
 
 FUSED = {
@@ -40,6 +46,38 @@ FUSED = {
     "two convolutions": lambda: block(
         STATIC, [conv(out="a", name="first"), conv(out="b", name="second"), add("a", "b")]
     ),
+    "open sizes": lambda: block(OPEN, [conv(out="a"), add("a", "X")]),
+    "open sizes, SAME": lambda: block(OPEN, [conv(out="a", pads=None, auto_pad="SAME_UPPER"), add("a", "X")]),
+    "open sizes, two convolutions": lambda: block(
+        OPEN,
+        [
+            conv(out="a", name="first"),
+            helper.make_node("Relu", ["a"], ["b"]),
+            conv(out="c", source="b", name="c"),
+            add("c", "X"),
+        ],
+    ),
+    "open sizes, behind a sum": lambda: block(
+        OPEN,
+        [
+            helper.make_node("AveragePool", ["X"], ["p"], kernel_shape=[3, 3], pads=[1] * 4),
+            helper.make_node("Sub", ["X", "p"], ["s"]),
+            conv(out="a", source="s"),
+            add("a", "X"),
+        ],
+    ),
+    "open sizes, through the same strides": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[1, 1], strides=[2, 2])
+    ),
+    "open sizes, through strides and windows that begin at the same places": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[5, 5], strides=[2, 2], pads=[2] * 4)
+    ),
+    "open sizes, VALID": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[1, 1], strides=[2, 2], auto_pad="VALID")
+    ),
+    "open sizes, SAME strides": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[2, 2], strides=[2, 2], auto_pad="SAME_LOWER")
+    ),
 }
 REFUSED = {
     "broadcast": lambda: block(STATIC, [conv(out="a"), add("a", "Z")], more={"Z": (1, CHANNELS, 1, 1)}),
@@ -50,10 +88,30 @@ REFUSED = {
     "added to itself": lambda: block(STATIC, [conv(out="a"), add("a", "a")]),
     "activated before": lambda: block(STATIC, [conv(out="a"), helper.make_node("Relu", ["a"], ["b"]), add("b", "X")]),
 }
+OPEN_AND_REFUSED = {
+    "open sizes, one less": lambda: block(OPEN, [conv(out="a", pads=[0, 0, 1, 1]), add("a", "X")]),
+    "open sizes, another dilation": lambda: block(OPEN, [conv(out="a", dilations=[2, 2]), add("a", "X")]),
+    "open sizes, other axes": lambda: block(
+        ("n", CHANNELS, "h", "w"),
+        [conv(out="a"), helper.make_node("Transpose", ["X"], ["t"], perm=[0, 1, 3, 2]), add("a", "t")],
+    ),
+    "open sizes, through a pool that reads less": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[2, 2], strides=[2, 2])
+    ),
+    "open sizes, through a pool that rounds up": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[1, 1], strides=[2, 2], ceil_mode=1)
+    ),
+    "open sizes, through other strides": lambda: shortcut(
+        helper.make_node("MaxPool", ["X"], ["p"], kernel_shape=[1, 1], strides=[2, 1])
+    ),
+    "open sizes, and a sum that broadcasts": lambda: block(
+        OPEN, [add("X", "Z", "s"), conv(out="a"), add("a", "s")], more={"Z": ("n", CHANNELS, "k", "w")}
+    ),
+}
 
 
 def outputs(proto):
-    return run(proto, inputs_for(proto, seed=5))
+    return run(proto, inputs_for(proto, seed=5, h=6, w=6, k=6))
 
 
 def assert_same_outputs(first, second):
@@ -83,6 +141,13 @@ def test_an_add_stays_where_it_may_broadcast_or_others_see_its_operand(name):
     assert "SparseConvAdd" not in ops(converted)
     assert ops(converted).count("Add") == ops(proto).count("Add")
     assert_same_outputs(proto, converted)
+
+
+@pytest.mark.parametrize("name", OPEN_AND_REFUSED)
+def test_an_add_stays_where_open_sizes_are_made_in_different_ways(name):
+    """At most sizes none of them runs, but one of 1 broadcasts."""
+    converted, _ = convert(OPEN_AND_REFUSED[name](), options=FORCE)
+    assert "SparseConvAdd" not in ops(converted)
 
 
 def test_the_second_of_two_convolutions_takes_the_first():
