@@ -75,6 +75,9 @@ def _replace(view: ModelView, site: ConvSite, layer: ConvLayer) -> None:
     old, graph = site.node, site.scope.graph
     attributes = dict(old.attrs)
     if layer.geometry != site.geometry:
+        if any(pad < 0 for pad in layer.geometry.pads):
+            # ONNX Runtime opens no such Conv, or crops its input; folding refuses before it comes to this.
+            raise ValueError(f"node {site.name!r} would get negative pads {list(layer.geometry.pads)}")
         attributes.pop("auto_pad", None)
         attributes["pads"] = list(layer.geometry.pads)
     inputs, outputs = list(old.inputs), list(old.outputs)

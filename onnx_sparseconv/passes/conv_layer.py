@@ -103,11 +103,13 @@ class ConvLayer:
         """The layer that pads by so much more; ``pads`` as in ONNX Conv.
 
         Raises:
-            RefusedError: its own padding is not known.
+            RefusedError: its own padding is not known, or negative: of that, runtimes make different things.
         """
         geometry = self.geometry
         if geometry.auto_pad != "NOTSET":
             raise RefusedError("the convolution's own padding depends on sizes that are only known at run time")
+        if any(pad < 0 for pad in geometry.pads):
+            raise RefusedError("the convolution's own padding is negative")
         both = tuple(a + b for a, b in zip(geometry.pads, pads, strict=True))
         return replace(self, geometry=replace(geometry, pads=both))
 

@@ -19,7 +19,8 @@ class FoldPad(FoldBefore):
     1. The mode is ``constant`` and the value is zero, or absent.
     2. The amounts (and the axes, which Pad has from opset 18 on) are constants, none negative, and zero for the batch
        and the channels.
-    3. The convolution's own padding is known: not a SAME ``auto_pad`` that depends on sizes at run time.
+    3. The convolution's own padding is known, and not negative: not a SAME ``auto_pad`` that depends on sizes at run
+       time, or whose strides are larger than the kernel.
     4. The convolution is the only reader of the Pad's output, which is not pinned.
     """
 

@@ -242,6 +242,24 @@ def test_batch_normalization_is_folded_into_dense_layers_in_float64():
     assert not {"s", "b", "m", "v", "W", "pads"} & types_of(converted).keys()
 
 
+@pytest.mark.parametrize(("width", "amounts", "stride"), [(9, (2, 1), 3), (11, (1, 0), 4), (10, (1, 1), 4)])
+def test_a_pad_stays_before_a_dense_layer_whose_same_padding_is_negative(width, amounts, stride):
+    """Such padding crops the input; ONNX Runtime opens no Conv with it spelled out."""
+    nodes = [
+        node("Pad", ["X", "p"], "a"),
+        conv("a", "Y", weight="V", auto_pad="SAME_UPPER", pads=None, strides=[1, stride]),
+    ]
+    constants = {"V": DENSE[:, :, :1, :1], "p": np.array([0, 0, 0, amounts[0], 0, 0, 0, amounts[1]], np.int64)}
+    proto = build(nodes, constants, shape=(1, 8, 8, width))
+    converted, report = convert(proto, options=half_options(**dense()))
+    assert ops(converted) == ["Cast", "Pad", "Conv", "Cast"]
+    assert not any("Pad folded" in note for note in report.notes)
+    feed = inputs_for(proto)
+    (found,), (wanted,) = run(converted, feed), run(proto, feed)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-2, atol=2e-2)
+
+
 def test_a_variance_that_float16_cannot_hold_keeps_its_node_float():
     constants = {"s": VECTOR, "b": VECTOR, "m": VECTOR, "v": numbers(6, low=1e-8, high=2e-8)}
     batch_norm = node("BatchNormalization", ["a", "s", "b", "m", "v"], "c", epsilon=1e-9)
