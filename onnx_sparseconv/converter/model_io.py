@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,10 +99,13 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
     return LoadedModel(proto, path, size + sum(f.stat().st_size for f in files), external=bool(outside))
 
 
-def _why_invalid(error: Exception, path: Path, locations: Iterable[str]) -> str:
+def _why_invalid(error: Exception, path: Path, locations: Sequence[str]) -> str:
+    missing = next((name for name in locations if _is_beside(name) and not is_there(path.parent / name)), "")
     link = next((location for location in locations if is_link(path.parent / location)), "")
     if link:
         return f"its data {link} is a symbolic link, which onnx does not follow: copy both files (cp -L)"
+    if missing:
+        return f"its data file {missing} is missing: keep it beside the model"
     return f"is not valid ONNX: {one_line(error)}"
 
 
@@ -178,7 +181,12 @@ def data_files(path: Path) -> list[Path]:
         return []
     entries = [e for t in iterate_tensors(proto) if uses_external_data(t) for e in t.external_data]
     locations = sorted({entry.value for entry in entries if entry.key == "location"})
-    return [path.parent / name for name in locations if not Path(name).is_absolute() and ".." not in Path(name).parts]
+    return [path.parent / name for name in locations if _is_beside(name)]
+
+
+def _is_beside(location: str) -> bool:
+    """Whether external data are where a reader takes them from: in the model's folder, or in one within it."""
+    return not Path(location).is_absolute() and ".." not in Path(location).parts
 
 
 def one_line(error: BaseException) -> str:

@@ -240,6 +240,14 @@ def test_data_that_is_a_link_is_followed_or_told(tmp_path):
         assert inspect(source).num_rewritten == 1
 
 
+@commands
+def test_data_that_are_missing_are_named(command, tmp_path):
+    source = external_model(tmp_path)
+    (tmp_path / "weights.bin").unlink()
+    message = one_clear_error(command, source, tmp_path / "out.onnx")
+    assert message == f"{source}: its data file weights.bin is missing: keep it beside the model"
+
+
 def test_external_data_may_be_read_from_another_directory(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
