@@ -60,7 +60,12 @@ ProviderOption = Annotated[
 ]
 ThreadsOption = Annotated[
     int | None,
-    typer.Option("--threads", min=1, help="Threads of one run. Default: ONNX Runtime's choice.", show_default=False),
+    typer.Option(
+        "--threads",
+        min=1,
+        help="Threads of one run, at most 4 for each processor, or 64. Default: ONNX Runtime's choice.",
+        show_default=False,
+    ),
 ]
 BatchOption = Annotated[
     int | None,

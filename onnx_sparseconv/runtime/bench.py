@@ -35,7 +35,7 @@ from onnx_sparseconv.runtime.kernels import (
 from onnx_sparseconv.runtime.layer_times import LayerTime, NodeTime, match_layers
 from onnx_sparseconv.runtime.profiling import NodePlace, ProfileJob, nodes_elsewhere, profile
 from onnx_sparseconv.runtime.run import run_session
-from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
+from onnx_sparseconv.runtime.session import Provider, check_threads, make_session, measuring_options
 from onnx_sparseconv.runtime.timing import Clock, Samples, Speedup, TimeStats, TimingPlan, measure, speedup
 
 if TYPE_CHECKING:
@@ -221,12 +221,13 @@ def bench(
         on_round: called after each timed round with the number of rounds done.
 
     Raises:
-        UsageError: ``cuda`` is given for another provider, or an input is empty.
+        UsageError: ``cuda`` is given for another provider, an input is empty, or threads are too many.
         ProviderError: the provider is not used (see `make_session`), or not for the SparseConv nodes.
         SparseConvError: a model cannot be loaded or run.
     """
     if cuda is not None and provider != "cuda":
         raise UsageError("CUDA graphs, dense options, rotated inputs and the choice of a kernel need --provider cuda")
+    check_threads(threads)
     cuda, plan = cuda or CudaBench(), plan or TimingPlan()
     sides = tuple(
         _Side(role, Path(path), load_structure(path), provider, threads, config)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -33,6 +34,10 @@ PROVIDER_NAMES: dict[Provider, str] = {"cpu": "CPUExecutionProvider", "cuda": "C
 # Errors are raised; ONNX Runtime would log them on stderr as well.
 LOG_FATAL_ONLY = 4
 
+# Of threads, the most that a run may have.
+_MOST_THREADS_A_PROCESSOR = 4
+_MOST_THREADS_ANYWHERE = 64
+
 
 def import_onnxruntime() -> ModuleType:
     """The onnxruntime module.
@@ -52,6 +57,26 @@ def import_onnxruntime() -> ModuleType:
             "Reinstall it: pip install --force-reinstall 'onnx-sparseconv[cpu]'"
         )
     return runtime
+
+
+def most_threads() -> int:
+    """Threads that a run may have: 4 for each processor of the machine, and 64 on any.
+
+    ONNX Runtime makes as many as it is told. Thousands leave a machine unusable, and the process deaf to SIGTERM.
+    """
+    return max(_MOST_THREADS_ANYWHERE, _MOST_THREADS_A_PROCESSOR * (os.cpu_count() or 1))
+
+
+def check_threads(threads: int | None) -> None:
+    """Check a number of threads; None is ONNX Runtime's choice.
+
+    Raises:
+        UsageError: it is less than 1 or more than `most_threads`.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, got {threads}")
+    if threads is not None and threads > most_threads():
+        raise UsageError(f"threads must be at most {most_threads()} on this machine, got {threads}")
 
 
 def make_session(
@@ -76,7 +101,7 @@ def make_session(
         model: a file, serialised bytes, or a model in memory (below 2 GB).
         provider: ``cpu`` or ``cuda``. With ``cuda``, nodes that CUDA cannot run still go to the CPU, as always in ONNX
             Runtime.
-        threads: threads of one run; None leaves it to ONNX Runtime (the physical cores).
+        threads: threads of one run, at most `most_threads`; None leaves it to ONNX Runtime (the physical cores).
         use_library: register the native library. Without it the SparseConv nodes of a converted model become dense
             Conv.
         session_options: your own options; the library is registered on them, once, however often they are used. None
@@ -97,8 +122,7 @@ def make_session(
     """
     if provider not in PROVIDERS:
         raise UsageError(f"unknown provider {provider!r}: use one of {', '.join(PROVIDERS)}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be at least 1, got {threads}")
+    check_threads(threads)
     runtime = import_onnxruntime()
     _require_provider_is_built_in(runtime, provider)
     source, name = _model_source(model)

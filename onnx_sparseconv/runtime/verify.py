@@ -35,7 +35,7 @@ from onnx_sparseconv.runtime.layer_times import read_profile
 from onnx_sparseconv.runtime.metrics import OutputComparison, Tolerance, compare_outputs, derive_tolerance
 from onnx_sparseconv.runtime.profiling import NodePlace, nodes_elsewhere
 from onnx_sparseconv.runtime.run import run_session
-from onnx_sparseconv.runtime.session import Provider, make_session, measuring_options
+from onnx_sparseconv.runtime.session import Provider, check_threads, make_session, measuring_options
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -131,12 +131,13 @@ def verify(
         atol: replaces its absolute part.
 
     Raises:
-        UsageError: ``tf32`` is given for another provider.
+        UsageError: ``tf32`` is given for another provider, or threads are too many.
         VerificationError: the models do not have the same inputs and outputs.
         SparseConvError: a model cannot be loaded or run, or the provider is not used (see `make_session`).
     """
     if tf32 and provider != "cuda":
         raise UsageError("TF32 (--tf32) needs --provider cuda")
+    check_threads(threads)
     structure = load_structure(converted)
     depth = depth_of_comparison(load_structure(original), structure)
     tolerance = derive_tolerance(rounded_to_tf32(depth) if tf32 else depth, rtol, atol)

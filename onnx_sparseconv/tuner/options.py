@@ -12,7 +12,7 @@ from onnx_sparseconv.converter.conversion import Precision
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.targets import NvrtcChoice
 from onnx_sparseconv.runtime.inputs import parse_shape
-from onnx_sparseconv.runtime.session import PROVIDERS, Provider
+from onnx_sparseconv.runtime.session import PROVIDERS, Provider, check_threads
 from onnx_sparseconv.runtime.timing import TimingPlan
 
 PresetName = Literal["quick", "default", "thorough"]
@@ -127,8 +127,7 @@ class TuneOptions:
             raise UsageError(f"unknown preset {self.preset!r}: use one of {', '.join(PRESETS)}")
         if self.budget_s is not None and not self.budget_s >= 0:
             raise UsageError(f"the budget must not be negative, got {self.budget_s}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"threads must be at least 1, got {self.threads}")
+        check_threads(self.threads)
         if not self.cases:
             raise UsageError("there are no shapes to tune for")
         if self.provider != "cuda" and (self.targets or self.cuda_graph):

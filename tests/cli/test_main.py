@@ -100,6 +100,22 @@ def test_usage_errors_end_with_2(sparseconv, arguments):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["tune", "m.onnx", "-o", "d.json"],
+        ["convert", "m.onnx", "-o", "o.onnx", "--tune"],
+        ["verify", "m.onnx", "m.onnx"],
+        ["run", "m.onnx", "--inputs", "x.npz", "-o", "y.npz"],
+        ["bench", "m.onnx", "m.onnx"],
+    ],
+)
+def test_too_many_threads_are_one_line(sparseconv, command):
+    result = sparseconv(*command, "--threads", 20000)
+    assert result.exit_code == 2
+    assert re.fullmatch(r"error: threads must be at most \d+ on this machine, got 20000\n", result.stderr)
+
+
 def test_a_file_that_is_missing_is_one_line_without_a_traceback():
     for arguments in (
         ["inspect", "absent.onnx"],

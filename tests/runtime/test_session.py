@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from onnx_sparseconv.errors import ModelError, NativeLibraryError, ProviderError
 from onnx_sparseconv.runtime import session as session_module
 from onnx_sparseconv.runtime.kernels import DENSE_KERNEL, kernels_of, sparse_nodes
 from onnx_sparseconv.runtime.run import run_model, run_session
-from onnx_sparseconv.runtime.session import make_session, onnxruntime_message
+from onnx_sparseconv.runtime.session import check_threads, make_session, onnxruntime_message
 from tests.support.processes import environment
 
 X = np.random.default_rng(0).standard_normal((2, 8, 12, 12)).astype(np.float32)
@@ -63,6 +64,17 @@ def test_bad_arguments_are_usage_errors(pair):
         make_session(pair[0], provider="tpu")
     with pytest.raises(UsageError, match="threads"):
         make_session(pair[0], threads=0)
+    with pytest.raises(UsageError, match="threads must be at most"):
+        make_session(pair[0], threads=20000)
+
+
+@pytest.mark.parametrize(("processors", "most"), [(None, 64), (2, 64), (16, 64), (17, 68), (256, 1024)])
+def test_threads_have_a_bound(processors, most, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    for number in (None, 1, most):
+        check_threads(number)
+    with pytest.raises(UsageError, match=f"threads must be at most {most} on this machine, got {most + 1}"):
+        check_threads(most + 1)
 
 
 def test_models_that_cannot_be_loaded_name_the_file(tmp_path):

@@ -439,6 +439,7 @@ def test_a_whole_network_from_a_file(tmp_path):
         ({"provider": "tpu"}, "unknown provider"),
         ({"preset": "slow"}, "unknown preset"),
         ({"budget_s": -1}, "must not be negative"),
+        ({"threads": 20000}, "threads must be at most"),
         ({"budget_s": float("nan")}, "must not be negative"),
         ({"threads": 0}, "at least 1"),
         ({"cases": ()}, "no shapes"),
