@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,12 +123,31 @@ def read_npz(path: str | Path) -> dict[str, Array]:
     try:
         # numpy leaves a file open that it opened itself and then cannot read.
         with Path(path).open("rb") as stream:
-            loaded = np.load(stream, allow_pickle=False)
+            loaded = _load(stream, path)
             if isinstance(loaded, np.lib.npyio.NpzFile):
-                return {name: loaded[name] for name in loaded.files}
+                return {name: _array(loaded, name) for name in loaded.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
     raise ModelError(f"{path}: one array without a name; inputs come from numpy.savez(path, name=array)")
+
+
+def _load(stream: IO[bytes], path: str | Path) -> Any:  # noqa: ANN401
+    try:
+        return np.load(stream, allow_pickle=False)
+    except (
+        ValueError,
+        EOFError,
+    ) as error:  # numpy takes all that it does not know for pickles, and says how to load these
+        raise ModelError(f"{path}: is no .npz file; numpy.savez(path, name=array) writes one") from error
+
+
+def _array(loaded: Mapping[str, Array], name: str) -> Array:
+    try:
+        return loaded[name]
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise ValueError(f"{name!r} holds Python objects") from error
+        raise
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Array]) -> None:

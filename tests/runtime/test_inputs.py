@@ -164,6 +164,16 @@ def test_files_that_are_no_inputs_are_refused(tmp_path):
     np.savez(tmp_path / "objects.npz", x=np.asarray([{}], object))
     whole = (tmp_path / "objects.npz").read_bytes()
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
-    for name in ("text.npz", "one.npy", "objects.npz", "cut.npz", "absent.npz"):
-        with pytest.raises(ModelError, match=name):
+    (tmp_path / "empty.npz").write_bytes(b"")
+    messages = {
+        "text.npz": "is no .npz file",
+        "empty.npz": "is no .npz file",
+        "one.npy": "one array without a name",
+        "objects.npz": "'x' holds Python objects",
+        "cut.npz": "not a readable .npz file",
+        "absent.npz": "no such file",
+    }
+    for name, message in messages.items():
+        with pytest.raises(ModelError, match=f"{name}: .*{message}") as caught:
             read_npz(tmp_path / name)
+        assert "pickle" not in str(caught.value)
