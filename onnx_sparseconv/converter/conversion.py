@@ -33,7 +33,7 @@ from onnx_sparseconv.converter.precision import (
 from onnx_sparseconv.converter.precision.weights import Lost, through_half
 from onnx_sparseconv.converter.report import ConversionReport, LayerReport, ModelReport, PassReport
 from onnx_sparseconv.converter.shapes import ShapeMap
-from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, make_functions
+from onnx_sparseconv.custom_ops.function_body import MIN_OPSET, is_portable_body, make_functions
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, OPSET_VERSION, SparseConvAttributes
 from onnx_sparseconv.errors import ModelError, UsageError
@@ -283,8 +283,12 @@ def _rewrite(
     Returns:
         The layers' reports with what folding changed in them, what the passes did, notes, and what rounding folded
         weights to float16 took from them.
+
+    Raises:
+        ModelError: a function of the model's own has the name of one of the ops.
     """
     view, proto = plan.view, plan.view.proto
+    _require_free_names(proto, str(plan.report.path or "the model"))
     to_half = options.precision == "fp16"
     opset = default_opset(proto)
     chosen = [s for s, layer in zip(plan.sites, plan.report.layers, strict=True) if layer.verdict.rewrite]
@@ -364,6 +368,15 @@ def _state_ranks(scopes: Sequence[Scope]) -> None:
 def _import_domain(owner: ModelProto) -> None:
     if all(o.domain != DOMAIN for o in owner.opset_import):
         owner.opset_import.append(helper.make_opsetid(DOMAIN, OPSET_VERSION))
+
+
+def _require_free_names(proto: ModelProto, name: str) -> None:
+    """Check that the portable bodies can be added: a function of another kind in their place would be called."""
+    for function in proto.functions:
+        if function.domain == DOMAIN and function.name in OP_TYPES and not is_portable_body(function):
+            raise ModelError(
+                f"{name}: its own function {DOMAIN}::{function.name} has the name of an operator: rename it"
+            )
 
 
 def _add_functions(proto: ModelProto, opset: int) -> None:

@@ -108,6 +108,13 @@ def make_functions(op_types: Sequence[str], opset: int) -> list[FunctionProto]:
     return [make_function(name, opset) for name in OP_TYPES if name in op_types]
 
 
+def is_portable_body(function: FunctionProto) -> bool:
+    """Whether a function with the name of one of the ops is its body, of this version or another, and nobody else's."""
+    ours = make_function(function.name, MIN_OPSET)
+    same_ends = list(function.input) == list(ours.input) and list(function.output) == list(ours.output)
+    return same_ends and set(_TENSOR_ATTRIBUTES) <= set(function.attribute)
+
+
 def _with_references(node: NodeProto, attributes: Mapping[str, int]) -> NodeProto:
     """Give ``node`` attributes that refer to the function's attributes of the same name."""
     for name, attribute_type in attributes.items():

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect, prune, restore
 from onnx_sparseconv.converter.model_io import load, save
 from onnx_sparseconv.converter.report import Reason
-from onnx_sparseconv.custom_ops.schema import SPARSE_CONV, SPARSE_CONV_ADD, concat_op
+from onnx_sparseconv.custom_ops.schema import DOMAIN, SPARSE_CONV, SPARSE_CONV_ADD, concat_op
 from onnx_sparseconv.errors import ModelError, SparseConvError
 from onnx_sparseconv.kernels.unified_csr import UnifiedCSR
 from tests.support.odd_models import FEEDS, conv, model, ornate, pruned, tensor
@@ -598,3 +598,21 @@ def test_a_model_over_two_gigabytes(tmp_path):
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     assert peak < 8 * 2**30
     (tmp_path / "out.onnx.data").unlink()
+
+
+# --- functions in the place of the bodies -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [SPARSE_CONV, concat_op(2)])
+def test_a_function_of_another_kind_with_the_name_of_an_operator_is_refused(name, tmp_path):
+    """The converted model would call it, and fail to load."""
+    proto = model([conv(out="h"), helper.make_node(name, ["h"], ["Y"], domain=DOMAIN)], [tensor(pruned(), "W")])
+    imports = [helper.make_opsetid("", 17)]
+    relu = helper.make_function(DOMAIN, name, ["x"], ["y"], [helper.make_node("Relu", ["x"], ["y"])], imports)
+    proto.functions.append(relu)
+    proto.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    source = tmp_path / "model.onnx"
+    source.write_bytes(proto.SerializeToString())
+    for options in (FORCE, dataclasses.replace(FORCE, precision="fp16")):
+        message = one_clear_error(lambda a, b, o=options: convert(a, b, o), source, tmp_path / "out.onnx")
+        assert message == f"{source}: its own function ai.sparseconv::{name} has the name of an operator: rename it"
