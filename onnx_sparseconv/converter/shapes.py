@@ -34,7 +34,8 @@ class ShapeMap:
 
     def __init__(self, proto: ModelProto, *, inferred_only: bool = False) -> None:
         self._proto, self._inferred_only = proto, inferred_only
-        self._shapes: dict[tuple[tuple[int | str, ...], str], NamedShape] = {}
+        # None hides a tensor of the same name around an input of a body of which nothing is known.
+        self._shapes: dict[tuple[tuple[int | str, ...], str], NamedShape | None] = {}
         light = _without_weights(proto)
         # Before anything is forgotten: inference would end the process on some of what the model states.
         self.complete = _can_be_inferred(light)
@@ -84,8 +85,7 @@ class ShapeMap:
         return self._first_of(positions, name)
 
     def _first_of(self, positions: Iterable[tuple[int | str, ...]], name: str) -> NamedShape | None:
-        found = (self._shapes.get((position, name)) for position in positions)
-        return next((shape for shape in found if shape is not None), None)
+        return next((self._shapes[at, name] for at in positions if (at, name) in self._shapes), None)
 
     def _compare_sizes(
         self, positions: tuple[tuple[int | str, ...], ...], constants: Mapping[str, NamedShape], graph: GraphProto
@@ -97,7 +97,9 @@ class ShapeMap:
             constants: shapes of initializers around it.
             graph: the graph.
         """
-        constants = {**constants, **{t.name: tuple(t.dims) for t in graph.initializer}}
+        given = {info.name for info in graph.input}
+        own = {t.name: tuple(t.dims) for t in graph.initializer}
+        constants = {name: shape for name, shape in constants.items() if name not in given} | own
         for index, node in enumerate(graph.node):
             for attribute in node.attribute:
                 if attribute.HasField("g"):
@@ -106,6 +108,7 @@ class ShapeMap:
             self._equal.read(node, lambda name: self._first_of(positions, name) or constants.get(name))
 
     def _collect(self, position: tuple[int | str, ...], graph: GraphProto) -> None:
+        self._shapes |= {(position, info.name): None for info in graph.input}
         for info in (*graph.input, *graph.value_info, *graph.output):
             shape = _shape_of(info)
             if shape is not None:

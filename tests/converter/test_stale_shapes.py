@@ -36,12 +36,19 @@ def built(nodes, *, constants=(), inputs=(), outputs=(), stated=(), **named):
     return proto
 
 
-def in_loop():
-    nodes = [same("state", "next"), helper.make_node("Identity", ["on"], ["still"])]
+def in_loop(state="state", shape=STALE):
+    nodes = [same(state, "next"), helper.make_node("Identity", ["on"], ["still"])]
     results = [value("still", [], TensorProto.BOOL), value("next", ANY_SHAPE)]
-    body = helper.make_graph(nodes, "body", [NUMBER, FLAG, value("state", STALE)], results)
+    body = helper.make_graph(nodes, "body", [NUMBER, FLAG, value(state, shape)], results)
     loop = helper.make_node("Loop", ["trips", "", "X"], ["Y"], body=body)
     return built([loop], constants=[tensor(np.array(2), "trips")])
+
+
+def in_loop_under_the_name_of_a_tensor_around():
+    """Of another size, which is known; it has no other reader."""
+    proto = in_loop("other", OPEN)
+    proto.graph.input.append(value("other", STALE))
+    return proto
 
 
 def in_scan():
@@ -79,6 +86,7 @@ SAME = {
     "stated of what lies between": lambda: built([relu(), same()], stated=[value("r", STALE)]),
     "stated of an output": lambda: built([relu(), same()], outputs=[value("r", STALE)]),
     "stated of what a Loop carries": in_loop,
+    "known of what has the name of what a Loop carries": in_loop_under_the_name_of_a_tensor_around,
     "stated of what a Scan reads": in_scan,
     "stated of what a branch in a function makes": behind_a_function,
     "a shape that callers may set": by_a_shape_that_callers_may_set,
@@ -87,7 +95,7 @@ SAME = {
 
 def feeds(size):
     x = np.random.default_rng(1).standard_normal((1, CHANNELS, size, size)).astype(np.float32)
-    return {"X": x, "on": np.array(1, bool), "shape": np.array(x.shape)}
+    return {"X": x, "other": np.zeros(STALE, np.float32), "on": np.array(1, bool), "shape": np.array(x.shape)}
 
 
 @pytest.mark.parametrize("name", SAME)
