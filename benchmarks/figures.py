@@ -43,11 +43,12 @@ CONCAT_NETWORKS, REAL_NETWORKS = (
 # With 1x1 as matrix products: in float16, and in float32 as well.
 GEMM_NETWORKS = tuple(f"gpu-models-gemm-{kind}{batch}" for kind in ("", "float-") for batch in (8, 32, 64))
 GEMM_YOLOV8N = tuple(f"gpu-models-gemm-yolov8n-{batch}" for batch in (8, 32))
+STRIDED_NETWORKS = (*(f"gpu-models-strides-{batch}" for batch in (8, 32, 64)), "gpu-models-strides-resnet18-8")
 # Converted for each batch size, as CUDA graphs, each network by the newest version that measured it.
 NETWORKS_BY_BATCH = (
     *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)),
     *(*NEWER_NETWORKS, *CONCAT_NETWORKS),
-    *(*GEMM_NETWORKS, *GEMM_YOLOV8N),
+    *(*GEMM_NETWORKS, *GEMM_YOLOV8N, *STRIDED_NETWORKS),
 )
 Record = dict[str, Any]
 
@@ -525,6 +526,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-gemm": lambda: gpu_layers_table("gpu-layers-gemm"),
     "gpu-layers-gemm-narrow": lambda: gpu_layers_table("gpu-layers-gemm-narrow"),
     "gpu-layers-gemm-float": lambda: gpu_layers_table("gpu-layers-gemm-float"),
+    "gpu-layers-strides": lambda: gpu_layers_table("gpu-layers-strides"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),
     "gpu-layers-batches": lambda: gpu_layer_batches_table("gpu-layers-batches"),
@@ -544,7 +546,7 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "gpu-models-resnets": lambda: gpu_models_table(
         *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64)),
-        *GEMM_NETWORKS,
+        *(*GEMM_NETWORKS, *STRIDED_NETWORKS),
         networks=("mobilenet_v2", "resnet18", "resnet50"),
     ),
     "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
@@ -552,7 +554,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-models-planes": lambda: gpu_models_table(*(f"gpu-models-planes-{batch}" for batch in (1, 8, 32))),
     "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
     "gpu-models-silu": lambda: gpu_models_table(
-        *GEMM_YOLOV8N, *GEMM_NETWORKS, networks=("yolov8n", "efficientnet_b0", "mobilenet_v3_large")
+        *(*GEMM_YOLOV8N, *GEMM_NETWORKS, *STRIDED_NETWORKS),
+        networks=("yolov8n", "efficientnet_b0", "mobilenet_v3_large"),
     ),
     "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
     "gpu-networks-batches": lambda: gpu_batches_table(*NETWORKS_BY_BATCH),
