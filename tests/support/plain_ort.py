@@ -30,7 +30,10 @@ def session(model: ModelProto | str | Path, *, optimise: bool = True, optimised_
 
 def run(model: ModelProto | str | Path, inputs: Mapping[str, Any], *, optimise: bool = True) -> list[Any]:
     """The outputs; inputs that the model does not have are left out."""
-    opened = session(model, optimise=optimise)
+    return _run(session(model, optimise=optimise), inputs)
+
+
+def _run(opened: Any, inputs: Mapping[str, Any]) -> list[Any]:
     names = {i.name for i in opened.get_inputs()} | {i.name for i in opened.get_overridable_initializers()}
     return list(opened.run(None, {k: v for k, v in inputs.items() if k in names}))
 
@@ -54,9 +57,18 @@ def inputs_for(model: ModelProto, seed: int = 0, **sizes: int) -> Arrays:
 
 def optimised_ops(model: ModelProto, folder: Path) -> list[str]:
     """Operators that are left after ONNX Runtime's optimisations, subgraphs included."""
+    return _optimised(model, folder)[1]
+
+
+def run_optimised(model: ModelProto, inputs: Mapping[str, Any], folder: Path) -> tuple[list[Any], list[str]]:
+    """The outputs, and the operators that were left in the session which computed them."""
+    opened, left = _optimised(model, folder)
+    return _run(opened, inputs), left
+
+
+def _optimised(model: ModelProto, folder: Path) -> tuple[Any, list[str]]:
     path = folder / "optimised.onnx"
-    session(model, optimised_path=path)
-    return [n.op_type for n in all_nodes(onnx.load(path))]
+    return session(model, optimised_path=path), [n.op_type for n in all_nodes(onnx.load(path))]
 
 
 def all_nodes(model: ModelProto) -> list[onnx.NodeProto]:
