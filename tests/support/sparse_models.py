@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 from dataclasses import dataclass, field
 
@@ -210,13 +211,14 @@ def convolve(case, weight, x):
     padded = padded.reshape(x.shape[0], group, -1, *padded.shape[2:])
     grouped = weight.astype(np.float64).reshape(group, case.out_channels // group, *weight.shape[1:])
     out_sizes = [out for _, _, out in axes]
-    y = np.zeros((x.shape[0], group, case.out_channels // group, *out_sizes))
+    y = np.zeros((x.shape[0], group, case.out_channels // group, math.prod(out_sizes)))
     for tap in itertools.product(*(range(k) for k in geometry.kernel_shape)):
         window = tuple(
             slice(r * dilation, r * dilation + (out - 1) * stride + 1, stride)
             for r, dilation, stride, out in zip(tap, geometry.dilations, geometry.strides, out_sizes, strict=True)
         )
-        y += np.einsum("gkc,ngc...->ngk...", grouped[(..., *tap)], padded[(slice(None),) * 3 + window])
+        read = padded[(slice(None),) * 3 + window]
+        y += grouped[(..., *tap)] @ read.reshape(*read.shape[:3], y.shape[3])
     return y.reshape(x.shape[0], case.out_channels, *out_sizes)
 
 

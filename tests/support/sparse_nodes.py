@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -148,12 +149,13 @@ def convolve(
     batch, per_group = x.shape[0], weight.shape[0] // group
     grouped = x.reshape(batch, group, weight.shape[1], *x.shape[2:])
     kernels = weight.reshape(group, per_group, *weight.shape[1:])
-    result = np.zeros((batch, group, per_group, *out))
+    result = np.zeros((batch, group, per_group, math.prod(out)))
     for tap in np.ndindex(*weight.shape[2:]):
         window = tuple(
             slice(t * d, t * d + (o - 1) * s + 1, s) for t, d, o, s in zip(tap, dilations, out, strides, strict=True)
         )
-        result += np.einsum("bgc...,gkc->bgk...", grouped[(..., *window)], kernels[(..., *tap)])
+        read = grouped[(..., *window)]
+        result += kernels[(..., *tap)] @ read.reshape(*read.shape[:3], result.shape[3])
     return result.reshape(batch, weight.shape[0], *out)
 
 
