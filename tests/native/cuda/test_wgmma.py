@@ -96,25 +96,26 @@ def test_every_batch(make_session, driver, batch):
 
 
 @pytest.mark.parametrize(
-    ("layer", "batch", "launched"),
+    ("layer", "call", "launched"),
     [
-        (((70, 40, 3, 3), (16, 15), geometry_2d(pad=1)), 1, (1, 1)),
-        (((64, 160, 3, 3), (14, 14), geometry_2d(pad=1)), 1, (1, 6)),
-        (((130, 96, 3, 3), (7, 9), geometry_2d(pad=1)), 3, (1, 1)),
-        (((64, 96, 3, 3), (13, 9), geometry_2d(pad=1)), 2, (2, 4)),
-        (((64, 96, 3, 3), (20, 10), ConvGeometry((3, 3), (1, 1), (0, 1, 0, 1), (1, 1))), 1, (1, 4)),
-        (((64, 96, 3, 3), (36, 31), geometry_2d(pad=1)), 3, (3, 4)),
-        (((64, 96, 3, 3), (1, 27), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 2), (1, 1))), 1, (1, 4)),
-        (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), 1, (1, 4)),
-        (((64, 96, 3, 3), (21, 17), geometry_2d(3, 1, 2, 2)), 1, (1, 4)),
-        (((128, 40, 3, 3), (50, 50), geometry_2d(group=2)), 3, (3, 1)),
-        (((64, 32, 3, 3), (112, 29), geometry_2d(pad=1)), 9, (9, 1)),
+        (((70, 40, 3, 3), (16, 15), geometry_2d(pad=1)), (1, 132), (1, 1)),
+        (((64, 160, 3, 3), (14, 14), geometry_2d(pad=1)), (1, 132), (1, 6)),
+        (((130, 96, 3, 3), (7, 9), geometry_2d(pad=1)), (3, 132), (1, 1)),
+        (((64, 96, 3, 3), (13, 9), geometry_2d(pad=1)), (2, 132), (2, 4)),
+        (((64, 96, 3, 3), (20, 10), ConvGeometry((3, 3), (1, 1), (0, 1, 0, 1), (1, 1))), (1, 132), (1, 4)),
+        (((64, 96, 3, 3), (36, 31), geometry_2d(pad=1)), (3, 132), (3, 4)),
+        (((64, 96, 3, 3), (1, 27), ConvGeometry((3, 3), (1, 1), (1, 1, 1, 2), (1, 1))), (1, 132), (1, 4)),
+        (((64, 96, 3, 3), (35, 29), geometry_2d(3, 2, 1)), (1, 132), (1, 4)),
+        (((64, 96, 3, 3), (21, 17), geometry_2d(3, 1, 2, 2)), (1, 132), (1, 4)),
+        (((128, 40, 3, 3), (26, 50), geometry_2d(group=2)), (3, 66), (3, 1)),
+        (((64, 32, 3, 3), (56, 29), geometry_2d(pad=1)), (9, 66), (9, 1)),
     ],
     ids=str,
 )
-def test_few_images(make_session, driver, layer, batch, launched):
+def test_few_images(make_session, driver, layer, call, launched):
     """Each is cut into strips where that saves time, and what has to be summed is shared among blocks."""
-    driver.set_device(num_multiprocessors=132)
+    batch, multiprocessors = call
+    driver.set_device(num_multiprocessors=multiprocessors)
     weight_shape, size, geometry = layer
     weight = random_weight(weight_shape, 0.1, dtype=HALF)
     for has_residual in (False, True):
