@@ -249,14 +249,17 @@ def _read_kernel_rows(
     architecture: int = ARCHITECTURE,
 ) -> KernelRows:
     names, works, times = [], [], []
+    layers: dict[tuple[object, ...], SparseLayer] = {}
     for results in (json.loads(path.read_text()) for path in paths):
         for record in results["layers"]:
             layer, setting = record["layer"], record["setting"]
             kernel = record["comparisons"].get(record.get("best"), {}).get("sparse_kernel")
             if kernel not in kernels or setting["batch"] < least_batch or layer["in_channels"] < least_channels:
                 continue
-            made = make_measured_layer(layer, setting, record["nonzeros"])
-            work = work_of(made, architecture, setting["batch"], MULTIPROCESSORS)
+            key = (*layer.values(), setting["sparsity"], setting["dtype"])
+            if key not in layers:  # it was measured with several numbers of images
+                layers[key] = make_measured_layer(layer, setting, record["nonzeros"])
+            work = work_of(layers[key], architecture, setting["batch"], MULTIPROCESSORS)
             if work is not None:
                 names.append(kernel if by_kernel else layer["name"])
                 works.append(work)

@@ -93,6 +93,11 @@ class SparseLayer:
 
     def out_size(self) -> tuple[int, int] | None:
         """``(height, width)`` of Y for `row_size`; None where that is unknown."""
+        return self._out_size
+
+    @cached_property
+    def _out_size(self) -> tuple[int, int] | None:
+        """Kept, since every tile that a plan may have asks for it."""
         if self.row_size is None:
             return None
         top, left, bottom, right = self.pads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 
 import numpy as np
@@ -195,6 +196,7 @@ def test_constants_and_tables_are_written_and_checked(program, measured, files, 
     monkeypatch.setattr(program, "read_measured", lambda: measured)
     for name in ("fit", "fit_network"):
         monkeypatch.setattr(program, name, remembering(getattr(program, name)))
+    monkeypatch.setattr(program, "read_library_times", functools.cache(program.read_library_times))
     constants, document = files
     monkeypatch.setattr("sys.argv", ["fit_gpu_rule.py"])
     assert program.main() == 0
