@@ -566,6 +566,18 @@ void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4],
   for (unsigned i = 0; i < 4; ++i) sums[i] = warp.products[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2];
 }
 
+// All halves as floats: every lane of a warpgroup converts the same ones, which is most of what its products take.
+const float* Floats() {
+  static const std::vector<float> floats = [] {
+    std::vector<float> all(1u << 16);
+    for (unsigned half = 0; half < all.size(); ++half) {
+      all[half] = sparseconv::HalfToFloat(static_cast<uint16_t>(half));
+    }
+    return all;
+  }();
+  return floats.data();
+}
+
 // The operand that a matrix descriptor describes, of so many rows of 16 bytes in a matrix's 8.
 class MatrixOperand {
  public:
@@ -580,7 +592,7 @@ class MatrixOperand {
   float At(unsigned summed, unsigned other, unsigned row, unsigned column) const {
     uint16_t half;
     std::memcpy(&half, first_ + summed * summed_step_ + other * other_step_ + row * 16 + column * 2, sizeof(half));
-    return sparseconv::HalfToFloat(half);
+    return floats_[half];
   }
 
  private:
@@ -588,6 +600,7 @@ class MatrixOperand {
     return static_cast<unsigned>(descriptor >> shift & 0x3FFFu) << 4;
   }
 
+  const float* const floats_ = Floats();
   const unsigned char* first_;
   const unsigned summed_step_, other_step_;
 };
@@ -611,10 +624,11 @@ class SwizzledOperand {
         pointer_ + summed / 8 * summed_step_ + other / 64 * other_step_ + row * 128 + (byte ^ (row * 16));
     uint16_t half;
     std::memcpy(&half, at, sizeof(half));
-    return sparseconv::HalfToFloat(half);
+    return floats_[half];
   }
 
  private:
+  const float* const floats_ = Floats();
   unsigned number_, summed_step_, other_step_;
   const unsigned char* pointer_;
 };
@@ -655,21 +669,24 @@ void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_
   const uint64_t* all = ExchangeInWarp(0xFFFFFFFFu, metadata);
   const unsigned words[2] = {static_cast<unsigned>(all[lane / 4 * 4]), static_cast<unsigned>(all[lane / 4 * 4 + 1])};
   const MatrixOperand values(a, 2, 8), inputs(b, 4, positions);
-  for (unsigned i = 0; i < 2; ++i) {
-    const unsigned row = 16 * warp + lane / 4 + 8 * i;
-    for (unsigned stored = 0; stored < 16; ++stored) {
-      const unsigned quad = stored / 2, places = PlacesOf(words[quad / 4], 4 * i + quad % 4);
-      if ((places & 3u) >= places >> 2) Fail("wgmma.sp: metadata %08x is not in order", words[quad / 4]);
-      const float value = values.At(stored / 8, row / 8, row % 8, stored % 8);
-      const unsigned k = 4 * quad + (stored % 2 == 0 ? places & 3u : places >> 2);
-      for (unsigned j = 0; j < positions; ++j) {
-        for (unsigned n = 0; n < 2; ++n) {
-          const unsigned column = lane % 4 * 2 + n;
-          const float input = has_octets ? inputs.At(k / 8, j, column, k % 8) : inputs.At(k / 8, j, k % 8, column);
-          sums[4 * j + 2 * i + n] += value * input;
+  const auto multiply = [&](const auto& input_at) {
+    for (unsigned i = 0; i < 2; ++i) {
+      const unsigned row = 16 * warp + lane / 4 + 8 * i;
+      for (unsigned stored = 0; stored < 16; ++stored) {
+        const unsigned quad = stored / 2, places = PlacesOf(words[quad / 4], 4 * i + quad % 4);
+        if ((places & 3u) >= places >> 2) Fail("wgmma.sp: metadata %08x is not in order", words[quad / 4]);
+        const float value = values.At(stored / 8, row / 8, row % 8, stored % 8);
+        const unsigned k = 4 * quad + (stored % 2 == 0 ? places & 3u : places >> 2);
+        for (unsigned j = 0; j < positions; ++j) {
+          for (unsigned n = 0; n < 2; ++n) sums[4 * j + 2 * i + n] += value * input_at(k, j, lane % 4 * 2 + n);
         }
       }
     }
+  };
+  if (has_octets) {
+    multiply([&](unsigned k, unsigned j, unsigned column) { return inputs.At(k / 8, j, column, k % 8); });
+  } else {
+    multiply([&](unsigned k, unsigned j, unsigned column) { return inputs.At(k / 8, j, k % 8, column); });
   }
 }
 
