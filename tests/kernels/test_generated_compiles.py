@@ -25,14 +25,14 @@ MAX_SPILL_SHARE = 0.05
 INSTRUCTION_BYTES = 16
 # Shape of the weight, stride, and channels of each input where there are several.
 FORMS = {
-    "3x3": ((64, 64, 3, 3), 1, ()),
+    "3x3": ((64, 32, 3, 3), 1, ()),
     "1x1": ((64, 128, 1, 1), 1, ()),
     "1x1, three inputs": ((64, 128, 1, 1), 1, (40, 20, 68)),
     "5x5, stride 2": ((24, 16, 5, 5), 2, ()),
     "7x7, stride 2": ((32, 3, 7, 7), 2, ()),
 }
 LINKED_FORMS = {
-    "3x3": ((80, 64, 3, 3), 1, ()),
+    "3x3": ((80, 32, 3, 3), 1, ()),
     "1x1": ((160, 96, 1, 1), 1, ()),
     "1x1, three inputs": ((160, 96, 1, 1), 1, (32, 4, 60)),
 }
