@@ -82,8 +82,11 @@ KERNELS = {
         "sparseconv_reduce_rounded",
     },
     GEMM_KERNELS: {f"sparseconv_gemm_boxes_s{n}" for n in (16, 32)}
-    | {f"sparseconv_gemm_planes_s{n}" for n in (16, 25, 32)},
-    GEMM_FLOAT_KERNELS: {f"sparseconv_gemm_{way}_f32_s{n}" for way in ("boxes", "planes") for n in (8, 13, 14)},
+    | {f"sparseconv_gemm_{way}_s{n}" for way in ("planes", "ready_planes") for n in (16, 25, 32)}
+    | {"sparseconv_pack"},
+    GEMM_FLOAT_KERNELS: {f"sparseconv_gemm_{way}_f32_s{n}" for way in ("boxes", "planes") for n in (8, 13, 14)}
+    | {f"sparseconv_gemm_ready_boxes_f32_s{n}" for n in (13, 14)}
+    | {"sparseconv_gemm_ready_planes_f32_s14", "sparseconv_pack_f32"},
 }
 # Registers, bytes spilled and of static shared memory that a kernel may have. 256 threads of 80 registers: three blocks
 # and more on every multiprocessor, of 128 two; 384 of 168: one.
@@ -94,10 +97,10 @@ LIMITS = {
     TENSOR_FLOAT_KERNELS: (168, 80, 4096),
     SEGMENT_KERNELS: (128, 32, 0),
     SEGMENT_FLOAT_KERNELS: (128, 64, 0),
-    WGMMA_KERNELS: (168, 96, 0),
-    WGMMA_FLOAT_KERNELS: (168, 176, 4096),
-    GEMM_KERNELS: (168, 256, 0),
-    GEMM_FLOAT_KERNELS: (168, 0, 4096),
+    WGMMA_KERNELS: (168, 96, 4160),
+    WGMMA_FLOAT_KERNELS: (168, 176, 4160),
+    GEMM_KERNELS: (168, 256, 9216),
+    GEMM_FLOAT_KERNELS: (168, 0, 9216),
 }
 OLDEST_NVRTC = next((c for c in nvrtc.installed() if c.version == library_code.NVRTC_VERSION), None)
 
