@@ -18,7 +18,7 @@ from onnx_sparseconv.runtime.layer_times import node_events
 DENSE_PRODUCT = re.compile(r"implicit_gemm|fprop|nvjet|cutlass|conv2d|first_layer|gemm|splitK")
 DENSE_BIAS = re.compile(r"op_generic_tensor")
 DENSE_ACTIVATION = re.compile(r"_UnaryElementWise(?!.*OP_Cast)|_Clip")
-SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|flatten|gather|space_to_depth)")
+SPARSE_BEFORE = re.compile(r"sparseconv_(interleave|flatten|gather|pack|space_to_depth)")
 SPARSE_BEHIND = re.compile(r"sparseconv_reduce")
 SPARSE_POOL = re.compile(r"sparseconv_max_pool")
 SPARSE_PRODUCT = re.compile(r"sparseconv_")

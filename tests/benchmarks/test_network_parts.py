@@ -48,6 +48,7 @@ def test_what_is_launched_before_and_behind_belongs_to_a_sparse_layer(parts):
             "sparseconv_gather", "sparseconv_gather", "sparseconv_pointwise_s24", RELU,
             "sparseconv_interleave", "sparseconv_wgmma_p28", "sparseconv_reduce_vectors",
             "sparseconv_flatten_f32", "sparseconv_flat_f32_n28",
+            "sparseconv_pack", "sparseconv_gemm_ready_planes_s16",
         )
     )  # fmt: skip
     assert names(found) == [
@@ -56,6 +57,7 @@ def test_what_is_launched_before_and_behind_belongs_to_a_sparse_layer(parts):
         ["sparseconv_gather", "sparseconv_gather", "sparseconv_pointwise_s24"],
         ["sparseconv_interleave", "sparseconv_wgmma_p28", "sparseconv_reduce_vectors"],
         ["sparseconv_flatten_f32", "sparseconv_flat_f32_n28"],
+        ["sparseconv_pack", "sparseconv_gemm_ready_planes_s16"],
     ]
 
 
