@@ -155,7 +155,7 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, layer, b
         (((512, 2048, 1, 1), (7, 7)), 1, "csr"),
         (((512, 2048, 1, 1), (7, 7)), 8, "pointwise"),
         (((512, 512, 1, 1), (7, 7)), 3, "csr"),
-        (((512, 512, 1, 1), (7, 7)), 8, "pointwise"),
+        (((512, 512, 1, 1), (7, 7)), 8, "gemm"),
     ],
 )
 def test_a_few_images_run_on_what_takes_fewer_cycles(make_session, driver, layer, batch, kernel):
