@@ -133,7 +133,7 @@ def _plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
     is_vectors = call.plane % _PIECE_POSITIONS == 0 and not any(of_plane * count % _VECTOR_BYTES for count in channels)
     if images == 0 or call.step > 1 or not is_vectors:
         return
-    stage = round_up(segments * _PACKED_PITCH, _SHARED_UNIT)
+    stage = _packed_bytes(segments)
     raw = _RAW_STAGES * (round_up(images * _CHANNELS * of_plane + _VECTOR_BYTES, _SHARED_UNIT) + _BARRIER_BYTES)
     if _fits(stage, raw, images * _BOX_ROWS * of_plane):
         places, of_chunk = math.ceil(call.batch / images), _CHANNELS * images * of_plane
@@ -156,14 +156,13 @@ def _ready_box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
     if _FLOAT_BYTES * call.plane % _VECTOR_BYTES != 0:
         return
     boxes, positions = _float_boxes(call, segments)
-    output = round_up(_BOX_ROWS * _FLOAT_BYTES * positions, _SHARED_UNIT)
-    yield from _ready_plans(call, segments, output, call.batch * boxes, has_boxes=True)
+    yield from _ready_plans(call, segments, _float_box_output(positions), call.batch * boxes, has_boxes=True)
 
 
 def _ready_plans(
     call: _Call, segments: int, output: int, places: int, *, has_boxes: bool = False
 ) -> Iterator[GemmPlan]:
-    if _fits(round_up(segments * _PACKED_PITCH, _SHARED_UNIT), 0, output):
+    if _fits(_packed_bytes(segments), 0, output):
         of_chunk = _CHANNELS * segments * _VECTOR_BYTES
         costs = _READY_COSTS if _is_half(call.layer) else _READY_FLOAT_COSTS
         yield _plan(call, places, of_chunk, segments, costs, has_boxes=has_boxes, is_ready=True)
@@ -173,6 +172,11 @@ def _float_boxes(call: _Call, segments: int) -> tuple[int, int]:
     """Of a plane, and positions of each."""
     boxes = math.ceil(call.plane / (segments * _SEGMENT_POSITIONS))
     return boxes, round_up(math.ceil(call.plane / boxes), _FLOAT_VECTOR)
+
+
+def _float_box_output(positions: int) -> int:
+    """Bytes of a warp."""
+    return round_up(_BOX_ROWS * _FLOAT_BYTES * positions, _SHARED_UNIT)
 
 
 def _float_box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
@@ -190,10 +194,7 @@ def _float_box_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
             return
         boxes, positions = math.ceil(height / rows), rows * width
         of_channel = rows * round_up(_STEP * width - 1, _FLOAT_VECTOR)
-    of_chunk, output = (
-        _CHANNELS * _FLOAT_BYTES * of_channel,
-        round_up(_BOX_ROWS * _FLOAT_BYTES * positions, _SHARED_UNIT),
-    )
+    of_chunk, output = _CHANNELS * _FLOAT_BYTES * of_channel, _float_box_output(positions)
     raw = round_up(of_chunk + (_BEYOND_BYTES if call.step > 1 else 0), _SHARED_UNIT)
     if _fits_floats(call, segments, raw, output):
         costs = _FLOAT_BOX_COSTS if call.step == 1 else _STRIDED_COSTS
@@ -210,6 +211,11 @@ def _float_plane_plans(call: _Call, segments: int) -> Iterator[GemmPlan]:
         yield _plan(call, math.ceil(call.batch / images), of_chunk, segments, _FLOAT_PLANE_COSTS)
 
 
+def _packed_bytes(segments: int) -> int:
+    """Of a stage."""
+    return round_up(segments * _PACKED_PITCH, _SHARED_UNIT)
+
+
 def _fits(stage: int, raws: int, output: int, stages: int = _LEAST_STAGES) -> bool:
     fixed = raws + _PRODUCT_WARPS * (output + _BARRIER_BYTES)
     of_stage = stage + _BARRIER_BYTES + _WEIGHT_BYTES + _BARRIER_BYTES
@@ -217,7 +223,7 @@ def _fits(stage: int, raws: int, output: int, stages: int = _LEAST_STAGES) -> bo
 
 
 def _fits_floats(call: _Call, segments: int, raw: int, output: int) -> bool:
-    stage, stages = round_up(segments * _PACKED_PITCH, _SHARED_UNIT), min(_chunks(call.layer), _LEAST_STAGES)
+    stage, stages = _packed_bytes(segments), min(_chunks(call.layer), _LEAST_STAGES)
     return raw <= _MOST_RAW_BYTES and _fits(stage, _RAW_STAGES * (raw + _BARRIER_BYTES), output, stages)
 
 

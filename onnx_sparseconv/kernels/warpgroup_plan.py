@@ -241,8 +241,8 @@ def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
     (_, out_w), (_, in_w), pad_left = out_size(layer), layer.in_size or (0, 0), layer.pads[1]
     window = (layer.kernel_shape[1] - 1) * layer.dilations[1] + 1
     stride = layer.strides[1]
-    pixels = math.ceil(max(pad_left + in_w, (out_w - 1) * stride + window) / (2 * stride)) * 2
-    yield _OctetColumns(1, out_w, in_w, pixels)
+    read = (out_w - 1) * stride + window
+    yield _OctetColumns(1, out_w, in_w, _pixels(max(pad_left + in_w, read), stride))
     if _stored_together(layer) > 1 and (in_w % _OCTET or out_w % _OCTET):
         return
     halo = math.ceil(pad_left / _OCTET) * _OCTET
@@ -250,7 +250,12 @@ def _octet_columns(layer: SparseLayer) -> Iterator[_OctetColumns]:
         tiles = math.ceil(out_w / columns)
         if columns == _OCTET or math.ceil(out_w / (columns - _OCTET)) != tiles:
             staged = math.ceil((halo - pad_left + (columns - 1) * stride + window) / _OCTET) * _OCTET
-            yield _OctetColumns(tiles, columns, staged, math.ceil(staged / (2 * stride)) * 2)
+            yield _OctetColumns(tiles, columns, staged, _pixels(staged, stride))
+
+
+def _pixels(columns: int, stride: int) -> int:
+    """That so many columns take at one place between strides, an even number."""
+    return math.ceil(columns / (2 * stride)) * 2
 
 
 def _octet_groups(layer: SparseLayer, columns: _OctetColumns) -> Iterator[tuple[int, int]]:

@@ -134,10 +134,8 @@ def read_npz(path: str | Path) -> dict[str, Array]:
 def _load(stream: IO[bytes], path: str | Path) -> Any:  # noqa: ANN401
     try:
         return np.load(stream, allow_pickle=False)
-    except (
-        ValueError,
-        EOFError,
-    ) as error:  # numpy takes all that it does not know for pickles, and says how to load these
+    except (ValueError, EOFError) as error:
+        # numpy takes all that it does not know for pickles, and says how to load these.
         raise ModelError(f"{path}: is no .npz file; numpy.savez(path, name=array) writes one") from error
 
 

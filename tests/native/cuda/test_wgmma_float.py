@@ -33,8 +33,8 @@ POINTS = [
     ((64, 33, 1, 1), (5, 6), geometry_2d(1, 1, 1)),
     ((96, 24, 1, 1), (4, 16), ConvGeometry((1, 1), (1, 1), (0, 0, 0, 0), (1, 1), group=2)),
 ]
-# Planes of these begin at multiples of 16 bytes, so no launch rounds X before.
-ROUNDED_BY_THE_PRODUCT = [POINTS[0], POINTS[-1]]
+# What rounds X of these before; nothing where planes begin at multiples of 16 bytes.
+BEFORE_POINTS = ["", "gather_whole", "gather_whole", "gather_columns", "gather", ""]
 
 
 def run_and_check(session, driver, case, inputs):
@@ -53,11 +53,10 @@ def test_layers(make_session, driver, layer, density):
     session = make_session(make_model(case), cuda_kernel="wgmma")
     x_shape = (9, weight_shape[1] * geometry.group, *size)
     names = run_and_check(session, driver, case, random_inputs(case, x_shape))
-    before, product = ("gather", "pointwise") if weight_shape[2:] == (1, 1) else ("interleave", "wgmma")
-    if layer not in ROUNDED_BY_THE_PRODUCT:
-        first = names.pop(0)
-        assert first.startswith(f"sparseconv_{before}_")
-        assert first.endswith("_f32")
+    is_point = layer in POINTS
+    before, product = (BEFORE_POINTS[POINTS.index(layer)], "pointwise") if is_point else ("interleave", "wgmma")
+    if before:
+        assert names.pop(0) == f"sparseconv_{before}_f32"
     assert names[0].startswith(f"sparseconv_{product}_f32_")
     assert names[1:] in ([], ["sparseconv_reduce_rounded"])
     (record,) = library.describe_kernels()

@@ -397,15 +397,12 @@ void Launcher::LaunchGemm(const Call& call) const {
   std::optional<ort::DeviceScratch> x;
   if (launch.is_ready) {
     PackLaunch pack = MakeReady(launch, params.x, node_.element_bytes());
-    pack.params.x = params.x;
     params.x = pack.params.out =
         LendHalves(call, pack.bytes, BlocksOf(pack.shape), &pack.params.seen, &params.recompute, &x);
     cuda::Launch(node_.gemm->pack.Get(), pack.shape, pack.params, call.stream);
   } else if (launch.is_gathered) {
-    const bool is_whole = launch.map.strides[1] == 1;
-    GatherLaunch gather = is_whole ? GatherPlanes(params.batch, params.in_channels, params.plane, node_.device)
-                                   : GatherPositions(params.batch, params.in_channels, launch.map, node_.device,
-                                                     reinterpret_cast<uintptr_t>(params.x), node_.element_bytes());
+    GatherLaunch gather = GatherPlanes(params.batch, params.in_channels, launch.map, node_.device,
+                                       reinterpret_cast<uintptr_t>(params.x), node_.element_bytes());
     gather.params.x = params.x;
     params.x = gather.params.out = Lend(call.context, call.inputs, gather.bytes, &x);
     cuda::Launch(node_.wgmma->pointwise.Gather(gather.kind), gather.shape, gather.params, call.stream);

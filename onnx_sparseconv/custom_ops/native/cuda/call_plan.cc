@@ -114,8 +114,8 @@ double Planner::PlanWindows(const PlanKey& key, Plan* plan) const {
   if (node_.windows && key.is_x_aligned) {
     plan->octets = ChooseOctetLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.windows->form,
                                      static_cast<int64_t>(node_.element_bytes()), /*is_copied=*/false);
-    const bool has_strides = node_.geometry.strides[1] > 1 || node_.geometry.strides[2] > 1;
-    if (node_.windows->ring && (!plan->octets || has_strides)) {
+    // Without strides, octets are always the faster.
+    if (node_.windows->ring && (!plan->octets || plan->octets->form == OctetForm::kStrides)) {
       plan->ring = ChooseRingLaunch(node_.geometry, plan->sizes, key.batch, node_.device, node_.windows->form);
     }
   }

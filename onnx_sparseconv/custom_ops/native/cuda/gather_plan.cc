@@ -26,36 +26,30 @@ int LoadBytes(const GatheredMap& map, uintptr_t addresses, size_t element_bytes)
   return 0;
 }
 
-GatherLaunch GatherPlanes(int batch, int channels, int plane, const DeviceFacts& device) {
+GatherLaunch GatherPlanes(int batch, int channels, const GatheredMap& map, const DeviceFacts& device,
+                          uintptr_t addresses, size_t element_bytes) {
   GatherLaunch gather;
   GatherParams& params = gather.params;
-  params.plane_segments = static_cast<int>(SegmentsOf(plane));
+  params.plane_segments = static_cast<int>(SegmentsOf(map.out_h * map.out_w));
   params.num_segments = batch * channels * params.plane_segments;
-  params.in_h = params.out_h = params.strides[0] = params.strides[1] = 1;
-  params.in_w = params.out_w = plane;
-  params.is_whole = 1;
-  params.channels = channels;
-  params.plane_divisor = MakeDivisor(params.plane_segments);
-  gather.kind = GatherKind::kWhole;
-  gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
-  gather.shape.threads = kGatherThreads;
-  gather.shape.begins_early = true;
-  gather.shape.grid[0] = static_cast<unsigned>(std::min(
-      CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
-  return gather;
-}
-
-GatherLaunch GatherPositions(int batch, int channels, const GatheredMap& map, const DeviceFacts& device,
-                             uintptr_t addresses, size_t element_bytes) {
-  GatherLaunch gather = GatherPlanes(batch, channels, map.out_h * map.out_w, device);
-  GatherParams& params = gather.params;
-  params.is_whole = 0;
   params.in_h = map.in_h;
   params.in_w = map.in_w;
   params.out_h = map.out_h;
   params.out_w = map.out_w;
   std::copy(std::begin(map.strides), std::end(map.strides), params.strides);
   std::copy(std::begin(map.pads_begin), std::end(map.pads_begin), params.pads_begin);
+  params.is_whole = map.is_whole;
+  params.channels = channels;
+  gather.bytes = static_cast<size_t>(params.num_segments) * kSegmentBytes;
+  gather.shape.threads = kGatherThreads;
+  gather.shape.begins_early = true;
+  gather.shape.grid[0] = static_cast<unsigned>(std::min(
+      CeilDivide(int64_t{params.num_segments}, int64_t{kGatherThreads}), kGatherBlocks * device.num_multiprocessors));
+  if (map.is_whole) {
+    gather.kind = GatherKind::kWhole;
+    params.plane_divisor = MakeDivisor(params.plane_segments);
+    return gather;
+  }
   params.load_bytes = LoadBytes(map, addresses, element_bytes);
   const int row_loads =
       params.load_bytes == 0 ? 0 : 2 * params.out_w / (params.load_bytes / static_cast<int>(element_bytes));
@@ -67,7 +61,6 @@ GatherLaunch GatherPositions(int batch, int channels, const GatheredMap& map, co
     params.plane_divisor = MakeDivisor(params.out_h);
     return gather;
   }
-  gather.kind = GatherKind::kAny;
   // Beside a block of the launch before, which takes nearly all shared memory, there would be too little first-level
   // cache for columns that are not neighbours.
   gather.shape.begins_early = false;

@@ -312,7 +312,6 @@ class Planner {
     // What was copied has no strides.
     params.x_step = launch->is_copied() ? 1 : static_cast<int>(step_);
     launch->map = Map();
-    launch->in_dims = sizes_.in_dims;
     if (params.out_pitch == 0) params.out_pitch = params.plane;
     params.num_chunks = static_cast<int>(chunks_);
     params.num_tiles = static_cast<int>(tiles);
@@ -334,8 +333,7 @@ class Planner {
 
   GatheredMap Map() const {
     const auto &in = sizes_.in_dims, &out = sizes_.out_dims;
-    const auto plane = static_cast<int>(plane_);
-    if (step_ == 1) return {1, plane, 1, plane};
+    if (step_ == 1) return WholePlane(static_cast<int>(plane_));
     GatheredMap map{static_cast<int>(in[1]), static_cast<int>(in[2]), static_cast<int>(out[1]),
                     static_cast<int>(out[2])};
     map.strides[0] = map.strides[1] = static_cast<int>(step_);
@@ -409,8 +407,8 @@ TensorAxes PlanesOf(const GemmParams& params, int64_t channels) {
 }
 
 // Every second row of X, of all its planes.
-TensorAxes RowsOf(const GemmParams& params, const Axes& in_dims) {
-  const int64_t height = in_dims[1], width = in_dims[2];
+TensorAxes RowsOf(const GemmParams& params, const GatheredMap& map) {
+  const int64_t height = map.in_h, width = map.in_w;
   return {{width, CeilDivide(height, kStep), int64_t{params.batch} * params.in_channels},
           {kStep * width, height * width}};
 }
@@ -433,6 +431,7 @@ PackLaunch MakeReady(const GemmLaunch& launch, const void* x, size_t element_byt
   PackLaunch pack;
   PackParams& params = pack.params;
   const GemmParams& gemm = launch.params;
+  params.x = x;
   params.in_channels = gemm.in_channels;
   params.num_chunks = gemm.num_chunks;
   params.block_channels = kGemmChannels;
@@ -442,8 +441,8 @@ PackLaunch MakeReady(const GemmLaunch& launch, const void* x, size_t element_byt
   params.out_w = launch.map.out_w;
   params.plane = gemm.plane;
   for (size_t i = 0; i < 2; ++i) params.strides[i] = launch.map.strides[i];
-  const bool is_whole = launch.map.strides[1] == 1;
-  params.load_bytes = is_whole ? kPackWhole : LoadBytes(launch.map, reinterpret_cast<uintptr_t>(x), element_bytes);
+  params.load_bytes =
+      launch.map.is_whole ? kPackWhole : LoadBytes(launch.map, reinterpret_cast<uintptr_t>(x), element_bytes);
   params.tile_lines = gemm.tile_lines;
   params.image_lines = launch.has_boxes ? gemm.image_boxes : 1;
   params.line_positions = gemm.out_pitch;
@@ -463,7 +462,7 @@ void EncodeBoxes(const GemmLaunch& launch, bool is_half, GemmParams* params) {
   const int positions = is_half ? kGemmBoxPositions : params->out_pitch;
   if (params->x_step > 1) {
     const int columns = params->x_line_bytes / static_cast<int>(kFloatBytes);
-    Encode(params->x, RowsOf(*params, launch.in_dims), {columns, params->tile_lines, kGemmChannels}, is_half,
+    Encode(params->x, RowsOf(*params, launch.map), {columns, params->tile_lines, kGemmChannels}, is_half,
            &params->x_map);
   } else if (launch.has_boxes && !launch.is_ready) {
     Encode(params->x, PlanesOf(*params, params->in_channels), {positions, kGemmChannels, 1}, is_half, &params->x_map);

@@ -22,7 +22,6 @@ struct GemmLaunch {
   GemmParams params{};     // all but the pointers and the maps
   int segments = 0;        // of a tile
   bool has_boxes = false;  // else planes
-  Axes in_dims{};          // of X
   // What a launch before makes of X: of halves, planes that begin at multiples of 16 bytes, or of both types what is
   // ready to be multiplied.
   bool is_gathered = false, is_ready = false;
@@ -42,8 +41,8 @@ std::optional<GemmLaunch> ChooseGemmLaunch(const ConvGeometry& geometry, const R
 
 // What makes X ready, which begins at `x`.
 struct PackLaunch {
-  PackParams params{};  // all but the pointers
-  size_t bytes = 0;     // of what it writes, but what it sees of X
+  PackParams params{};  // but for pointers to what it writes
+  size_t bytes = 0;     // of that, but what it sees of X
   LaunchShape shape;
 };
 PackLaunch MakeReady(const GemmLaunch& launch, const void* x, size_t element_bytes);

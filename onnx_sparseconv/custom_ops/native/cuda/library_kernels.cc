@@ -236,13 +236,14 @@ GemmKernels::GemmKernels(bool is_half, bool has_boxes, bool is_ready, int max_sh
                             is_half ? "s" : "f32_s"),
                      GemmSegments(is_half, has_boxes, is_ready), max_shared_bytes) {}
 
+CopyKernel::CopyKernel(std::shared_ptr<const Library> library, const char* name)
+    : library_(std::move(library)), function_(library_->Function(name)) {}
+
 PackKernel::PackKernel(bool is_half)
-    : library_(LibraryOfGemm(is_half)),
-      function_(library_->Function(is_half ? "sparseconv_pack" : "sparseconv_pack_f32")) {}
+    : CopyKernel(LibraryOfGemm(is_half), is_half ? "sparseconv_pack" : "sparseconv_pack_f32") {}
 
 SpaceToDepthKernel::SpaceToDepthKernel(bool is_half)
-    : library_(LibraryOfWgmma(is_half)),
-      function_(library_->Function(is_half ? "sparseconv_space_to_depth" : "sparseconv_space_to_depth_f32")) {}
+    : CopyKernel(LibraryOfWgmma(is_half), is_half ? "sparseconv_space_to_depth" : "sparseconv_space_to_depth_f32") {}
 
 ClusterKernels::ClusterKernels(bool is_half, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_cluster_n" : "sparseconv_cluster_f32_n",

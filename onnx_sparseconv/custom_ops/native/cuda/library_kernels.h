@@ -125,26 +125,27 @@ class GemmKernels : public ProductKernels {
   GemmKernels(bool is_half, bool has_boxes, bool is_ready, int max_shared_bytes);
 };
 
-// What brings X into the form in which these multiply it, likewise.
-class PackKernel {
+// One kernel, which copies X before another one reads it. The GPU must be of kWgmmaArchitecture.
+class CopyKernel {
  public:
-  explicit PackKernel(bool is_half);
   FunctionHandle Get() const { return function_; }
+
+ protected:
+  CopyKernel(std::shared_ptr<const Library> library, const char* name);
 
  private:
   std::shared_ptr<const Library> library_;
   FunctionHandle function_;
 };
 
-// What copies X such that there are no strides. The GPU must be of kWgmmaArchitecture.
-class SpaceToDepthKernel {
- public:
-  explicit SpaceToDepthKernel(bool is_half);
-  FunctionHandle Get() const { return function_; }
+// Brings X into the form in which the gemm kernels multiply it.
+struct PackKernel : CopyKernel {
+  explicit PackKernel(bool is_half);
+};
 
- private:
-  std::shared_ptr<const Library> library_;
-  FunctionHandle function_;
+// Copies X such that there are no strides.
+struct SpaceToDepthKernel : CopyKernel {
+  explicit SpaceToDepthKernel(bool is_half);
 };
 
 // Those of warpgroups for few images, by clusters. The GPU must be of kWgmmaArchitecture.

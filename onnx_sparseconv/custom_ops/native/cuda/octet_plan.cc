@@ -193,8 +193,8 @@ class Planner {
     params.stride_shifts[1] = column_stride_ == 2;
     params.window_rows = static_cast<int>(window_rows_);
     params.ring_rows = static_cast<int>(ring_rows);
-    params.phase_bytes = static_cast<int>(
-        ((ring_rows + copies) * columns.pixels + Apart((ring_rows + copies) * columns.pixels, columns)) * kPixelBytes);
+    const int64_t phase_pixels = (ring_rows + copies) * columns.pixels;
+    params.phase_bytes = static_cast<int>((phase_pixels + Apart(phase_pixels, columns)) * kPixelBytes);
     params.first_pixel = static_cast<int>(columns.first);
     params.row_pixels = static_cast<int>(columns.pixels);
     params.lead_pixels = static_cast<int>(columns.lead);

@@ -173,18 +173,20 @@ unsigned GatheredPlaneBytes(const PointwiseLaunch& launch) {
 GatherLaunch GatherX(const PointwiseLaunch& launch, const DeviceFacts& device, uintptr_t addresses,
                      size_t element_bytes) {
   const TileParams& tile = launch.params.common.tile;
-  if (launch.is_whole) return GatherPlanes(tile.batch, tile.in_channels, launch.params.plane, device);
-  GatheredMap map{tile.in_h, tile.in_w, tile.out_h, tile.out_w};
-  for (size_t i = 0; i < 2; ++i) {
-    map.strides[i] = tile.strides[i];
-    map.pads_begin[i] = tile.pads_begin[i];
+  GatheredMap map = WholePlane(launch.params.plane);
+  if (!launch.is_whole) {
+    map = {tile.in_h, tile.in_w, tile.out_h, tile.out_w};
+    for (size_t i = 0; i < 2; ++i) {
+      map.strides[i] = tile.strides[i];
+      map.pads_begin[i] = tile.pads_begin[i];
+    }
   }
-  return GatherPositions(tile.batch, tile.in_channels, map, device, addresses, element_bytes);
+  return GatherPlanes(tile.batch, tile.in_channels, map, device, addresses, element_bytes);
 }
 
 GatherLaunch GatherResidual(const PointwiseLaunch& launch, const DeviceFacts& device) {
   const TileParams& tile = launch.params.common.tile;
-  return GatherPlanes(tile.batch, tile.out_channels, launch.params.plane, device);
+  return GatherPlanes(tile.batch, tile.out_channels, WholePlane(launch.params.plane), device, 0, sizeof(uint16_t));
 }
 
 }  // namespace sparseconv::cuda
