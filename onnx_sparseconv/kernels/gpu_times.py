@@ -28,6 +28,7 @@ from onnx_sparseconv.kernels.warpgroup_plan import (
     EARLY_CYCLES,
     ROWS,
     WarpgroupPlan,
+    WindowSteps,
     copy_cycles,
     csr_cycles,
     joining_cycles,
@@ -327,11 +328,14 @@ def _plan_without_strides(layer: SparseLayer, batch: int, multiprocessors: float
     return replace(plan, cycles=plan.cycles + copy_cycles(layer, copied, batch, multiprocessors))
 
 
-def _window_steps(layer: SparseLayer) -> int:
+def _window_steps(layer: SparseLayer) -> WindowSteps:
     # Where there are two places for each channel, no four neighbours have more than two.
     is_spread = 2 * layer.in_channels <= CHANNELS * _num_chunks(layer)
-    repeats = 1.0 if is_spread else _repeats(layer, _RING_REPEATS) * _more_repeats(layer)
-    return math.ceil(_num_chunks(layer) * math.prod(layer.kernel_shape) * repeats)
+    repeats = 1.0 if is_spread else min(_repeats(layer, _RING_REPEATS) * _more_repeats(layer), 2.0)
+    steps = _num_chunks(layer) * math.prod(layer.kernel_shape)
+    # What would take a second sparse step takes two dense ones instead.
+    dense = math.ceil(steps * (repeats - 1.0))
+    return WindowSteps(steps - dense, 2 * dense)
 
 
 def _choose(

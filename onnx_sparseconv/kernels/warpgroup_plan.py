@@ -22,7 +22,7 @@ _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0
 _STORE_CYCLES, _BEGIN_CYCLES, _FULL_CYCLES = 9000.0, 3000.0, 1500.0
 _FLOAT_POSITION_CYCLES, _FIRST_POSITIONS, _KEPT_BYTES = 350.0, 13, 30e6
 _MEMORY_BYTES_A_CYCLE, LAUNCH_CYCLES, _MAX_PARTS = 15.0, 4000.0, 16
-_STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2304, 528, 20480, 3
+_VALUE_BYTES, _STEP_BYTES, _PIXEL_BYTES, _ROW_BYTES, _MAX_STAGES = 2048, 2304, 528, 20480, 3
 _MAX_CHUNK_STEPS, _MORE_RUNS = 25, 3
 _LINE_PIXELS, _SECTOR_PIXELS = 8, 2
 # Of the ring kernel.
@@ -30,14 +30,15 @@ _RING_POSITIONS, _RING_COLUMNS, _MAX_RING_CHANNELS = (8, 16, 32), 8, 96
 _RING_SHARED_BYTES, _MAX_RING_ROWS = (227 << 10) - 1024, 16
 _SHARED_BYTES_A_CYCLE, _PRODUCT_SHARE = 128.0, 0.85
 _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
+_DENSE_POSITION_CYCLES = 4.0
 # Of the octet kernel.
 _OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _STRIDED_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), (8, 15), 32
 _MAX_OCTET_STRIDE, _MOST_APART = 2, 7
 _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
-_WAITING_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.05, 13.0
-_LEAST_PRODUCT_CYCLES, _LEAST_BLOCK_CYCLES = 64.0, 4.3
+_WAITING_SHARE, _ALONE_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.6, 1.05, 13.0
+_DENSE_BLOCK_CYCLES, _LEAST_DENSE_CYCLES, _LEAST_PRODUCT_CYCLES, _LEAST_BLOCK_CYCLES = 2.9, 45.0, 64.0, 4.3
 _ELEMENT_CYCLES = 0.4
 _COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
 # Of the kernel for 1x1.
@@ -105,13 +106,37 @@ def plan_warpgroups(layer: SparseLayer, batch: int, chunks: float, multiprocesso
     return min(_plans(layer, batch, chunks, multiprocessors), key=lambda plan: plan.cycles, default=None)
 
 
-def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> WarpgroupPlan | None:
+@dataclass(frozen=True)
+class WindowSteps:
+    """What 64 outputs of a window of few channels go through (window_weight.h).
+
+    Attributes:
+        sparse: of 32 channels and a tap.
+        dense: of 16 channels and a tap.
+    """
+
+    sparse: float
+    dense: float = 0
+
+    @property
+    def count(self) -> float:
+        """Of both kinds."""
+        return self.sparse + self.dense
+
+    @property
+    def weight_bytes(self) -> float:
+        """Of a row tile."""
+        header = math.ceil(4 * (self.count + 1) / 128) * 128
+        return header + self.sparse * _STEP_BYTES + self.dense * _VALUE_BYTES
+
+
+def plan_ring(layer: SparseLayer, batch: int, steps: WindowSteps, multiprocessors: float) -> WarpgroupPlan | None:
     """The same of the ring kernel; None where it cannot run the layer, or its rows do not fit shared memory.
 
     Args:
         layer: as of `plan_warpgroups`, float16.
         batch: images, at least 1.
-        steps: of 32 channels and a tap, that 64 outputs go through.
+        steps: that 64 outputs go through.
         multiprocessors: of the GPU.
 
     Raises:
@@ -132,7 +157,7 @@ def plan_ring(layer: SparseLayer, batch: int, steps: float, multiprocessors: flo
 
 
 def plan_octets(
-    layer: SparseLayer, batch: int, steps: float, multiprocessors: float, *, is_copied: bool = False
+    layer: SparseLayer, batch: int, steps: WindowSteps, multiprocessors: float, *, is_copied: bool = False
 ) -> WarpgroupPlan | None:
     """The same of the octet kernel, likewise.
 
@@ -287,17 +312,16 @@ def _can_stage_octets(layer: SparseLayer, parts: int, chunks: int) -> bool:
 
 
 def _octet_plans(
-    layer: SparseLayer, columns: _OctetColumns, tile: tuple[int, int, int], work: tuple[int, float, float]
+    layer: SparseLayer, columns: _OctetColumns, tile: tuple[int, int, int], work: tuple[int, WindowSteps, float]
 ) -> Iterator[WarpgroupPlan]:
     """With a place for outputs for each warpgroup, and where rows lack room with one for both."""
     (rows, blocks, tile_rows), (batch, steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
     phases = math.prod(layer.strides)  # places between strides, each of which has the pixels of a row
     window_rows = (layer.kernel_shape[0] - 1) * layer.dilations[0] // layer.strides[0] + 1
-    weight_bytes = _window_weight_bytes(steps)
     row_bytes = 2 * places * phases * columns.pixels
     apart = 2 * places * phases * _MOST_APART if phases > 1 else 0
-    of_row = row_bytes + 16 + math.ceil(4 * steps / 16) * 16 + 16
+    of_row = row_bytes + 16 + math.ceil(4 * steps.count / 16) * 16 + 32
     out_h, _ = out_size(layer)
     row_tiles = math.ceil(layer.out_channels / ROWS)
     of_images = columns.tiles * math.ceil(out_h / tile_rows) * batch
@@ -305,7 +329,8 @@ def _octet_plans(
     in_rows, groups = layer.strides[0] * (tile_rows - 1 + window_rows), math.ceil(tile_rows / rows)
     product = _PRODUCT_OVERLAP * (512 * blocks + 2304) / _SHARED_BYTES_A_CYCLE
     least = _LEAST_PRODUCT_CYCLES + _LEAST_BLOCK_CYCLES * blocks if phases > 1 else 0.0
-    products = steps * max(product, least)
+    products = steps.sparse * max(product, least)
+    products += steps.dense * max(_DENSE_BLOCK_CYCLES * blocks, _LEAST_DENSE_CYCLES, least)
     staging = in_rows * columns.staged * places * _STAGED_CYCLES
     itemsize = layer.element_type.itemsize
     moved = in_rows * columns.staged * places + tile_rows * columns.of_tile * ROWS
@@ -313,35 +338,32 @@ def _octet_plans(
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
     for buffers in (WARPGROUPS, 1):
-        besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + weight_bytes + 4 * places + 8 + 16 + apart
+        besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + steps.weight_bytes + 4 * places + 8 + 16 + apart
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
         has_room = ring_rows >= window_rows + 2 * rows - 1
         if ring_rows >= window_rows + rows - 1:
             computing = groups * (products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
-            if groups > 1:
-                computing *= (1 if has_room else _WAITING_SHARE) * (1 if buffers == WARPGROUPS else _SHARING_SHARE)
+            tiles = of_images * row_tiles
+            if not has_room and (groups > 1 or tiles > num_blocks):
+                computing *= _WAITING_SHARE if groups > 1 else _ALONE_SHARE
+            if groups > 1 and buffers < WARPGROUPS:
+                computing *= _SHARING_SHARE
             if window_rows > 1 and _stored_together(layer) == 1:
                 computing += _ELEMENT_CYCLES * tile_rows * columns.of_tile * ROWS
-            cycles = math.ceil(of_images * row_tiles / num_blocks) * max(computing + staging, moving)
-            yield WarpgroupPlan(begin + cycles, of_images * row_tiles, 1)
+            cycles = math.ceil(tiles / num_blocks) * max(computing + staging, moving)
+            yield WarpgroupPlan(begin + cycles, tiles, 1)
         if has_room:
             return
 
 
-def _window_weight_bytes(steps: float) -> float:
-    """Of a row tile; see window_weight.h."""
-    return math.ceil(4 * (steps + 1) / 128) * 128 + steps * _STEP_BYTES
-
-
 def _ring_plan(
-    layer: SparseLayer, eights: Eights, tile: tuple[int, int], work: tuple[float, float]
+    layer: SparseLayer, eights: Eights, tile: tuple[int, int], work: tuple[WindowSteps, float]
 ) -> WarpgroupPlan | None:
     (positions, rows), (steps, multiprocessors) = tile, work
     places = math.ceil(layer.in_channels / CHANNELS) * CHANNELS
     window_rows, row_pixels = _window(layer, _Tiling(positions, positions, 1))
-    weight_bytes = _window_weight_bytes(steps)
     units = places // 2 * math.ceil((row_pixels + _RING_COLUMNS - 1) / (4 * _RING_COLUMNS))
-    besides = weight_bytes + 4 * (places + units) + 16
+    besides = steps.weight_bytes + 4 * (places + units) + 16
     ring_bytes = window_rows * (row_pixels * (16 * places + 16) + 16)
     if window_rows > _MAX_RING_ROWS or ring_bytes > _RING_SHARED_BYTES - besides:
         return None
@@ -349,7 +371,8 @@ def _ring_plan(
     tiles_x, tiles_y = math.ceil(out_w / positions), math.ceil(eights.rows / rows)
     row_tiles, of_eights = math.ceil(layer.out_channels / ROWS), tiles_x * tiles_y * eights.count
     blocks = min(of_eights, max(int(multiprocessors) // row_tiles, 1)) * row_tiles
-    products = steps * (64 * 8 * positions + 2048) / _SHARED_BYTES_A_CYCLE
+    sparse = (64 * 8 * positions + 2048) / _SHARED_BYTES_A_CYCLE
+    products = steps.sparse * sparse + steps.dense * max(_DENSE_POSITION_CYCLES * positions, _LEAST_DENSE_CYCLES)
     line = _PRODUCT_SHARE * products + _RING_LINE_CYCLES
     in_rows = (rows - 1) * layer.strides[0] + window_rows
     cycles = math.ceil(of_eights * row_tiles / blocks) * (in_rows * units * _RING_UNIT_CYCLES + rows * line)

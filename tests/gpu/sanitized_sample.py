@@ -45,15 +45,18 @@ WARPGROUP_SAMPLE = (
     *("7x7, three channels, stride 2", "7x7, three channels, stride 2, odd planes", "1-D", "1-D, 112 words"),
     *("1x1", "1x1, 28 wide", "1x1, 7 wide", "1x1, few rows"),
 )
+# Whose weights have so few zeros that products of few channels are dense.
+DENSE_SAMPLE = ("3x3, 24 wide", "3x3, stride 2", "1-D, 112 words")
 
 
 CLUSTER_SAMPLE = ("3x3, 7 wide", "3x3, 14 wide", "3x3, 24 wide", "3x3, stride 2", "3x3, groups", "1x1", "1-D")
 
 
 def run_warpgroups(place):
-    for name in WARPGROUP_SAMPLE:
+    layers = [(name, 0.1) for name in WARPGROUP_SAMPLE] + [(name, 0.6) for name in DENSE_SAMPLE]
+    for name, density in layers:
         for dtype in TYPES:
-            case, x_shape = case_of(name, dtype, layers=WARPGROUPS)
+            case, x_shape = case_of(name, dtype, density, layers=WARPGROUPS)
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {check(place, case, x_shape, cuda_kernel='wgmma')}\n")
     for name, kernel in CONCATENATED_SAMPLE:
         for dtype in TYPES:

@@ -842,17 +842,16 @@ SPARSECONV_MULTIPLY_SPARSE_OCTETS(116, "232", "116", "117", "118", "119", "120",
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(120, "240", "120", "121", "122", "123", "124", "125")
 SPARSECONV_MULTIPLY_SPARSE_OCTETS(128, "256", "128", "129", "130", "131", "132", "133")
 
-// sums [64][8 * positions] += a [64][16] * b [16][8 * positions], zeros and all; 16 bytes of B are eight of the other
-// axis. Else as above.
-#define SPARSECONV_MULTIPLY_DENSE(count, columns, n, n1, n2, n3, n4)                                               \
-  __device__ __forceinline__ void MultiplyDense(float (&sums)[count], const Matrix& a, const Matrix& b,            \
-                                                unsigned keeps_sums) {                                             \
-    asm volatile("{\n.reg .pred keeps;\n.reg .b64 a, b;\nsetp.ne.u32 keeps, %" n4 ", 0;\nmov.b64 a, {%" n ", %" n1 \
-                 "};\nmov.b64 b, {%" n2 ", %" n3 "};\nwgmma.mma_async.sync.aligned.m64n" columns                   \
-                 "k16.f32.f16.f16 {" SPARSECONV_OPERANDS_##count "}, a, b, keeps, 1, 1, 0, 1;\n}"                  \
-                 : SPARSECONV_SUMS_##count                                                                         \
-                 : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(keeps_sums));                       \
+// sums [64][8 * positions] += a [64][16] * b [16][8 * positions], zeros and all. Else as above.
+#define SPARSECONV_MULTIPLY_ALL(name, other_first, count, columns, n, n1, n2, n3, n4)                                 \
+  __device__ __forceinline__ void name(float (&sums)[count], const Matrix& a, const Matrix& b, unsigned keeps_sums) { \
+    asm volatile("{\n.reg .pred keeps;\n.reg .b64 a, b;\nsetp.ne.u32 keeps, %" n4 ", 0;\nmov.b64 a, {%" n ", %" n1    \
+                 "};\nmov.b64 b, {%" n2 ", %" n3 "};\nwgmma.mma_async.sync.aligned.m64n" columns                      \
+                 "k16.f32.f16.f16 {" SPARSECONV_OPERANDS_##count "}, a, b, keeps, 1, 1, 0, " other_first ";\n}"       \
+                 : SPARSECONV_SUMS_##count                                                                            \
+                 : "r"(a.lower), "r"(a.upper), "r"(b.lower), "r"(b.upper), "r"(keeps_sums));                          \
   }
+#define SPARSECONV_MULTIPLY_DENSE(...) SPARSECONV_MULTIPLY_ALL(MultiplyDense, "1", __VA_ARGS__)
 SPARSECONV_MULTIPLY_DENSE(32, "64", "32", "33", "34", "35", "36")
 SPARSECONV_MULTIPLY_DENSE(52, "104", "52", "53", "54", "55", "56")
 SPARSECONV_MULTIPLY_DENSE(56, "112", "56", "57", "58", "59", "60")
@@ -860,6 +859,11 @@ SPARSECONV_MULTIPLY_DENSE(64, "128", "64", "65", "66", "67", "68")
 SPARSECONV_MULTIPLY_DENSE(100, "200", "100", "101", "102", "103", "104")
 SPARSECONV_MULTIPLY_DENSE(112, "224", "112", "113", "114", "115", "116")
 SPARSECONV_MULTIPLY_DENSE(128, "256", "128", "129", "130", "131", "132")
+#define SPARSECONV_MULTIPLY_DENSE_OCTETS(...) SPARSECONV_MULTIPLY_ALL(MultiplyDenseOctets, "0", __VA_ARGS__)
+SPARSECONV_MULTIPLY_DENSE_OCTETS(32, "64", "32", "33", "34", "35", "36")
+SPARSECONV_MULTIPLY_DENSE_OCTETS(60, "120", "60", "61", "62", "63", "64")
+SPARSECONV_MULTIPLY_DENSE_OCTETS(112, "224", "112", "113", "114", "115", "116")
+SPARSECONV_MULTIPLY_DENSE_OCTETS(116, "232", "116", "117", "118", "119", "120")
 #endif
 
 }  // namespace sparseconv::cuda

@@ -10,8 +10,8 @@
 // windows read beside a row. A product's positions go on from a row to the next one, those zeros included, so that
 // narrow rows fill it as well as wide ones. Where windows move by two rows or columns, every second one of X follows
 // the other, and those between have a place of their own, so that positions are neighbours there, too. The weight stays
-// in shared memory, a step for each tap of 32 channels (window_weight.h). Two warpgroups multiply in turn: while one
-// stores its outputs, by way of shared memory and the copy engine, the other keeps the tensor cores busy.
+// in shared memory, a step for each tap of 32 channels, or of 16 (window_weight.h). Two warpgroups multiply in turn:
+// while one stores its outputs, by way of shared memory and the copy engine, the other keeps the tensor cores busy.
 #pragma once
 
 #include "epilogue.cuh"
@@ -442,7 +442,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   __device__ __forceinline__ void Multiply() {
     WaitForBarrier(WeightArrived(), 0);
     WaitForLaunchBefore();
-    const unsigned steps = Uniform(LoadShared(weight_));
+    const Steps steps = StepsOfWeight();
     FindInputs(steps);
     const Finish<T> finishes[2] = {FinishOf(0), FinishOf(1)};
     const Places places = PlacesOfOutputs();
@@ -506,12 +506,21 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     if (warpgroup == 0 || !is_last) ArriveAtBarrier(barriers + 1 - warpgroup, 2 * kWarpgroupThreads);
   }
 
+  // Of the weight; the dense ones are the first.
+  struct Steps {
+    unsigned count, dense;
+  };
+  __device__ __forceinline__ Steps StepsOfWeight() const {
+    const unsigned counts = Uniform(LoadShared(weight_));
+    return {counts & 0xFFFFu, counts >> 16};
+  }
+
   // Where each step's matrices of the first eight positions lie, as the tensor cores want it (the lower word of a
   // Matrix), for a group whose first row of X is in any slot: what would take as long as a product, if it were found
   // out before each.
-  __device__ __forceinline__ void FindInputs(unsigned steps) const {
+  __device__ __forceinline__ void FindInputs(const Steps& steps) const {
     for (int slot = warp_; slot < p_.ring_rows; slot += kProductWarps) {
-      for (unsigned step = static_cast<unsigned>(Lane()); step < steps; step += 32) {
+      for (unsigned step = static_cast<unsigned>(Lane()); step < steps.count; step += 32) {
         const unsigned word = LoadShared(weight_ + 4 + 4 * step);
         const auto tap_row = static_cast<int>(word >> 24), tap_column = static_cast<int>(word >> 16 & 0xFFu);
         int row = slot + (tap_row >> RowShift());
@@ -519,7 +528,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
         const Shared first = ring_ + (word & 0xFFFFu) / kOctet * plane_bytes_ +
                              static_cast<unsigned>(row) * row_bytes_ +
                              PixelAt(PhaseOf(tap_row, RowShift()), tap_column + p_.first_pixel);
-        StoreShared(InputsOf(slot) + 4 * step, LowerWord(MatrixAt(first, plane_bytes_, kMatrixBytes)));
+        const Shared to =
+            step < steps.dense ? InputsOf(slot) + 4 * step : SparseInputsOf(slot, steps) + 4 * (step - steps.dense);
+        StoreShared(to, LowerWord(MatrixAt(first, plane_bytes_, kMatrixBytes)));
       }
     }
     WaitAtBarrier(kInputsBarrier, 32 * kProductWarps);
@@ -527,14 +538,57 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   __device__ __forceinline__ Shared InputsOf(int slot) const {
     return inputs_ + static_cast<unsigned>(slot * p_.inputs_pitch);
   }
+  // They are read by vectors, of one kind each.
+  __device__ __forceinline__ Shared SparseInputsOf(int slot, const Steps& steps) const {
+    return InputsOf(slot) + 4 * ((steps.dense + kBatchSteps - 1) / kBatchSteps * kBatchSteps);
+  }
+
+  __device__ __forceinline__ void MultiplyGroup(int slot, const Steps& steps) {
+    if (steps.dense > 0) {
+      MultiplyDenseSteps(slot, steps);
+      if (steps.dense == steps.count) return;
+      // Products of another shape are in no order with these.
+      WaitForProducts<0>();
+    }
+    MultiplySparseSteps(slot, steps);
+  }
+
+  __device__ __forceinline__ void MultiplyDenseSteps(int slot, const Steps& steps) {
+    const unsigned batched = steps.dense - steps.dense % kBatchSteps;
+    Shared inputs = InputsOf(slot);
+    uint4 next = LoadSharedVector(inputs);
+    for (unsigned first = 0; first < batched; first += kBatchSteps) {
+      const uint4 of_batch = next;
+      inputs += 4 * kBatchSteps;
+      next = LoadSharedVector(inputs);
+      MultiplyDenseBatch<kBatchSteps>(of_batch, first);
+      WaitForProducts<1>();
+    }
+    if (steps.dense % kBatchSteps == 1) MultiplyDenseBatch<1>(next, batched);
+    if (steps.dense % kBatchSteps == 2) MultiplyDenseBatch<2>(next, batched);
+    if (steps.dense % kBatchSteps == 3) MultiplyDenseBatch<3>(next, batched);
+  }
+
+  template <unsigned kSteps>
+  __device__ __forceinline__ void MultiplyDenseBatch(const uint4& inputs, unsigned first) {
+    const Matrix a = MatrixAt(Values(), kMatrixBytes, 2 * kMatrixBytes);
+    const unsigned of_steps[kBatchSteps] = {inputs.x, inputs.y, inputs.z, inputs.w};
+    FenceSums();
+#pragma unroll
+    for (unsigned i = 0; i < kSteps; ++i) {
+      MultiplyDenseOctets(sums_, Moved(a, (first + i) * kValueBytes), MatrixOf(of_steps[i], kMatrixBytes),
+                          first + i > 0);
+    }
+    CommitProducts();
+  }
 
   // A batch is always on its way while what the next one needs is loaded. Metadata of a product must stay in its
   // register until that is complete; see wgmma_conv.cuh. So there are two sets of it, and one for steps that are left.
   // Within a batch there are no branches, else the compiler has each product wait for the one before.
-  __device__ __forceinline__ void MultiplyGroup(int slot, unsigned steps) {
+  __device__ __forceinline__ void MultiplySparseSteps(int slot, const Steps& steps) {
     unsigned metas[2][kBatchSteps] = {}, rest[kBatchSteps] = {};
-    const unsigned batched = steps - steps % kBatchSteps;
-    Shared inputs = InputsOf(slot);
+    const unsigned sparse = steps.count - steps.dense, batched = sparse - sparse % kBatchSteps;
+    Shared inputs = SparseInputsOf(slot, steps);
     uint4 next = LoadSharedVector(inputs);
     for (unsigned begin = 0; begin < batched; begin += 2 * kBatchSteps) {
 #pragma unroll
@@ -549,29 +603,30 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
       }
     }
     static_assert(kBatchSteps == 4);
-    if (steps % kBatchSteps == 1) MultiplyBatch<1>(next, steps, batched, rest);
-    if (steps % kBatchSteps == 2) MultiplyBatch<2>(next, steps, batched, rest);
-    if (steps % kBatchSteps == 3) MultiplyBatch<3>(next, steps, batched, rest);
+    if (sparse % kBatchSteps == 1) MultiplyBatch<1>(next, steps, batched, rest);
+    if (sparse % kBatchSteps == 2) MultiplyBatch<2>(next, steps, batched, rest);
+    if (sparse % kBatchSteps == 3) MultiplyBatch<3>(next, steps, batched, rest);
   }
 
   template <unsigned kSteps>
-  __device__ __forceinline__ void MultiplyBatch(const uint4& inputs, unsigned steps, unsigned first,
+  __device__ __forceinline__ void MultiplyBatch(const uint4& inputs, const Steps& steps, unsigned first,
                                                 unsigned (&metas)[kBatchSteps]) {
-    const Shared values = weight_ + static_cast<unsigned>(p_.header_bytes);
-    const Shared meta = values + steps * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
+    const Shared meta = Values() + steps.count * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
                         static_cast<unsigned>(Lane() / 4 * 8 + Lane() % 2 * 4);
-    const Matrix a = MatrixAt(values, kMatrixBytes, 2 * kMatrixBytes);
+    const Matrix a = MatrixAt(Values() + steps.dense * kValueBytes, kMatrixBytes, 2 * kMatrixBytes);
     const unsigned of_steps[kBatchSteps] = {inputs.x, inputs.y, inputs.z, inputs.w};
 #pragma unroll
-    for (unsigned i = 0; i < kSteps; ++i) LoadSharedIf(steps, metas[i], meta + (first + i) * kMetaBytes);
+    for (unsigned i = 0; i < kSteps; ++i) LoadSharedIf(steps.count, metas[i], meta + (first + i) * kMetaBytes);
     FenceSums();
 #pragma unroll
     for (unsigned i = 0; i < kSteps; ++i) {
       MultiplySparseOctets(sums_, Moved(a, (first + i) * kValueBytes), MatrixOf(of_steps[i], kMatrixBytes), metas[i],
-                           first + i > 0);
+                           steps.dense + first + i > 0);
     }
     CommitProducts();
   }
+
+  __device__ __forceinline__ Shared Values() const { return weight_ + static_cast<unsigned>(p_.header_bytes); }
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 

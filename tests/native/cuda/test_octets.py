@@ -10,7 +10,7 @@ import pytest
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.warpgroup_plan import plan_octets
+from onnx_sparseconv.kernels.warpgroup_plan import WindowSteps, plan_octets
 from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_layers import layer_of
@@ -192,24 +192,31 @@ def test_columns_without_entries(make_session, driver, columns):
     assert name.startswith("sparseconv_octets_n")
 
 
+# No row has a third non-zero, or nearly all have.
+SPARSE, DENSE = 0.02, 0.6
+
+
 @pytest.mark.parametrize(
-    ("weight_shape", "size", "batch"),
+    ("weight_shape", "size", "batch", "density"),
     [
-        ((64, 64, 3, 3), (56, 56), 1),
-        ((64, 64, 3, 3), (18, 56), 5),
-        ((100, 96, 3, 3), (9, 112), 3),
-        ((64, 40, 3, 3), (11, 224), 2),
-        ((130, 128, 3, 3), (7, 32), 4),
-        ((100, 300, 1, 3), (1, 56), 30),
-        ((64, 200, 1, 4), (1, 112), 9),
-        ((64, 140, 1, 4), (1, 300), 9),
-        ((64, 96, 1, 3), (9, 20), 5),
+        ((64, 64, 3, 3), (56, 56), 1, SPARSE),
+        ((64, 64, 3, 3), (18, 56), 5, SPARSE),
+        ((100, 96, 3, 3), (9, 112), 3, SPARSE),
+        ((64, 40, 3, 3), (11, 224), 2, SPARSE),
+        ((130, 128, 3, 3), (7, 32), 4, SPARSE),
+        ((100, 300, 1, 3), (1, 56), 30, SPARSE),
+        ((64, 200, 1, 4), (1, 112), 9, SPARSE),
+        ((64, 140, 1, 4), (1, 300), 9, SPARSE),
+        ((64, 96, 1, 3), (9, 20), 5, SPARSE),
+        ((64, 64, 3, 3), (18, 56), 5, DENSE),
+        ((100, 96, 3, 3), (9, 112), 3, DENSE),
+        ((130, 128, 3, 3), (7, 32), 4, DENSE),
     ],
     ids=str,
 )
-def test_what_foretells_times_makes_the_same_plan(make_session, driver, weight_shape, size, batch):
+def test_what_foretells_times_makes_the_same_plan(make_session, driver, weight_shape, size, batch, density):  # noqa: PLR0917
     driver.set_device(num_multiprocessors=24)
-    weight = random_weight(weight_shape, 0.02, dtype=HALF)  # no step comes twice
+    weight = random_weight(weight_shape, density, dtype=HALF)
     pads = tuple(size // 2 for size in weight_shape[2:]) * 2
     geometry = ConvGeometry(weight_shape[2:], (1, 1), pads, (1, 1))
     case = SparseConvCase(weight, geometry, Activation.NONE, dtype=HALF)
@@ -218,7 +225,9 @@ def test_what_foretells_times_makes_the_same_plan(make_session, driver, weight_s
     ((name, grid, _, _),) = driver.take_launches()
     assert name.startswith(("sparseconv_octets_n", "sparseconv_words_n"))
     taps = math.prod(weight_shape[2:])
-    foretold = plan_octets(layer_of(case, size), batch, taps * -(-weight_shape[1] // 32), 24)
+    groups = taps * -(-weight_shape[1] // 32)
+    steps = WindowSteps(groups) if density == SPARSE else WindowSteps(0, 2 * groups)
+    foretold = plan_octets(layer_of(case, size), batch, steps, 24)
     row_tiles = -(-weight_shape[0] // 64)
     assert min(foretold.tiles, 24 // row_tiles * row_tiles) == grid[0]
 

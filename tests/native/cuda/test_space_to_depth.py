@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.warpgroup_plan import copy_cycles, plan_octets, without_strides
+from onnx_sparseconv.kernels.warpgroup_plan import WindowSteps, copy_cycles, plan_octets, without_strides
 from tests.native.cuda.test_ring import run_and_check, run_misaligned
 from tests.support.sparse_layers import layer_of
 from tests.support.sparse_models import (
@@ -101,7 +101,7 @@ def test_what_foretells_times_knows_the_copy(make_session, driver, layer):
     driver.take_launches()
     session.run(None, {"X": x})
     grid = driver.take_launches()[-1][1]
-    foretold = plan_octets(copied, batch, places * taps, 132, is_copied=True)
+    foretold = plan_octets(copied, batch, WindowSteps(places * taps), 132, is_copied=True)
     row_tiles = -(-weight_shape[0] // 64)
     assert min(foretold.tiles, max(132 // row_tiles, 1) * row_tiles) == grid[0]
     elements = batch * (math.prod((layer[0][1], *size)) + math.prod((copied.in_channels, *copied.in_size)))

@@ -633,7 +633,7 @@ class SwizzledOperand {
   const unsigned char* pointer_;
 };
 
-void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b) {
+void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, bool has_octets) {
   constexpr unsigned kSummed = 16;
   CurrentFullWarp("wgmma");
   const unsigned lane = state.current->number % warpSize, warp = state.current->number / warpSize % 4;
@@ -655,7 +655,10 @@ void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t
     multiply([&](unsigned k, unsigned column) { return inputs.At(k, column); });
   } else {
     const MatrixOperand inputs(b, kSummed / 8, positions);
-    multiply([&](unsigned k, unsigned column) { return inputs.At(k / 8, column / 8, k % 8, column % 8); });
+    multiply([&](unsigned k, unsigned column) {
+      const unsigned row = has_octets ? column % 8 : k % 8;
+      return inputs.At(k / 8, column / 8, row, has_octets ? k % 8 : column % 8);
+    });
   }
 }
 

@@ -113,7 +113,7 @@ void MultiplySparse(unsigned selector, float (&sums)[4], const unsigned (&a)[4],
 void MultiplySparseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, unsigned metadata,
                             bool has_octets);
 
-void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b);
+void MultiplyDenseMatrices(float* sums, unsigned positions, uint64_t a, uint64_t b, bool has_octets);
 
 // Products are computed at once, but their metadata must stay where it is until they have been waited for.
 void NoteMetadata(const unsigned* metadata);

@@ -203,11 +203,15 @@ void MultiplySparse(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& me
   cuda_on_host::MultiplySparseMatrices(sums, kSums / 4, a, b, meta, has_octets);
 }
 template <size_t kSums>
-void MultiplyDense(float (&sums)[kSums], Matrix a, Matrix b, unsigned keeps_sums) {
+void MultiplyDense(float (&sums)[kSums], Matrix a, Matrix b, unsigned keeps_sums, bool has_octets = false) {
   if (keeps_sums == 0) {
     for (float& sum : sums) sum = 0.0f;
   }
-  cuda_on_host::MultiplyDenseMatrices(sums, kSums / 4, a, b);
+  cuda_on_host::MultiplyDenseMatrices(sums, kSums / 4, a, b, has_octets);
+}
+template <size_t kSums>
+void MultiplyDenseOctets(float (&sums)[kSums], Matrix a, Matrix b, unsigned keeps_sums) {
+  MultiplyDense(sums, a, b, keeps_sums, true);
 }
 template <size_t kSums>
 void MultiplySparseOctets(float (&sums)[kSums], Matrix a, Matrix b, const unsigned& meta, unsigned keeps_sums) {

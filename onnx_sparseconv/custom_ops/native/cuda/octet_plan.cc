@@ -21,13 +21,16 @@ constexpr int64_t kMaxOctetRows = 32, kMaxGroupRows = 30, kMaxTileRows = 2048;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 and 128 channels, 1 and 64 images, on an H200. What
 // multiplies, stages and stores shares the path to shared memory, so it adds up.
 constexpr double kSharedBytesACycle = 128.0;
-constexpr double kProductShare = 1.25;  // of the cycles that products read shared memory
+constexpr double kProductShare = 1.25;  // of the cycles that sparse products read shared memory
+// Of dense ones, which read half as much, eight positions, and the least.
+constexpr double kDenseBlockCycles = 2.9, kLeastDenseCycles = 45.0;
 // Products that add to the same sums wait for each other, which counts where rows are short.
 constexpr double kLeastProductCycles = 64.0, kLeastBlockCycles = 4.3;
 constexpr double kGroupCycles = 200.0;       // of a warpgroup's rows of outputs
 constexpr double kBlockCycles = 35.0;        // to finish eight positions of it
 constexpr double kStagedCycles = 0.068;      // a pixel of a channel
 constexpr double kWaitingShare = 1.25;       // where the warpgroups wait for each other's rows
+constexpr double kAloneShare = 1.6;          // where one of them has all of a tile, and waits for the next one's rows
 constexpr double kSharingShare = 1.05;       // where they share a place for outputs
 constexpr double kMemoryBytesACycle = 13.0;  // of X and Y
 constexpr double kElementCycles = 0.4;       // to store an output of a window by itself
@@ -139,8 +142,9 @@ class Planner {
     const int64_t besides = buffers * 64 * (kOctet * element_bytes_ * int64_t{blocks | 1}) + weight_.tile_bytes +
                             4 * weight_.places + 8 + kOctetDumpBytes + apart;
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - besides - copies * row_bytes;
-    const int64_t inputs_pitch = RoundUp(4 * weight_.max_steps, 16) + 16;  // a vector more is loaded than used
-    const int64_t of_row = row_bytes + 16 + inputs_pitch;                  // with its barriers
+    const int64_t inputs_pitch =
+        RoundUp(4 * weight_.max_steps, 16) + 32;           // two kinds, and a vector more is loaded than used
+    const int64_t of_row = row_bytes + 16 + inputs_pitch;  // with its barriers
     const int64_t ring_rows = std::min(room / of_row, kMaxOctetRows);
     const bool has_room = ring_rows >= window_rows_ + 2 * group_rows - 1;
     if (ring_rows < window_rows_ + group_rows - 1) return has_room;
@@ -156,9 +160,11 @@ class Planner {
     const auto groups = static_cast<double>(CeilDivide(tile_rows, group_rows));
     const double product = kProductShare * (512.0 * blocks + 2304.0) / kSharedBytesACycle;
     const double least = phases_ > 1 ? kLeastProductCycles + kLeastBlockCycles * blocks : 0.0;
-    const double products = weight_.max_steps * std::max(product, least);
+    const double products = (weight_.max_steps - weight_.dense_steps) * std::max(product, least) +
+                            weight_.dense_steps * std::max({kDenseBlockCycles * blocks, kLeastDenseCycles, least});
     double computing = groups * (products + kBlockCycles * blocks + kGroupCycles);
-    if (groups > 1 && !has_room) computing *= kWaitingShare;
+    if (!has_room && groups > 1) computing *= kWaitingShare;
+    if (!has_room && groups == 1 && tiles > num_blocks) computing *= kAloneShare;
     if (groups > 1 && buffers < kOctetWarpgroups) computing *= kSharingShare;
     const double staging = in_rows * static_cast<double>(columns.staged * weight_.places) * kStagedCycles;
     const auto x_bytes = static_cast<double>(columns.staged * weight_.places * element_bytes_);

@@ -21,7 +21,9 @@ constexpr int64_t kUnitPlaces = 2, kBlockColumns = 4 * kRingColumns;
 // Cycles of a multiprocessor, about: fitted to 3x3 layers of 64 channels, 1 to 64 images, on an H200. All of it shares
 // the path to shared memory, so it adds up.
 constexpr double kSharedBytesACycle = 128.0;
-constexpr double kProductShare = 0.85;   // of the cycles that products read shared memory
+constexpr double kProductShare = 0.85;  // of the cycles that products read shared memory
+// Of dense products, which read half as much and wait for tensor cores, and the least.
+constexpr double kDensePositionCycles = 4.0, kLeastDenseCycles = 45.0;
 constexpr double kLineCycles = 620.0;    // to finish a row of outputs
 constexpr double kUnitCycles = 91.0;     // to stage two places of a block of columns
 constexpr double kBeginCycles = 4700.0;  // of a block
@@ -70,7 +72,9 @@ class Planner {
         std::min<int64_t>(of_eights, std::max(device_.num_multiprocessors / weight_.row_tiles, 1)) * weight_.row_tiles;
     if (tiles > std::numeric_limits<int32_t>::max() - blocks) return;
 
-    const double products = weight_.max_steps * (64.0 * 8 * positions + 2048.0) / kSharedBytesACycle;
+    const double products =
+        (weight_.max_steps - weight_.dense_steps) * (64.0 * 8 * positions + 2048.0) / kSharedBytesACycle +
+        weight_.dense_steps * std::max(kDensePositionCycles * positions, kLeastDenseCycles);
     const double line = kProductShare * products + kLineCycles;
     const double of_tile = static_cast<double>(in_rows * units) * kUnitCycles + static_cast<double>(tile_rows) * line;
     const double cycles = kBeginCycles + static_cast<double>(CeilDivide(tiles, blocks)) * of_tile;

@@ -1,4 +1,5 @@
-// The weight of one step as wgmma.mma_async.sp.m64nNk32 reads it: 64 rows of 32 columns, two of four of them.
+// The weight of one step as wgmma.mma_async.sp.m64nNk32 reads it: 64 rows of 32 columns, two of four of them; or as
+// wgmma.mma_async.m64nNk16 does: all of 16 columns, without places.
 //
 //   values   [2048]  halves: operand A, as [8 rows of matrices][2 columns of them][8][8]
 //   places   [256]   32-bit words: its metadata, two words for rows r and r + 8 of each 16 rows
@@ -14,20 +15,25 @@ namespace sparseconv::cuda {
 
 constexpr int kWgmmaTileRows = 64;
 constexpr size_t kWgmmaValueBytes = 2048, kWgmmaPlaceBytes = 256;
+constexpr int kWgmmaValueColumns = 16;  // that are stored
+
+// Of a stored value, in the values.
+inline size_t WgmmaValueAt(int row, int column) {
+  constexpr int kMatrixRows = 8;
+  constexpr size_t kMatrixBytes = 128;
+  const auto matrix = static_cast<size_t>(row / kMatrixRows * 2 + column / 8);
+  return matrix * kMatrixBytes + static_cast<size_t>(row % kMatrixRows * 8 + column % 8) * 2;
+}
 
 // `pair_of(row, quad)` is the SparsePair of four neighbouring columns of a row.
 template <class PairOf>
 void WriteWgmmaOperand(const PairOf& pair_of, uint8_t* values, uint8_t* places) {
-  constexpr int kQuads = 8, kMatrixRows = 8;
-  constexpr size_t kMatrixBytes = 128;
+  constexpr int kQuads = 8;
   uint32_t words[kWgmmaPlaceBytes / sizeof(uint32_t)] = {};
   for (int row = 0; row < kWgmmaTileRows; ++row) {
     for (int quad = 0; quad < kQuads; ++quad) {
       const SparsePair pair = pair_of(row, quad);
-      const int column = 2 * quad;  // of those that are stored
-      const auto matrix = static_cast<size_t>(row / kMatrixRows * 2 + column / 8);
-      uint8_t* const to = values + matrix * kMatrixBytes + static_cast<size_t>(row % kMatrixRows * 8 + column % 8) * 2;
-      std::memcpy(to, pair.values, sizeof(pair.values));
+      std::memcpy(values + WgmmaValueAt(row, 2 * quad), pair.values, sizeof(pair.values));
       const auto word = static_cast<size_t>(row / 16 * 16 + row % 8 * 2 + quad / 4);
       words[word] |= pair.places << (row % 16 / 8 * 16 + quad % 4 * 4);
     }
@@ -54,6 +60,23 @@ bool WriteWgmmaLevel(const int* channels, int level, const HasEntry& has_entry, 
         return MakeSparsePair([&](int i) { return has[i]; }, [&](int i) { return value(of[i], row); });
       },
       values, places);
+  return !is_empty;
+}
+
+// The same of all entries of 16 places, without metadata.
+template <class HasEntry, class Value>
+bool WriteDenseWgmma(const int* channels, const HasEntry& has_entry, const Value& value, uint8_t* values) {
+  bool is_empty = true;
+  std::memset(values, 0, kWgmmaValueBytes);
+  for (int column = 0; column < kWgmmaValueColumns; ++column) {
+    const int channel = channels[column];
+    for (int row = 0; channel >= 0 && row < kWgmmaTileRows; ++row) {
+      if (!has_entry(channel, row)) continue;
+      const uint16_t half = value(channel, row);
+      std::memcpy(values + WgmmaValueAt(row, column), &half, sizeof(half));
+      is_empty = false;
+    }
+  }
   return !is_empty;
 }
 

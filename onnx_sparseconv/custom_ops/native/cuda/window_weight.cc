@@ -1,6 +1,7 @@
 #include "window_weight.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "../checked.h"
@@ -11,7 +12,8 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int kStepPlaces = kWgmmaChannels;
+constexpr int kStepPlaces = kWgmmaChannels, kDensePlaces = kWgmmaValueColumns;
+constexpr uint32_t kDenseCountShift = 16;
 // With more than few channels, the other kernel for windows is faster, but where no row of X is read twice: what is
 // staged once more for each 64 outputs is little then.
 constexpr int64_t kMaxChannels = 512, kMaxSteps = 64;
@@ -43,12 +45,17 @@ class Packer {
       order.Improve(kMaxPasses, kMaxSets);
       packed_.channels.insert(packed_.channels.end(), order.places().begin(), order.places().end());
       tiles.push_back(MakeSteps(order.places()));
-      packed_.form.max_steps = std::max(packed_.form.max_steps, static_cast<int>(tiles.back().words.size()));
+      const Steps& steps = tiles.back();
+      if (steps.count() > packed_.form.max_steps) {
+        packed_.form.max_steps = steps.count();
+        packed_.form.dense_steps = steps.dense.count();
+      }
     }
     packed_.form.header_bytes =
         static_cast<int>(CeilDivide(int64_t{4} * (packed_.form.max_steps + 1), kHeaderUnit) * kHeaderUnit);
-    packed_.form.tile_bytes =
-        packed_.form.header_bytes + packed_.form.max_steps * static_cast<int>(kWgmmaValueBytes + kWgmmaPlaceBytes);
+    for (const Steps& steps : tiles) {
+      packed_.form.tile_bytes = std::max(packed_.form.tile_bytes, packed_.form.header_bytes + steps.bytes());
+    }
     packed_.tiles.resize(static_cast<size_t>(packed_.form.row_tiles) * static_cast<size_t>(packed_.form.tile_bytes));
     for (size_t tile = 0; tile < tiles.size(); ++tile) {
       WriteTile(tiles[tile], packed_.tiles.data() + tile * static_cast<size_t>(packed_.form.tile_bytes));
@@ -57,9 +64,19 @@ class Packer {
   }
 
  private:
-  struct Steps {
+  // Of one kind.
+  struct Sequence {
     std::vector<uint32_t> words;
     std::vector<uint8_t> values, places;
+
+    int count() const { return static_cast<int>(words.size()); }
+  };
+
+  struct Steps {
+    Sequence dense, sparse;
+
+    int count() const { return dense.count() + sparse.count(); }
+    int bytes() const { return static_cast<int>(dense.values.size() + sparse.values.size() + sparse.places.size()); }
   };
 
   void ReadTile(int tile) {
@@ -80,43 +97,67 @@ class Packer {
   Steps MakeSteps(const std::vector<int>& order) const {
     Steps steps;
     for (int tap = 0; tap < taps_; ++tap) {
-      for (int first = 0; first < packed_.form.places; first += kStepPlaces) {
-        for (int level = 0; level < 2; ++level) AddStep({order, tap, first, level}, false, &steps);
-      }
+      for (int first = 0; first < packed_.form.places; first += kStepPlaces) AddSteps({order, tap, first}, &steps);
     }
-    if (steps.words.empty()) AddStep({order, 0, 0, 0}, true, &steps);
+    if (steps.count() == 0) AddDense({order, 0, 0}, {}, &steps.dense);
     return steps;
   }
 
-  // The entries of a tap of 32 places that are the first two of their neighbours (level 0), or the others (level 1).
-  struct Step {
+  // Of a tap, and of 32 places or 16.
+  struct Part {
     const std::vector<int>& order;
-    int tap, first, level;
-  };
+    int tap, first;
 
-  void AddStep(const Step& step, bool may_be_empty, Steps* steps) const {
-    uint8_t values[kWgmmaValueBytes], places[kWgmmaPlaceBytes];
-    const auto column = [&](int channel) { return static_cast<size_t>(channel * taps_ + step.tap); };
-    const bool has_entries = WriteWgmmaLevel(
-        &step.order[static_cast<size_t>(step.first)], step.level,
-        [&](int channel, int row) { return (rows_[column(channel)] >> row & 1) != 0; },
-        [&](int channel, int row) { return values_[column(channel) * kWgmmaTileRows + static_cast<size_t>(row)]; },
-        values, places);
-    if (!has_entries && !may_be_empty) return;
+    const int* channels() const { return &order[static_cast<size_t>(first)]; }
+  };
+  using Values = std::array<uint8_t, kWgmmaValueBytes>;
+
+  void AddSteps(const Part& part, Steps* steps) const {
+    const auto has_entry = [&](int channel, int row) { return HasEntry(channel, part.tap, row); };
+    const auto value = [&](int channel, int row) { return ValueOf(channel, part.tap, row); };
+    Values values;
+    std::array<uint8_t, kWgmmaPlaceBytes> places;
+    if (WriteWgmmaLevel(part.channels(), 1, has_entry, value, values.data(), places.data())) {
+      for (const Part& half : {part, Part{part.order, part.tap, part.first + kDensePlaces}}) {
+        if (WriteDenseWgmma(half.channels(), has_entry, value, values.data())) AddDense(half, values, &steps->dense);
+      }
+    } else if (WriteWgmmaLevel(part.channels(), 0, has_entry, value, values.data(), places.data())) {
+      Sequence& sparse = steps->sparse;
+      sparse.words.push_back(WordOf(part));
+      sparse.values.insert(sparse.values.end(), values.begin(), values.end());
+      sparse.places.insert(sparse.places.end(), places.begin(), places.end());
+    }
+  }
+
+  void AddDense(const Part& part, const Values& values, Sequence* dense) const {
+    dense->words.push_back(WordOf(part));
+    dense->values.insert(dense->values.end(), values.begin(), values.end());
+  }
+
+  uint32_t WordOf(const Part& part) const {
     const int64_t width = geometry_.kernel_shape[2];
-    const int64_t y = step.tap / width * geometry_.dilations[1], x = step.tap % width * geometry_.dilations[2];
-    steps->words.push_back(static_cast<uint32_t>(y << 24 | x << 16 | step.first));
-    steps->values.insert(steps->values.end(), std::begin(values), std::end(values));
-    steps->places.insert(steps->places.end(), std::begin(places), std::end(places));
+    const int64_t y = part.tap / width * geometry_.dilations[1], x = part.tap % width * geometry_.dilations[2];
+    return static_cast<uint32_t>(y << 24 | x << 16 | part.first);
+  }
+
+  size_t ColumnOf(int channel, int tap) const { return static_cast<size_t>(channel * taps_ + tap); }
+  bool HasEntry(int channel, int tap, int row) const { return (rows_[ColumnOf(channel, tap)] >> row & 1) != 0; }
+  uint16_t ValueOf(int channel, int tap, int row) const {
+    return values_[ColumnOf(channel, tap) * kWgmmaTileRows + static_cast<size_t>(row)];
   }
 
   void WriteTile(const Steps& steps, uint8_t* tile) const {
-    const auto count = static_cast<uint32_t>(steps.words.size());
-    std::memcpy(tile, &count, sizeof(count));
-    std::memcpy(tile + sizeof(count), steps.words.data(), steps.words.size() * sizeof(uint32_t));
-    uint8_t* const values = tile + packed_.form.header_bytes;
-    std::memcpy(values, steps.values.data(), steps.values.size());
-    std::memcpy(values + steps.values.size(), steps.places.data(), steps.places.size());
+    const auto count = static_cast<uint32_t>(steps.count());
+    const uint32_t counts = count | static_cast<uint32_t>(steps.dense.count()) << kDenseCountShift;
+    std::memcpy(tile, &counts, sizeof(counts));
+    uint8_t* words = tile + sizeof(counts);
+    uint8_t* values = tile + packed_.form.header_bytes;
+    for (const Sequence* sequence : {&steps.dense, &steps.sparse}) {
+      words = std::copy_n(reinterpret_cast<const uint8_t*>(sequence->words.data()),
+                          sequence->words.size() * sizeof(uint32_t), words);
+      values = std::copy(sequence->values.begin(), sequence->values.end(), values);
+    }
+    std::copy(steps.sparse.places.begin(), steps.sparse.places.end(), values);
   }
 
   const SparseWeight& weight_;

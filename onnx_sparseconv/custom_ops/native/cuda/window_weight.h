@@ -2,14 +2,15 @@
 // kernels/cuda): for each row tile, 64 output channels, an order of all input channels in which few of its rows have
 // more than two non-zeros in four neighbours, for any tap.
 //
-// A row tile is a sequence of steps. A step multiplies one tap of 32 places by two of four columns of its rows. Of each
-// tap and each 32 places there is a step with the first two entries of all neighbours, and where rows have more, one
-// with the others; steps without entries are left out, but there is one at least. A row tile is
+// A row tile is a sequence of steps. A sparse one multiplies one tap of 32 places by two of four columns of its rows, a
+// dense one a tap of 16 places by all of them, in less time. So where rows have third or fourth entries, 32 places have
+// dense steps. Steps without entries are left out, but there is one at least. A row tile is
 //
-//   header   [header_bytes]    32-bit words: the number of steps, then for each the row that it reads (bits 24 to 31),
-//                              the column (16 to 23), and its first place
-//   values   [steps][2048]     as wgmma_operand.h has them
-//   places   [steps][256]
+//   header   [header_bytes]      32-bit words: the number of steps, and of the dense ones (from bit 16 on), which are
+//                                the first; then for each the row that it reads (bits 24 to 31), the column (16 to 23),
+//                                and its first place
+//   values   [steps][2048]       as wgmma_operand.h has them
+//   places   [sparse steps][256]
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,8 @@ constexpr int64_t kMaxFewChannels = 128;
 struct WindowForm {
   int places = 0;     // of input channels, a multiple of 32
   int row_tiles = 0;  // of 64 output channels; the last one may have fewer
-  int max_steps = 0;  // of a row tile
+  int max_steps = 0;  // of a row tile; the first that has as many has `dense_steps` among them
+  int dense_steps = 0;
   int header_bytes = 0;
   int tile_bytes = 0;  // of the longest row tile; all take as much
 };
