@@ -1,5 +1,5 @@
 """What the native library's plan for its flat kernel takes, in cycles: `ChooseFlatLaunch` of flat_plan.cc, which has
-the same constants and explains them, without limits of memory but that of shared memory; and how many steps
+the same constants and explains them, without limits of memory but that of shared memory; and which steps
 `PackFlatWeight` of flat_weight.cc makes of a weight of which is known how many zeros it has.
 """
 
@@ -19,7 +19,9 @@ from onnx_sparseconv.kernels.warpgroup_plan import CHANNELS, ROWS, WARPGROUPS, W
 _BLOCKS, _BLOCK_PIXELS, _MAX_STAGES = (16, 24, 28, 30, 32), 8, 3
 _PIXEL_BYTES, _OCTET, _PIXEL_UNIT, _LEAST_ROW_PIXELS = 16, 8, 8, 8
 _LEAST_CHANNELS, _MOST_CHANNELS, _MOST_REACH = 64, 2048, 256
-_MAX_CHUNK_STEPS, _STEP_BYTES, _HEADER_BYTES = 18, 2304, 128
+_MAX_CHUNK_STEPS, _HEADER_BYTES = 18, 128
+# Of sparse steps, and of dense ones.
+_STEP_BYTES, _DENSE_STEP_BYTES, _DENSE_CHANNELS, _MAX_DENSE_BYTES = 2304, 2048, 16, 64 << 20
 # Shared memory of a block, less what the driver has of it, outputs on their way to Y, and tables.
 _ROOM = (227 << 10) - 1024 - (8 * (16 * (512 + 16) + 16) + 2 * (16 + 2 * 8 * 32 * 2 + 16))
 _STAGE_UNIT, _BARRIER_BYTES = 128, 16
@@ -31,10 +33,14 @@ class _Costs(NamedTuple):
     store: float
     store_block: float
     begin: float
+    chunk: float
+    staged_bytes: float
 
 
-_HALF_COSTS, _FLOAT_COSTS = _Costs(94.0, 6.7, 1900.0, 139.0, 7700.0), _Costs(45.0, 8.2, 4300.0, 337.0, 5700.0)
-_CHUNK_CYCLES, _STAGED_BYTES_A_CYCLE = 150.0, 32.0
+_HALF_COSTS = _Costs(94.0, 6.7, 1900.0, 139.0, 7700.0, 150.0, 32.0)
+_FLOAT_COSTS = _Costs(45.0, 8.2, 4300.0, 337.0, 5700.0, 150.0, 32.0)
+_DENSE_HALF_COSTS = _Costs(20.5, 6.9, 1900.0, 139.0, 7700.0, 360.0, 40.0)
+_DENSE_FLOAT_COSTS = _Costs(47.0, 5.4, 4300.0, 337.0, 5700.0, 360.0, 40.0)
 _FLATTEN_CYCLES, _FLATTEN_BYTES_A_CYCLE = 2000.0, 12.0
 
 # Further steps. Where entries are at random, and channels in any order, a step has so many third entries of four
@@ -60,10 +66,43 @@ class FlatPlan(WarpgroupPlan):
     blocks: int = 0
 
 
-def flat_steps(layer: SparseLayer) -> float | None:
-    """Steps of 32 channels and a tap that 64 outputs go through, as many as weights at random take; None where the
-    library would not pack the weight.
+@dataclass(frozen=True)
+class FlatSteps:
+    """What 64 outputs go through.
+
+    Attributes:
+        count: how many steps.
+        is_dense: whether a step is of 16 channels and a tap, with their zeros; else of 32.
     """
+
+    count: float
+    is_dense: bool = False
+
+    @property
+    def channels(self) -> int:
+        """Of a step."""
+        return _DENSE_CHANNELS if self.is_dense else CHANNELS
+
+    @property
+    def bytes_of_step(self) -> int:
+        """Of the weight."""
+        return _DENSE_STEP_BYTES if self.is_dense else _STEP_BYTES
+
+
+def flat_steps(layer: SparseLayer) -> FlatSteps | None:
+    """As many steps as weights at random take; None where the library would not pack the weight."""
+    sparse = _sparse_steps(layer)
+    if sparse is not None:
+        return FlatSteps(sparse)
+    dense = math.ceil(layer.group_in_channels / _DENSE_CHANNELS) * math.prod(layer.kernel_shape)
+    row_tiles = layer.group * math.ceil(layer.group_out_channels / ROWS)
+    if dense > _MAX_DENSE_BYTES // _DENSE_STEP_BYTES // row_tiles:
+        return None
+    return FlatSteps(dense, is_dense=True)
+
+
+def _sparse_steps(layer: SparseLayer) -> float | None:
+    """Where the rows of each group have an order in common."""
     first, last = (_further_share(layer, order) for order in (_FIRST_ORDER, _LAST_ORDER))
     places = math.ceil(layer.group_in_channels / CHANNELS) * CHANNELS
     sets = math.prod(layer.kernel_shape) * math.ceil(layer.group_out_channels / ROWS)
@@ -94,13 +133,13 @@ def _third_share(layer: SparseLayer) -> float:
     return of_full * channels / together / fours if together > 2 else 0.0
 
 
-def plan_flat(layer: SparseLayer, batch: int, steps: float, multiprocessors: float) -> FlatPlan | None:
+def plan_flat(layer: SparseLayer, batch: int, steps: FlatSteps, multiprocessors: float) -> FlatPlan | None:
     """The plan of a layer that takes the fewest cycles; None where the kernel cannot run it, or no tile fits.
 
     Args:
         layer: 1-D or 2-D, with a known input size.
         batch: images, at least 1.
-        steps: of 32 channels and a tap, that 64 outputs go through.
+        steps: that 64 outputs go through.
         multiprocessors: of the GPU.
 
     Raises:
@@ -166,7 +205,7 @@ class _Call:
 
     layer: SparseLayer
     batch: int
-    steps: float
+    steps: FlatSteps
     multiprocessors: float
     y: _Axis
     x: _Axis
@@ -183,18 +222,19 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     row_pixels, rows = call.x.count(_LEAST_ROW_PIXELS), call.y.count(1)
     tile_pixels = WARPGROUPS * _BLOCK_PIXELS * blocks
     stage_pixels = round_up(tile_pixels + call.y.reach * row_pixels + call.x.reach, _PIXEL_UNIT)
-    of_octets = CHANNELS // _OCTET * _PIXEL_BYTES * stage_pixels
-    stage_bytes = round_up(of_octets + _HEADER_BYTES + math.ceil(max(chunks)) * _STEP_BYTES, _STAGE_UNIT)
+    of_octets = call.steps.channels // _OCTET * _PIXEL_BYTES * stage_pixels
+    of_weight = _HEADER_BYTES + math.ceil(max(chunks)) * call.steps.bytes_of_step
+    stage_bytes = round_up(of_octets + of_weight, _STAGE_UNIT)
     if stage_bytes + _BARRIER_BYTES > _ROOM:
         return None
     pixels = ((call.batch - 1) * rows + call.y.out - 1) * row_pixels + call.x.out
     runs, row_tiles = math.ceil(pixels / tile_pixels), layer.group * math.ceil(layer.group_out_channels / ROWS)
     tiles = runs * row_tiles
 
-    costs, itemsize = _FLOAT_COSTS if layer.element_type == np.float32 else _HALF_COSTS, layer.element_type.itemsize
-    staged = len(chunks) * 4 * _PIXEL_BYTES * stage_pixels + call.steps * _STEP_BYTES
-    of_tile = max(call.steps * (costs.step + blocks * costs.step_block), staged / _STAGED_BYTES_A_CYCLE)
-    of_tile += len(chunks) * _CHUNK_CYCLES + costs.store + blocks * costs.store_block
+    costs, itemsize, steps = _costs(call), layer.element_type.itemsize, call.steps.count
+    staged = len(chunks) * of_octets + steps * call.steps.bytes_of_step
+    of_tile = max(steps * (costs.step + blocks * costs.step_block), staged / costs.staged_bytes)
+    of_tile += len(chunks) * costs.chunk + costs.store + blocks * costs.store_block
     flat_pixels = round_up((runs - 1) * tile_pixels + stage_pixels, _PIXEL_UNIT)
     moved = itemsize * call.batch * layer.in_channels * call.y.size * call.x.size
     moved += _num_octets(call) * flat_pixels * _PIXEL_BYTES
@@ -203,13 +243,20 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     return FlatPlan(cycles, tiles, 1, blocks=blocks)
 
 
+def _costs(call: _Call) -> _Costs:
+    is_float = call.layer.element_type == np.float32
+    if call.steps.is_dense:
+        return _DENSE_FLOAT_COSTS if is_float else _DENSE_HALF_COSTS
+    return _FLOAT_COSTS if is_float else _HALF_COSTS
+
+
 def _chunks(call: _Call) -> list[float]:
     """Steps of each chunk of a row tile. Taps at other places between strides are in other ones."""
     taps = [(y, x) for _, y in call.y.taps for _, x in call.x.taps]
-    channels = math.ceil(call.layer.group_in_channels / CHANNELS)
+    channels = math.ceil(call.layer.group_in_channels / call.steps.channels)
     found: list[float] = []
     for place in dict.fromkeys(taps):
-        steps = call.steps * taps.count(place) / len(taps) / channels
+        steps = call.steps.count * taps.count(place) / len(taps) / channels
         parts = math.ceil(steps / _MAX_CHUNK_STEPS)
         found += [steps / parts] * parts * channels
     return found
@@ -218,4 +265,5 @@ def _chunks(call: _Call) -> list[float]:
 def _num_octets(call: _Call) -> int:
     """Of flat X."""
     places = math.prod(len({between for _, between in axis.taps}) for axis in (call.y, call.x))
-    return call.layer.group * places * math.ceil(call.layer.group_in_channels / CHANNELS) * (CHANNELS // _OCTET)
+    channels = round_up(call.layer.group_in_channels, call.steps.channels)
+    return call.layer.group * places * channels // _OCTET

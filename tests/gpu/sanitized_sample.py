@@ -16,6 +16,7 @@ from onnx_sparseconv.kernels import nvrtc
 from tests.gpu.layers import (
     DEPTHWISE,
     FLAT,
+    FLAT_DENSE,
     FLAT_DENSITY,
     GEMM,
     POOLS,
@@ -79,10 +80,14 @@ def run_clusters(place):
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 
 
+DENSE_FLAT_SAMPLE = ("3x3, 28 wide", "3x3, stride 2", "5x5")
+
+
 def run_flat(place):
-    for name in FLAT:
+    layers = [(name, FLAT_DENSITY) for name in FLAT] + [(name, FLAT_DENSE) for name in DENSE_FLAT_SAMPLE]
+    for name, density in layers:
         for dtype in TYPES:
-            case, x_shape = case_of(name, dtype, FLAT_DENSITY, layers=FLAT)
+            case, x_shape = case_of(name, dtype, density, layers=FLAT)
             done = check(place, case, (min(x_shape[0], 9), *x_shape[1:]), cuda_kernel="flat")
             sys.stdout.write(f"{name} {np.dtype(dtype)}: {done}\n")
 

@@ -100,7 +100,7 @@ def test_warpgroups(gpu, name, density, has_residual, dtype):
 
 
 @pytest.mark.parametrize("has_residual", [False, True], ids=["", "with a residual"])
-@pytest.mark.parametrize("density", [0.02, 0.08])
+@pytest.mark.parametrize("density", [0.02, 0.08, 0.3])
 @pytest.mark.parametrize("name", FLAT)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_flat(gpu, name, density, has_residual, dtype):
@@ -204,10 +204,9 @@ def warpgroup_cases(draw, most_images, longest_kernel, *, is_flat=False):
     pads = draw(st.tuples(*[st.integers(0, 3)] * 4))
     least = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
     size = tuple(draw(st.integers(low, low + 30)) for low in least)
+    density = draw(st.sampled_from([0.02, 0.04, 0.5] if is_flat else [0.02, 0.1]))
     case = SparseConvCase(
-        random_weight(
-            (rows * group, channels, *kernel), draw(st.sampled_from([0.02, 0.04 if is_flat else 0.1])), dtype=np.float16
-        ),
+        random_weight((rows * group, channels, *kernel), density, dtype=np.float16),
         ConvGeometry(kernel, strides, pads, dilations, group),
         draw(st.sampled_from([Activation.NONE, Activation.RELU, Activation.SIGMOID])),
         has_residual=draw(st.booleans()),

@@ -97,18 +97,24 @@ def flat(layer, batch=64, architecture=90):
     return flat_work(layer, architecture, batch, MODEL.multiprocessors)
 
 
-def test_windows_of_many_channels_are_flat_where_few_steps_come_twice():
-    layer, denser = half_layer(256, 28, density=0.05), half_layer(256, 28, density=0.2)
-    plan = plan_flat(layer, 64, flat_steps(layer), MODEL.multiprocessors)
+@pytest.mark.parametrize("density", [0.05, 0.2])
+def test_windows_of_many_channels_are_flat(density):
+    layer = half_layer(256, 28, density=density)
+    steps = flat_steps(layer)
+    plan = plan_flat(layer, 64, steps, MODEL.multiprocessors)
     # 4 row tiles, and 64 images of 28 rows and columns, each with zeros behind it.
     assert plan.tiles == 4 * math.ceil(64 * 29 * 29 / (16 * plan.blocks))
+    assert steps.is_dense == (density == 0.2)
     assert flat(layer).kcycles == plan.cycles / 1000
-    assert flat(denser) is None
-    for one, is_flat in ((layer, True), (denser, False)):
-        work, others = (fastest_work(one, 90, 64, MODEL.multiprocessors, without=without) for without in ((), (FLAT,)))
-        assert work == (flat(one) if is_flat else others)
-        assert (work.kcycles < 0.9 * others.kcycles) == is_flat
-        assert MODEL.library_us(one, 90, 64) == (float(MODEL.cycles_us(work)), "warpgroups")
+    work, others = (fastest_work(layer, 90, 64, MODEL.multiprocessors, without=without) for without in ((), (FLAT,)))
+    assert work == flat(layer)
+    assert work.kcycles < 0.9 * others.kcycles
+    assert MODEL.library_us(layer, 90, 64) == (float(MODEL.cycles_us(work)), "warpgroups")
+
+
+def test_few_images_have_too_few_tiles_to_be_flat_with_their_zeros():
+    layer = half_layer(512, 7, density=0.2)
+    assert fastest_work(layer, 90, 16, MODEL.multiprocessors) != flat(layer, 16)
 
 
 def test_matrix_products_run_1x1_where_that_takes_fewer_cycles():

@@ -6,6 +6,9 @@
 // from another pixel on: the convolution is one of a line, whatever the sizes of maps. What a tile reads of an octet
 // is one run of pixels, brought by one bulk copy; no thread has anything else to do with it.
 //
+// Where too few of a weight is zero for such an order, channels keep theirs, and products are dense: of 16 channels, in
+// the time of 32, zeros and all.
+//
 // There is a block for each multiprocessor, which computes tile after tile. Two warpgroups multiply, each 64 output
 // channels by up to 256 pixels; a thread of the third one asks for copies. Pixels that are no outputs, beside rows and
 // between images, are computed and dropped: outputs of a channel that follow each other in Y leave as they do there.
@@ -23,7 +26,7 @@ namespace sparseconv::cuda {
 
 // `T`: the type of Y, bias and residual, Half or float. `kBlocks`: of eight pixels, that a warpgroup computes at a
 // time.
-template <class T, int kBlocks>
+template <class T, int kBlocks, FlatProducts kProducts = FlatProducts::kSparse>
 class FlatConv {
  public:
   __device__ __forceinline__ FlatConv(const FlatParams& params, const void* shared)
@@ -71,9 +74,10 @@ class FlatConv {
   }
 
  private:
-  static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
-  static constexpr int kProductRegisters = 192, kStagingRegisters = 120;  // of 168 for each thread
-  static constexpr int kWarps = kWarpgroupThreads / 32;                   // of a warpgroup
+  static constexpr bool kIsFloat = sizeof(T) == sizeof(float), kIsDense = kProducts == FlatProducts::kDense;
+  static constexpr int kOctets = kIsDense ? kFlatDenseOctets : kFlatOctets;  // of a chunk
+  static constexpr int kProductRegisters = 192, kStagingRegisters = 120;     // of 168 for each thread
+  static constexpr int kWarps = kWarpgroupThreads / 32;                      // of a warpgroup
   static constexpr int kProductWarps = kFlatWarpgroups * kWarps;
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kRunPixels = 8 * kBlocks, kTilePixels = kFlatWarpgroups * kRunPixels;
@@ -175,13 +179,12 @@ class FlatConv {
         const unsigned begin = p_.chunk_begins[at.chunk], bytes = 16 * (p_.chunk_begins[at.chunk + 1] - begin);
         const unsigned char* from = x + p_.octets[at.chunk] * p_.octet_bytes;
         if (at.round > 0) WaitForBarrier(Emptied(at.stage), (at.round - 1) % 2);
-        ExpectBytes(Filled(at.stage), bytes + kFlatOctets * OctetBytes());
+        ExpectBytes(Filled(at.stage), bytes + kOctets * OctetBytes());
         Shared to = StageAddress(at.stage);
-        CopyBulkCached(to + kFlatOctets * OctetBytes(), chunks + 16 * static_cast<size_t>(begin), bytes,
-                       Filled(at.stage));
+        CopyBulkCached(to + kOctets * OctetBytes(), chunks + 16 * static_cast<size_t>(begin), bytes, Filled(at.stage));
         WaitForLaunchBefore();  // the weight needs no such wait
 #pragma unroll
-        for (int octet = 0; octet < kFlatOctets; ++octet, to += OctetBytes(), from += p_.octet_bytes) {
+        for (int octet = 0; octet < kOctets; ++octet, to += OctetBytes(), from += p_.octet_bytes) {
           CopyBulkCached(to, from, OctetBytes(), Filled(at.stage));
         }
         Arrive(Filled(at.stage));
@@ -229,7 +232,7 @@ class FlatConv {
   // register until that is complete; see wgmma_conv.cuh.
   __device__ __forceinline__ void MultiplyChunk(const Position& at, bool is_first, unsigned first,
                                                 unsigned (&metas)[kStepsAtOnce]) {
-    const Shared stage = StageAddress(at.stage), header = stage + kFlatOctets * OctetBytes();
+    const Shared stage = StageAddress(at.stage), header = stage + kOctets * OctetBytes();
     const Shared values = header + static_cast<unsigned>(p_.header_bytes);
     const unsigned steps = Uniform(LoadShared(header));
     const Shared meta = values + steps * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
@@ -246,15 +249,20 @@ class FlatConv {
         unsigned taps[kStepsAtOnce];
 #pragma unroll
         for (unsigned i = StepPart(part); i < StepPart(part + 1); ++i) {
-          LoadSharedIf(begin + i < steps, metas[i], meta + (begin + i) * kMetaBytes);
+          if (!kIsDense) LoadSharedIf(begin + i < steps, metas[i], meta + (begin + i) * kMetaBytes);
           taps[i] = LoadShared(header + 4 + 4 * min(begin + i, steps - 1));
         }
         FenceSums();
 #pragma unroll
         for (unsigned i = StepPart(part); i < StepPart(part + 1); ++i) {
-          if (begin + i < steps) {
-            MultiplySparseOctets(sums_, Moved(a, (begin + i) * kValueBytes), Moved(b, p_.tap_bytes[Uniform(taps[i])]),
-                                 metas[i], i > 0 || begin > 0 || !is_first);
+          if (begin + i >= steps) continue;
+          const Matrix values_of_step = Moved(a, (begin + i) * kValueBytes);
+          const Matrix x = Moved(b, p_.tap_bytes[Uniform(taps[i])]);
+          const unsigned keeps_sums = i > 0 || begin > 0 || !is_first;
+          if constexpr (kIsDense) {
+            MultiplyDenseOctets(sums_, values_of_step, x, keeps_sums);
+          } else {
+            MultiplySparseOctets(sums_, values_of_step, x, metas[i], keeps_sums);
           }
         }
         CommitProducts();

@@ -33,15 +33,16 @@ struct FlattenParams {
   int num_places, num_octets, block_octets;
 };
 
-// The flat kernel on sm_90a: `sparseconv_flat_n<blocks>`, float16, and `sparseconv_flat_f32_n<blocks>`, for windows of
-// many channels. A warpgroup computes up to `blocks` times eight neighbouring pixels at a time. flat_conv.cuh says how
-// it works.
+// The flat kernels on sm_90a: `sparseconv_flat_n<blocks>`, float16, and `sparseconv_flat_f32_n<blocks>`, for windows of
+// many channels; `sparseconv_flat_dense_n<blocks>` and `sparseconv_flat_dense_f32_n<blocks>`, for those with few zeros.
+// A warpgroup computes up to `blocks` times eight neighbouring pixels at a time. flat_conv.cuh says how it works.
 //
-// A tile is so many pixels for each warpgroup, of 64 output channels. A stage holds `stage_pixels` of each of the four
+// A tile is so many pixels for each warpgroup, of 64 output channels. A stage holds `stage_pixels` of each of the
 // octets of a chunk, and behind them the chunk's part of the weight. Behind all stages are outputs on their way to Y.
 //
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; row tiles of all groups go first.
-constexpr int kFlatOctets = 4;  // of a chunk
+enum class FlatProducts { kSparse, kDense };
+constexpr int kFlatOctets = 4, kFlatDenseOctets = 2;  // of a chunk
 constexpr int kFlatWarpgroups = 2;
 constexpr int kFlatThreads = kWarpgroupThreads * (kFlatWarpgroups + 1);
 struct FlatParams {

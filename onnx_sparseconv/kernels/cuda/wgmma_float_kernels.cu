@@ -17,6 +17,7 @@ using sparseconv::cuda::ClusterConv;
 using sparseconv::cuda::ClusterParams;
 using sparseconv::cuda::FlatConv;
 using sparseconv::cuda::FlatParams;
+using sparseconv::cuda::FlatProducts;
 using sparseconv::cuda::Flatten;
 using sparseconv::cuda::FlattenParams;
 using sparseconv::cuda::Interleave;
@@ -57,6 +58,11 @@ SPARSECONV_ROUNDING_KERNEL(flat_f32_n24, FlatParams, kFlatThreads, FlatConv<floa
 SPARSECONV_ROUNDING_KERNEL(flat_f32_n28, FlatParams, kFlatThreads, FlatConv<float, 28>)
 SPARSECONV_ROUNDING_KERNEL(flat_f32_n30, FlatParams, kFlatThreads, FlatConv<float, 30>)
 SPARSECONV_ROUNDING_KERNEL(flat_f32_n32, FlatParams, kFlatThreads, FlatConv<float, 32>)
+SPARSECONV_ROUNDING_KERNEL(flat_dense_f32_n16, FlatParams, kFlatThreads, FlatConv<float, 16, FlatProducts::kDense>)
+SPARSECONV_ROUNDING_KERNEL(flat_dense_f32_n24, FlatParams, kFlatThreads, FlatConv<float, 24, FlatProducts::kDense>)
+SPARSECONV_ROUNDING_KERNEL(flat_dense_f32_n28, FlatParams, kFlatThreads, FlatConv<float, 28, FlatProducts::kDense>)
+SPARSECONV_ROUNDING_KERNEL(flat_dense_f32_n30, FlatParams, kFlatThreads, FlatConv<float, 30, FlatProducts::kDense>)
+SPARSECONV_ROUNDING_KERNEL(flat_dense_f32_n32, FlatParams, kFlatThreads, FlatConv<float, 32, FlatProducts::kDense>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n8, ClusterParams, kClusterThreads, ClusterConv<float, 8>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n15, ClusterParams, kClusterThreads, ClusterConv<float, 15>)
 SPARSECONV_ROUNDING_KERNEL(cluster_f32_n19, ClusterParams, kClusterThreads, ClusterConv<float, 19>)

@@ -18,6 +18,7 @@ using sparseconv::cuda::ClusterConv;
 using sparseconv::cuda::ClusterParams;
 using sparseconv::cuda::FlatConv;
 using sparseconv::cuda::FlatParams;
+using sparseconv::cuda::FlatProducts;
 using sparseconv::cuda::Flatten;
 using sparseconv::cuda::FlattenParams;
 using sparseconv::cuda::Half;
@@ -62,6 +63,11 @@ SPARSECONV_PRODUCT_KERNEL(flat_n24, FlatParams, kFlatThreads, FlatConv<Half, 24>
 SPARSECONV_PRODUCT_KERNEL(flat_n28, FlatParams, kFlatThreads, FlatConv<Half, 28>)
 SPARSECONV_PRODUCT_KERNEL(flat_n30, FlatParams, kFlatThreads, FlatConv<Half, 30>)
 SPARSECONV_PRODUCT_KERNEL(flat_n32, FlatParams, kFlatThreads, FlatConv<Half, 32>)
+SPARSECONV_PRODUCT_KERNEL(flat_dense_n16, FlatParams, kFlatThreads, FlatConv<Half, 16, FlatProducts::kDense>)
+SPARSECONV_PRODUCT_KERNEL(flat_dense_n24, FlatParams, kFlatThreads, FlatConv<Half, 24, FlatProducts::kDense>)
+SPARSECONV_PRODUCT_KERNEL(flat_dense_n28, FlatParams, kFlatThreads, FlatConv<Half, 28, FlatProducts::kDense>)
+SPARSECONV_PRODUCT_KERNEL(flat_dense_n30, FlatParams, kFlatThreads, FlatConv<Half, 30, FlatProducts::kDense>)
+SPARSECONV_PRODUCT_KERNEL(flat_dense_n32, FlatParams, kFlatThreads, FlatConv<Half, 32, FlatProducts::kDense>)
 SPARSECONV_PRODUCT_KERNEL(cluster_n8, ClusterParams, kClusterThreads, ClusterConv<Half, 8>)
 SPARSECONV_PRODUCT_KERNEL(cluster_n15, ClusterParams, kClusterThreads, ClusterConv<Half, 15>)
 SPARSECONV_PRODUCT_KERNEL(cluster_n19, ClusterParams, kClusterThreads, ClusterConv<Half, 19>)

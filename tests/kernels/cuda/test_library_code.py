@@ -54,7 +54,7 @@ KERNELS = {
     | {f"sparseconv_ring_p{n}" for n in (8, 16, 32)}
     | {f"sparseconv_octets_n{n}" for n in (8, 15, 28, 29)}
     | {f"sparseconv_{form}_n{n}" for form in ("words", "strided") for n in (8, 15)}
-    | {f"sparseconv_flat_n{n}" for n in (16, 24, 28, 30, 32)}
+    | {f"sparseconv_flat_{products}n{n}" for products in ("", "dense_") for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_cluster_n{n}" for n in (8, 15, 19, 29)}
     | {f"sparseconv_pointwise_s{n}" for n in (16, 24, 32)}
     | {
@@ -69,7 +69,7 @@ KERNELS = {
     WGMMA_FLOAT_KERNELS: {f"sparseconv_wgmma_f32_p{n}" for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_octets_f32_n{n}" for n in (8, 15, 28, 29)}
     | {f"sparseconv_{form}_f32_n{n}" for form in ("words", "strided") for n in (8, 15)}
-    | {f"sparseconv_flat_f32_n{n}" for n in (16, 24, 28, 30, 32)}
+    | {f"sparseconv_flat_{products}f32_n{n}" for products in ("", "dense_") for n in (16, 24, 28, 30, 32)}
     | {f"sparseconv_cluster_f32_n{n}" for n in (8, 15, 19, 29)}
     | {f"sparseconv_pointwise_f32_s{n}" for n in (16, 24, 32)}
     | {

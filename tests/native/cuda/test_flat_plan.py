@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from onnx_sparseconv.kernels.flat_plan import flat_steps, plan_flat
+from onnx_sparseconv.kernels.flat_plan import FlatSteps, flat_steps, plan_flat
 from onnx_sparseconv.kernels.warpgroup_plan import out_size
 from tests.support.cuda_emulation import build_shared
 from tests.support.native_build import ROOT
@@ -29,7 +29,7 @@ MULTIPROCESSORS = 132
 class Packed:
     """What the library makes of a layer: steps of a row tile in the mean; the launch's NaN where there is none."""
 
-    steps: float
+    steps: FlatSteps
     cycles: float
     blocks: float
     tiles: float
@@ -46,11 +46,11 @@ def pack():
         numbers = [layer.in_channels, layer.out_channels, layer.group, *layer.kernel_shape, *layer.strides]
         numbers += [*layer.dilations, *layer.pads[:2], *layer.in_size, *out_size(layer)]
         numbers += [batch, layer.element_type.itemsize, MULTIPROCESSORS]
-        found = (ctypes.c_double * 6)(*(6 * [math.nan]))
+        found = (ctypes.c_double * 7)(*(7 * [math.nan]))
         if not probe.probe_flat(entries.ctypes.data_as(ctypes.c_void_p), (ctypes.c_longlong * 18)(*numbers), found):
             return None
-        steps, row_tiles, *launch = found
-        return Packed(steps / row_tiles, *launch)
+        steps, row_tiles, is_dense, *launch = found
+        return Packed(FlatSteps(steps / row_tiles, is_dense=bool(is_dense)), *launch)
 
     return call
 
@@ -79,13 +79,14 @@ def pack():
     ],
     ids=str,
 )
-@pytest.mark.parametrize("batch", [1, 5, 64])
+@pytest.mark.parametrize(("batch", "density"), [(1, 0.05), (5, 0.05), (64, 0.05), (9, 0.5)])
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
-def test_the_plan_is_the_librarys(pack, form, batch, dtype):
+def test_the_plan_is_the_librarys(pack, form, batch, density, dtype):
     weight_shape, size, geometry = form
-    weight = random_weight(weight_shape, 0.05, dtype=dtype)
+    weight = random_weight(weight_shape, density, dtype=dtype)
     layer = layer_of(SparseConvCase(weight, geometry, Activation.NONE, dtype=dtype), size)
     packed = pack(layer, batch)
+    assert packed.steps.is_dense == (density > 0.1)
     foretold = plan_flat(layer, batch, packed.steps, MULTIPROCESSORS)
     assert (foretold.blocks, foretold.tiles) == (packed.blocks, packed.tiles)
     assert min(foretold.tiles, MULTIPROCESSORS) == packed.grid
@@ -95,7 +96,7 @@ def test_the_plan_is_the_librarys(pack, form, batch, dtype):
 def test_a_tile_that_does_not_fit_has_no_plan(pack):
     layer = sparse_layer((64, 64, 3, 3), size=(4, 2000), dtype=np.float16)
     assert math.isnan(pack(layer).cycles)
-    assert plan_flat(layer, 1, 18.0, MULTIPROCESSORS) is None
+    assert plan_flat(layer, 1, FlatSteps(18), MULTIPROCESSORS) is None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ def test_a_tile_that_does_not_fit_has_no_plan(pack):
 def test_what_the_library_does_not_run_has_no_plan(pack, shape, changes):
     layer = dataclasses.replace(sparse_layer(shape, density=0.02, dtype=np.float16), **changes)
     assert pack(layer) is None
-    assert plan_flat(layer, 1, 18.0, MULTIPROCESSORS) is None
+    assert plan_flat(layer, 1, FlatSteps(18), MULTIPROCESSORS) is None
 
 
 @pytest.mark.parametrize("density", [0.02, 0.05, 0.08, 0.09, 0.1, 0.11, 0.12])
@@ -134,16 +135,16 @@ def test_what_the_library_does_not_run_has_no_plan(pack, shape, changes):
 def test_steps_of_random_weights_are_about_those_that_are_packed(pack, shape, density):
     layer = sparse_layer(shape, density=density, dtype=np.float16)
     dense_steps = math.ceil(shape[1] / 32) * math.prod(shape[2:])
-    packed, foretold = pack(layer), flat_steps(layer)
-    if packed is not None and foretold is not None:
-        assert foretold == pytest.approx(packed.steps, abs=1 + 0.07 * dense_steps)
-    elif packed is not None or foretold is not None:
+    packed, foretold = pack(layer).steps, flat_steps(layer)
+    if packed.is_dense == foretold.is_dense:
+        assert foretold.count == pytest.approx(packed.count, abs=1 + 0.07 * dense_steps)
+    else:
         # Near the limit, either may be.
-        assert (packed.steps if foretold is None else foretold) > 1.2 * dense_steps
+        assert min(packed.count, foretold.count) > 1.2 * dense_steps
 
 
 @pytest.mark.parametrize(
-    ("shape", "density", "is_packed"),
+    ("shape", "density", "is_sparse"),
     [
         ((512, 512, 3, 3), 0.12, False),
         ((512, 512, 3, 3), 0.07, True),
@@ -155,11 +156,17 @@ def test_steps_of_random_weights_are_about_those_that_are_packed(pack, shape, de
     ],
     ids=str,
 )
-def test_weights_with_too_few_zeros_are_not_packed(pack, shape, density, is_packed):
+def test_weights_with_too_few_zeros_keep_them(pack, shape, density, is_sparse):
     layer = sparse_layer(shape, density=density, dtype=np.float16)
-    assert (pack(layer) is not None) == (flat_steps(layer) is not None) == is_packed
+    assert pack(layer).steps.is_dense == flat_steps(layer).is_dense == (not is_sparse)
+
+
+def test_weights_that_are_too_large_with_their_zeros_have_no_form(pack):
+    layer = sparse_layer((2048, 2048, 3, 3), density=0.2, dtype=np.float16)
+    assert pack(layer) is None
+    assert flat_steps(layer) is None
 
 
 def test_nothing_but_zeros_has_no_further_steps():
     layer = sparse_layer((64, 64, 3, 3), density=0.0, dtype=np.float16)
-    assert flat_steps(layer) == 2 * 9
+    assert flat_steps(layer) == FlatSteps(2 * 9)

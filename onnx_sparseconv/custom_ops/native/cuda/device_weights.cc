@@ -81,7 +81,7 @@ FlatProduct::FlatProduct(const Context& context, const DeviceFacts& device, cons
       channels(octets + RoundedUp(BytesOf(weight.octets))),
       places(channels + RoundedUp(BytesOf(weight.channels))),
       memory(context, places + RoundedUp(BytesOf(weight.places))),
-      kernels(is_half, device.max_shared_bytes - kReservedSharedBytes) {
+      kernels(is_half, weight.form.products, device.max_shared_bytes - kReservedSharedBytes) {
   memory.Upload(0, weight.chunks.data(), weight.chunks.size());
   memory.Upload(chunk_begins, weight.chunk_begins.data(), BytesOf(weight.chunk_begins));
   memory.Upload(tile_begins, weight.tile_begins.data(), BytesOf(weight.tile_begins));

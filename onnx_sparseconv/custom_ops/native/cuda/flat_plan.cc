@@ -21,16 +21,20 @@ constexpr int64_t kMaxSeen = 8192;
 constexpr int64_t kMaxGrid = 65535;  // of y
 // What kernels count in ints.
 constexpr int64_t kMaxCount = int64_t{1} << 30;
-// Cycles of a multiprocessor, about: fitted to 3x3 layers of 128 to 512 channels, 8 to 64 images, on an H100.
+// Cycles of a multiprocessor, about: fitted to 3x3 layers of 128 to 512 channels, 8 to 64 images, on an H100; those of
+// dense products to 31 launches of 64 to 512 channels, 4 to 64 images, on an H200.
 struct Costs {
   double step, step_block;    // of a step, and more for eight pixels of each warpgroup
   double store, store_block;  // likewise for a tile's outputs, and to begin the next one
   double begin;               // of a block
+  double chunk;               // for warps to wait for each other
+  double staged_bytes;        // a cycle, where staging takes longer than products: with strides, chunks have few taps
 };
-constexpr Costs kHalfCosts = {94.0, 6.7, 1900.0, 139.0, 7700.0}, kFloatCosts = {45.0, 8.2, 4300.0, 337.0, 5700.0};
-constexpr double kChunkCycles = 150.0;  // for warps to wait for each other
-// What is staged, where that takes longer than products: with strides, chunks have few taps.
-constexpr double kStagedBytesACycle = 32.0, kStepBytes = 2304.0;
+constexpr Costs kHalfCosts = {94.0, 6.7, 1900.0, 139.0, 7700.0, 150.0, 32.0};
+constexpr Costs kFloatCosts = {45.0, 8.2, 4300.0, 337.0, 5700.0, 150.0, 32.0};
+constexpr Costs kDenseHalfCosts = {20.5, 6.9, 1900.0, 139.0, 7700.0, 360.0, 40.0};
+constexpr Costs kDenseFloatCosts = {47.0, 5.4, 4300.0, 337.0, 5700.0, 360.0, 40.0};
+constexpr double kStepBytes = 2304.0, kDenseStepBytes = 2048.0;
 // To make X flat: of its launch, and bytes read and written a cycle.
 constexpr double kFlattenCycles = 2000.0, kFlattenBytesACycle = 12.0;
 
@@ -76,6 +80,8 @@ class Planner {
         device_(device),
         weight_(weight),
         element_bytes_(element_bytes),
+        is_dense_(weight.products == FlatProducts::kDense),
+        chunk_octets_(is_dense_ ? kFlatDenseOctets : kFlatOctets),
         y_(AxisOf(geometry, sizes, 1)),
         x_(AxisOf(geometry, sizes, 2)),
         row_pixels_(x_.Count(kMinRowPixels)),
@@ -99,10 +105,15 @@ class Planner {
     return y_.OffsetOf(tap / width) * row_pixels_ + x_.OffsetOf(tap % width);
   }
 
+  const Costs& CostsOfKernel() const {
+    if (is_dense_) return element_bytes_ > 2 ? kDenseFloatCosts : kDenseHalfCosts;
+    return element_bytes_ > 2 ? kFloatCosts : kHalfCosts;
+  }
+
   void Try(int blocks) {
     const int64_t tile_pixels = kFlatWarpgroups * 8 * int64_t{blocks};
     const int64_t stage_pixels = RoundUp(tile_pixels + reach_, kPixelUnit);
-    const int64_t stage_bytes = RoundUp(kFlatOctets * kPixelBytes * stage_pixels + weight_.max_chunk_bytes, 128);
+    const int64_t stage_bytes = RoundUp(chunk_octets_ * kPixelBytes * stage_pixels + weight_.max_chunk_bytes, 128);
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - kFlatBesides;
     const int64_t stages = std::min(room / (stage_bytes + 16), kFlatStages);
     if (stages <= 0) return;
@@ -117,10 +128,11 @@ class Planner {
     const int64_t num_blocks = std::min<int64_t>(tiles, device_.num_multiprocessors);
     const double steps = static_cast<double>(weight_.num_steps) / weight_.row_tiles;
     const double chunks = static_cast<double>(weight_.num_chunks) / weight_.row_tiles;
-    const Costs& costs = element_bytes_ > 2 ? kFloatCosts : kHalfCosts;
+    const Costs& costs = CostsOfKernel();
     const double products = steps * (costs.step + blocks * costs.step_block);
-    const double staged = chunks * static_cast<double>(kFlatOctets * kPixelBytes * stage_pixels) + steps * kStepBytes;
-    const double of_tile = std::max(products, staged / kStagedBytesACycle) + chunks * kChunkCycles + costs.store +
+    const double staged = chunks * static_cast<double>(chunk_octets_ * kPixelBytes * stage_pixels) +
+                          steps * (is_dense_ ? kDenseStepBytes : kStepBytes);
+    const double of_tile = std::max(products, staged / costs.staged_bytes) + chunks * costs.chunk + costs.store +
                            blocks * costs.store_block;
     const auto x_bytes = static_cast<double>(element_bytes_ * batch_ * geometry_.in_channels * y_.size * x_.size);
     const double before = kFlattenCycles + (x_bytes + static_cast<double>(flatten->bytes)) /
@@ -202,6 +214,8 @@ class Planner {
   const DeviceFacts& device_;
   const FlatForm& weight_;
   const int64_t element_bytes_;
+  const bool is_dense_;
+  const int64_t chunk_octets_;
   const FlatAxis y_, x_;
   const int64_t row_pixels_, rows_;
   int64_t reach_ = 0;  // pixels, from the one that the first tap reads to the last one that any does

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
 
 #include "../checked.h"
 #include "../half.h"
@@ -12,8 +13,7 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int kPlaces = kWgmmaChannels;  // of a chunk
-constexpr int kOctetPlaces = kPlaces / kFlatOctets;
+constexpr int kOctetPlaces = 8;
 constexpr size_t kChunkUnit = 16;
 constexpr int64_t kHeaderUnit = 128;
 // Fewer channels are read by octets, where X is, or take too little time for another launch.
@@ -30,6 +30,8 @@ constexpr double kMaxDensity = 0.3;
 constexpr int64_t kMaxLookedAt = int64_t{1} << 31;
 constexpr int kMaxPasses = 4;
 constexpr int64_t kMaxSets = 1'500'000;
+// Of a weight with its zeros.
+constexpr int64_t kMaxDenseBytes = int64_t{64} << 20;
 // Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time, less
 // so where it ends before all pairs were looked at; with more in the end, other kernels are faster.
 constexpr double kMaxFurtherFirst = 0.45, kMaxFurtherFirstOfMany = 0.37, kMaxFurther = 0.3;
@@ -56,16 +58,19 @@ std::vector<Place> PlacesOf(const ConvGeometry& geometry) {
 
 class Packer {
  public:
-  Packer(const SparseWeight& weight, const ConvGeometry& geometry)
+  Packer(const SparseWeight& weight, const ConvGeometry& geometry, FlatProducts products)
       : weight_(weight),
         geometry_(geometry),
+        is_dense_(products == FlatProducts::kDense),
+        chunk_places_((is_dense_ ? kFlatDenseOctets : kFlatOctets) * kOctetPlaces),
         taps_(static_cast<int>(geometry.taps())),
         channels_(static_cast<int>(geometry.group_in_channels())),
         group_tiles_(static_cast<int>(CeilDivide(geometry.group_out_channels(), int64_t{kWgmmaTileRows}))),
-        group_places_(static_cast<int>(CeilDivide(geometry.group_in_channels(), int64_t{kPlaces})) * kPlaces),
+        group_places_(static_cast<int>(RoundUp(geometry.group_in_channels(), int64_t{chunk_places_}))),
         places_(PlacesOf(geometry)),
         rows_(static_cast<size_t>(channels_) * static_cast<size_t>(taps_ * group_tiles_)) {
     FlatForm& form = packed_.form;
+    form.products = products;
     form.row_tiles_per_group = group_tiles_;
     form.row_tiles = group_tiles_ * static_cast<int>(geometry.group);
     form.num_octets = static_cast<int>(geometry.group) * group_places_ / kOctetPlaces;
@@ -77,14 +82,10 @@ class Packer {
   std::optional<FlatWeight> Pack() {
     for (int group = 0; group < static_cast<int>(geometry_.group); ++group) {
       ReadGroup(group);
-      ChannelOrder order(rows_, channels_, group_places_, taps_ * group_tiles_);
-      if (FurtherShare(order) > (CanSearchAll() ? kMaxFurtherFirst : kMaxFurtherFirstOfMany)) return {};
-      order.Improve(kMaxPasses, kMaxSets);
-      if (FurtherShare(order) > kMaxFurther) return {};
-      for (const int channel : order.places()) {
-        packed_.channels.push_back(channel < 0 ? -1 : group * channels_ + channel);
-      }
-      for (int tile = 0; tile < group_tiles_; ++tile) AddTile(group, tile, order.places());
+      const std::optional<std::vector<int>> order = is_dense_ ? AnyOrder() : FindOrder();
+      if (!order) return {};
+      for (const int channel : *order) packed_.channels.push_back(channel < 0 ? -1 : group * channels_ + channel);
+      for (int tile = 0; tile < group_tiles_; ++tile) AddTile(group, tile, *order);
     }
     packed_.tile_begins.push_back(static_cast<uint32_t>(packed_.octets.size()));
     packed_.chunk_begins.push_back(static_cast<uint32_t>(packed_.chunks.size() / kChunkUnit));
@@ -93,10 +94,25 @@ class Packer {
   }
 
  private:
+  // The channel of each place, or -1.
+  std::vector<int> AnyOrder() const {
+    std::vector<int> order(static_cast<size_t>(group_places_), -1);
+    std::iota(order.begin(), order.begin() + channels_, 0);
+    return order;
+  }
+
+  std::optional<std::vector<int>> FindOrder() const {
+    ChannelOrder order(rows_, channels_, group_places_, taps_ * group_tiles_);
+    if (FurtherShare(order) > (CanSearchAll() ? kMaxFurtherFirst : kMaxFurtherFirstOfMany)) return {};
+    order.Improve(kMaxPasses, kMaxSets);
+    if (FurtherShare(order) > kMaxFurther) return {};
+    return order.places();
+  }
+
   bool CanSearchAll() const { return int64_t{group_places_} * group_places_ * taps_ * group_tiles_ <= kMaxSets; }
 
   double FurtherShare(const ChannelOrder& order) const {
-    const auto steps = static_cast<double>(group_places_ / kPlaces * taps_ * group_tiles_);
+    const auto steps = static_cast<double>(group_places_ / chunk_places_ * taps_ * group_tiles_);
     return static_cast<double>(order.further_steps()) / steps;
   }
 
@@ -138,13 +154,14 @@ class Packer {
     }
     for (size_t place = 0; place < places_.size(); ++place) {
       int octet = static_cast<int>(place) * packed_.form.num_octets + group * group_places_ / kOctetPlaces;
-      for (int begin = 0; begin < group_places_; begin += kPlaces, octet += kFlatOctets) {
+      for (int begin = 0; begin < group_places_; begin += chunk_places_, octet += chunk_places_ / kOctetPlaces) {
         AddChunks(places_[place], tile, &order[static_cast<size_t>(begin)], octet);
       }
     }
   }
 
-  // The entries of a tap of 32 places that are the first two of their neighbours (level 0), or the others (level 1).
+  // The entries of a tap of 32 places that are the first two of their neighbours (level 0), or the others (level 1); of
+  // 16, all.
   struct Step {
     int tap;
     std::array<uint8_t, kWgmmaValueBytes> values;
@@ -154,7 +171,7 @@ class Packer {
   void AddChunks(const Place& place, int tile, const int* channels, int octet) {
     std::vector<Step> steps;
     for (const int tap : place.taps) {
-      for (int level = 0; level < 2; ++level) AddStep(tap, tile, channels, level, &steps);
+      for (int level = 0; level < (is_dense_ ? 1 : 2); ++level) AddStep(tap, tile, channels, level, &steps);
     }
     const auto count = static_cast<int64_t>(steps.size()), parts = CeilDivide(count, kMaxChunkSteps);
     for (int64_t part = 0; part < parts; ++part) {
@@ -166,19 +183,21 @@ class Packer {
   void AddStep(int tap, int tile, const int* channels, int level, std::vector<Step>* steps) const {
     Step step;
     step.tap = tap;
-    const bool has_entries = WriteWgmmaLevel(
-        channels, level, [&](int channel, int row) { return (rows_[SetIndex(channel, tap, tile)] >> row & 1) != 0; },
-        [&](int channel, int row) {
-          return values_[static_cast<size_t>(channel * taps_ + tap) * kWgmmaTileRows + static_cast<size_t>(row)];
-        },
-        step.values.data(), step.places.data());
+    const auto has_entry = [&](int channel, int row) { return (rows_[SetIndex(channel, tap, tile)] >> row & 1) != 0; };
+    const auto value = [&](int channel, int row) {
+      return values_[static_cast<size_t>(channel * taps_ + tap) * kWgmmaTileRows + static_cast<size_t>(row)];
+    };
+    const bool has_entries =
+        is_dense_ ? WriteDenseWgmma(channels, has_entry, value, step.values.data())
+                  : WriteWgmmaLevel(channels, level, has_entry, value, step.values.data(), step.places.data());
     if (has_entries) steps->push_back(step);
   }
 
   void AddChunk(const Step* steps, size_t count, int octet) {
     FlatForm& form = packed_.form;
     const size_t begin = packed_.chunks.size();
-    const size_t bytes = static_cast<size_t>(form.header_bytes) + count * (kWgmmaValueBytes + kWgmmaPlaceBytes);
+    const size_t place_bytes = is_dense_ ? 0 : kWgmmaPlaceBytes;
+    const size_t bytes = static_cast<size_t>(form.header_bytes) + count * (kWgmmaValueBytes + place_bytes);
     packed_.octets.push_back(octet);
     packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
     packed_.chunks.resize(begin + bytes);
@@ -190,13 +209,15 @@ class Packer {
     for (size_t i = 0; i < count; ++i) {
       words.push_back(static_cast<uint32_t>(steps[i].tap));
       std::memcpy(values + i * kWgmmaValueBytes, steps[i].values.data(), kWgmmaValueBytes);
-      std::memcpy(values + count * kWgmmaValueBytes + i * kWgmmaPlaceBytes, steps[i].places.data(), kWgmmaPlaceBytes);
+      std::memcpy(values + count * kWgmmaValueBytes + i * place_bytes, steps[i].places.data(), place_bytes);
     }
     std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
   }
 
   const SparseWeight& weight_;
   const ConvGeometry& geometry_;
+  const bool is_dense_;
+  const int chunk_places_;
   const int taps_, channels_;             // channels of a group
   const int group_tiles_, group_places_;  // of a group
   const std::vector<Place> places_;
@@ -221,8 +242,15 @@ std::optional<FlatWeight> PackFlatWeight(const SparseWeight& weight, const ConvG
   const int64_t columns = channels * geometry.taps();
   const auto all = static_cast<double>(geometry.out_channels) * static_cast<double>(columns);
   const int64_t looked_at = columns * channels * CeilDivide(rows, int64_t{kWgmmaTileRows});
-  if (static_cast<double>(weight.values.size()) > kMaxDensity * all || looked_at > kMaxLookedAt) return {};
-  return Packer(weight, geometry).Pack();
+  if (static_cast<double>(weight.values.size()) <= kMaxDensity * all && looked_at <= kMaxLookedAt) {
+    auto sparse = Packer(weight, geometry, FlatProducts::kSparse).Pack();
+    if (sparse) return sparse;
+  }
+  constexpr int64_t kStepPlaces = kFlatDenseOctets * kOctetPlaces;
+  const int64_t tiles = geometry.group * CeilDivide(rows, int64_t{kWgmmaTileRows});
+  const int64_t steps = CeilDivide(channels, kStepPlaces) * geometry.taps();
+  if (steps > kMaxDenseBytes / static_cast<int64_t>(kWgmmaValueBytes) / tiles) return {};
+  return Packer(weight, geometry, FlatProducts::kDense).Pack();
 }
 
 }  // namespace sparseconv::cuda

@@ -1,16 +1,18 @@
-// A weight in the form that the flat kernel reads (kernels/cuda/flat_conv.cuh): all rows of a group have one order of
-// its input channels, in which few of them have more than two non-zeros in four neighbours, for any tap.
+// A weight in the form that the flat kernels read (kernels/cuda/flat_conv.cuh): all rows of a group have one order of
+// its input channels, in which few of them have more than two non-zeros in four neighbours, for any tap. Where there is
+// no such order, channels keep theirs, and the form is dense.
 //
-// 64 output channels of a group, a row tile, are a sequence of chunks of 32 places. Where the convolution has strides,
-// taps that read other rows or columns between two that are one stride apart are in other chunks. A chunk is
+// 64 output channels of a group, a row tile, are a sequence of chunks of 32 places, or dense, of 16. Where the
+// convolution has strides, taps that read other rows or columns between two that are one stride apart are in other
+// chunks. A chunk is
 //
 //   header   [header_bytes]   32-bit words: the number of steps, then the tap of each
 //   values   [steps][2048]    as wgmma_operand.h has them
-//   places   [steps][256]
+//   places   [steps][256]     not where it is dense
 //
 // Of each tap there is a step with the first two entries of all neighbours, and where rows have more, one with the
-// others; steps and chunks without entries are left out. Where a chunk has many steps, they are shared out among
-// several of the same places.
+// others; dense, one with all. Steps and chunks without entries are left out. Where a chunk has many steps, they are
+// shared out among several of the same places.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +25,7 @@
 namespace sparseconv::cuda {
 
 struct FlatForm {
+  FlatProducts products = FlatProducts::kSparse;
   int row_tiles = 0;  // of all groups
   int row_tiles_per_group = 0;
   int num_octets = 0;  // of flat X, of all groups
@@ -46,7 +49,7 @@ struct FlatWeight {
 // warpgroups, too (HasWgmmaForm).
 bool HasFlatForm(const ConvGeometry& geometry);
 
-// Nothing where no order leaves few further steps: with too few zeros.
+// Nothing where no order leaves few further steps, with too few zeros, and with its zeros it is too large.
 std::optional<FlatWeight> PackFlatWeight(const SparseWeight& weight, const ConvGeometry& geometry);
 
 }  // namespace sparseconv::cuda

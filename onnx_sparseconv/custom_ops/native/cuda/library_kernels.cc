@@ -225,9 +225,11 @@ OctetKernels::OctetKernels(bool is_half, OctetForm form, int max_shared_bytes)
     : ProductKernels(LibraryOfWgmma(is_half), std::string("sparseconv_") + NameOf(form) + (is_half ? "_n" : "_f32_n"),
                      BlocksOf(form), max_shared_bytes) {}
 
-FlatKernels::FlatKernels(bool is_half, int max_shared_bytes)
-    : ProductKernels(LibraryOfWgmma(is_half), is_half ? "sparseconv_flat_n" : "sparseconv_flat_f32_n",
-                     AllOf(kFlatBlocks), max_shared_bytes),
+FlatKernels::FlatKernels(bool is_half, FlatProducts products, int max_shared_bytes)
+    : ProductKernels(
+          LibraryOfWgmma(is_half),
+          Concat("sparseconv_flat_", products == FlatProducts::kDense ? "dense_" : "", is_half ? "n" : "f32_n"),
+          AllOf(kFlatBlocks), max_shared_bytes),
       flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")) {}
 
 GemmKernels::GemmKernels(bool is_half, bool has_boxes, bool is_ready, int max_shared_bytes)

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "../../../kernels/cuda/flat_params.h"
 #include "csr_plan.h"
 #include "depthwise_plan.h"
 #include "driver.h"
@@ -111,7 +112,7 @@ class OctetKernels : public ProductKernels {
 // Those of warpgroups for flat X, and what makes it flat. The GPU must be of kWgmmaArchitecture.
 class FlatKernels : public ProductKernels {
  public:
-  FlatKernels(bool is_half, int max_shared_bytes);
+  FlatKernels(bool is_half, FlatProducts products, int max_shared_bytes);
   FunctionHandle Flatten() const { return flatten_; }
 
  private:

@@ -24,9 +24,7 @@ constexpr WarpgroupChoice kWarpgroupChoices[] = {
     {KernelChoice::kWgmma, RunningKernel::kWgmma, "warpgroup", kWarpgroupForm},
     {KernelChoice::kCluster, RunningKernel::kCluster, "cluster", kWarpgroupForm},
     {KernelChoice::kFlat, RunningKernel::kFlat, "flat",
-     "windows of 64 to 2048 channels of a group, with so many zeros that all rows can have one order of channels, "
-     "about "
-     "90%"},
+     "windows of 64 to 2048 channels of a group, weights of up to 64 MiB with their zeros"},
     {KernelChoice::kGemm, RunningKernel::kGemm, "gemm",
      "1x1 of one group, without padding, and without strides, or in 2-D with strides of 2, weights of up to 64 MiB "
      "with their zeros"},
@@ -175,16 +173,22 @@ void NodeKernels::LoadWgmmaProduct(const SparseConvAttributes& attributes) {
 
 void NodeKernels::LoadFlatProduct(const SparseWeight& halves) {
   const auto packed = HasFlatForm(geometry) ? PackFlatWeight(halves, geometry) : std::nullopt;
-  if (packed) flat.emplace(context, device, *packed, is_half());
+  if (packed) IfMemoryIsLeft(KernelChoice::kFlat, [&] { flat.emplace(context, device, *packed, is_half()); });
+}
+
+void NodeKernels::LoadGemmProduct(const SparseWeight& halves) {
+  if (!HasGemmForm(geometry)) return;
+  IfMemoryIsLeft(KernelChoice::kGemm,
+                 [&] { gemm.emplace(context, device, PackGemmWeight(halves, geometry), is_half()); });
 }
 
 // With its zeros, the weight may take far more memory than in other forms. Where there is none left, others do.
-void NodeKernels::LoadGemmProduct(const SparseWeight& halves) {
-  if (!HasGemmForm(geometry)) return;
+template <class Load>
+void NodeKernels::IfMemoryIsLeft(KernelChoice loaded, const Load& load) const {
   try {
-    gemm.emplace(context, device, PackGemmWeight(halves, geometry), is_half());
+    load();
   } catch (const DriverError& error) {
-    if (op.cuda.kernel == KernelChoice::kGemm || error.result() != kOutOfMemory) throw;
+    if (op.cuda.kernel == loaded || error.result() != kOutOfMemory) throw;
   }
 }
 

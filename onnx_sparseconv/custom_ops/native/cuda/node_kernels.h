@@ -55,6 +55,8 @@ struct NodeKernels {
   void LoadWgmmaProduct(const SparseConvAttributes& attributes);
   void LoadFlatProduct(const SparseWeight& halves);
   void LoadGemmProduct(const SparseWeight& halves);
+  template <class Load>
+  void IfMemoryIsLeft(KernelChoice loaded, const Load& load) const;
   void LoadImage(const ort::NodeInfo& node, const SparseConvAttributes& attributes);
   void WarnOfImage(const ort::NodeInfo& node, const std::string& reason);
 };
