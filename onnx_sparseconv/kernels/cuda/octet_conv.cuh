@@ -442,8 +442,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   __device__ __forceinline__ void Multiply() {
     WaitForBarrier(WeightArrived(), 0);
     WaitForLaunchBefore();
-    const Steps steps = StepsOfWeight();
-    FindInputs(steps);
+    FindInputs(StepsOfWeight());
     const Finish<T> finishes[2] = {FinishOf(0), FinishOf(1)};
     const Places places = PlacesOfOutputs();
     const int warpgroup = warp_ / kWarps;
@@ -474,7 +473,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
         Release(first + line, filled, released);
         while (filled.row < first + line + group.lines - 1 + p_.window_rows) WaitForRow(filled);
         TakeTurn(kTurnBarriers, warpgroup);
-        MultiplyGroup(released.slot, steps);
+        MultiplyGroup(released.slot, StepsOfWeight());
         PassTurn(kTurnBarriers, warpgroup, is_last);
         if (share_outputs) {
           TakeTurn(kOutputBarriers, warpgroup);
@@ -508,7 +507,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
 
   // Of the weight; the dense ones are the first.
   struct Steps {
-    unsigned count, dense;
+    unsigned sparse, dense;
   };
   __device__ __forceinline__ Steps StepsOfWeight() const {
     const unsigned counts = Uniform(LoadShared(weight_));
@@ -520,7 +519,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   // out before each.
   __device__ __forceinline__ void FindInputs(const Steps& steps) const {
     for (int slot = warp_; slot < p_.ring_rows; slot += kProductWarps) {
-      for (unsigned step = static_cast<unsigned>(Lane()); step < steps.count; step += 32) {
+      for (unsigned step = static_cast<unsigned>(Lane()); step < steps.dense + steps.sparse; step += 32) {
         const unsigned word = LoadShared(weight_ + 4 + 4 * step);
         const auto tap_row = static_cast<int>(word >> 24), tap_column = static_cast<int>(word >> 16 & 0xFFu);
         int row = slot + (tap_row >> RowShift());
@@ -545,18 +544,19 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
 
   __device__ __forceinline__ void MultiplyGroup(int slot, const Steps& steps) {
     if (steps.dense > 0) {
-      MultiplyDenseSteps(slot, steps);
-      if (steps.dense == steps.count) return;
+      MultiplyDenseSteps(slot, steps.dense);
+      if (steps.sparse == 0) return;
       // Products of another shape are in no order with these.
       WaitForProducts<0>();
     }
     MultiplySparseSteps(slot, steps);
   }
 
-  __device__ __forceinline__ void MultiplyDenseSteps(int slot, const Steps& steps) {
-    const unsigned batched = steps.dense - steps.dense % kBatchSteps;
+  __device__ __forceinline__ void MultiplyDenseSteps(int slot, unsigned steps) {
+    const unsigned batched = steps - steps % kBatchSteps;
     Shared inputs = InputsOf(slot);
     uint4 next = LoadSharedVector(inputs);
+#pragma unroll 1
     for (unsigned first = 0; first < batched; first += kBatchSteps) {
       const uint4 of_batch = next;
       inputs += 4 * kBatchSteps;
@@ -564,14 +564,14 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
       MultiplyDenseBatch<kBatchSteps>(of_batch, first);
       WaitForProducts<1>();
     }
-    if (steps.dense % kBatchSteps == 1) MultiplyDenseBatch<1>(next, batched);
-    if (steps.dense % kBatchSteps == 2) MultiplyDenseBatch<2>(next, batched);
-    if (steps.dense % kBatchSteps == 3) MultiplyDenseBatch<3>(next, batched);
+    if (steps % kBatchSteps == 1) MultiplyDenseBatch<1>(next, batched);
+    if (steps % kBatchSteps == 2) MultiplyDenseBatch<2>(next, batched);
+    if (steps % kBatchSteps == 3) MultiplyDenseBatch<3>(next, batched);
   }
 
   template <unsigned kSteps>
   __device__ __forceinline__ void MultiplyDenseBatch(const uint4& inputs, unsigned first) {
-    const Matrix a = MatrixAt(Values(), kMatrixBytes, 2 * kMatrixBytes);
+    const Matrix a = MatrixAt(DenseValues(), kMatrixBytes, 2 * kMatrixBytes);
     const unsigned of_steps[kBatchSteps] = {inputs.x, inputs.y, inputs.z, inputs.w};
     FenceSums();
 #pragma unroll
@@ -587,7 +587,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   // Within a batch there are no branches, else the compiler has each product wait for the one before.
   __device__ __forceinline__ void MultiplySparseSteps(int slot, const Steps& steps) {
     unsigned metas[2][kBatchSteps] = {}, rest[kBatchSteps] = {};
-    const unsigned sparse = steps.count - steps.dense, batched = sparse - sparse % kBatchSteps;
+    const unsigned batched = steps.sparse - steps.sparse % kBatchSteps;
     Shared inputs = SparseInputsOf(slot, steps);
     uint4 next = LoadSharedVector(inputs);
     for (unsigned begin = 0; begin < batched; begin += 2 * kBatchSteps) {
@@ -603,20 +603,20 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
       }
     }
     static_assert(kBatchSteps == 4);
-    if (sparse % kBatchSteps == 1) MultiplyBatch<1>(next, steps, batched, rest);
-    if (sparse % kBatchSteps == 2) MultiplyBatch<2>(next, steps, batched, rest);
-    if (sparse % kBatchSteps == 3) MultiplyBatch<3>(next, steps, batched, rest);
+    if (steps.sparse % kBatchSteps == 1) MultiplyBatch<1>(next, steps, batched, rest);
+    if (steps.sparse % kBatchSteps == 2) MultiplyBatch<2>(next, steps, batched, rest);
+    if (steps.sparse % kBatchSteps == 3) MultiplyBatch<3>(next, steps, batched, rest);
   }
 
   template <unsigned kSteps>
   __device__ __forceinline__ void MultiplyBatch(const uint4& inputs, const Steps& steps, unsigned first,
                                                 unsigned (&metas)[kBatchSteps]) {
-    const Shared meta = Values() + steps.count * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
+    const Shared meta = SparseValues() + steps.sparse * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
                         static_cast<unsigned>(Lane() / 4 * 8 + Lane() % 2 * 4);
-    const Matrix a = MatrixAt(Values() + steps.dense * kValueBytes, kMatrixBytes, 2 * kMatrixBytes);
+    const Matrix a = MatrixAt(SparseValues(), kMatrixBytes, 2 * kMatrixBytes);
     const unsigned of_steps[kBatchSteps] = {inputs.x, inputs.y, inputs.z, inputs.w};
 #pragma unroll
-    for (unsigned i = 0; i < kSteps; ++i) LoadSharedIf(steps.count, metas[i], meta + (first + i) * kMetaBytes);
+    for (unsigned i = 0; i < kSteps; ++i) LoadSharedIf(steps.sparse, metas[i], meta + (first + i) * kMetaBytes);
     FenceSums();
 #pragma unroll
     for (unsigned i = 0; i < kSteps; ++i) {
@@ -626,7 +626,11 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     CommitProducts();
   }
 
-  __device__ __forceinline__ Shared Values() const { return weight_ + static_cast<unsigned>(p_.header_bytes); }
+  // Where these begin, the compiler knows to be the same in all lanes, as tensor cores want it.
+  __device__ __forceinline__ Shared DenseValues() const { return weight_ + static_cast<unsigned>(p_.header_bytes); }
+  __device__ __forceinline__ Shared SparseValues() const {
+    return DenseValues() + static_cast<unsigned>(p_.dense_bytes);
+  }
 
   // --- outputs ------------------------------------------------------------------------------------------------------
 

@@ -506,6 +506,7 @@ struct RingParams {
   const int* channels;  // [row_tiles][places]; -1 at a place without one
   int weight_bytes;     // of a row tile, a multiple of 16
   int header_bytes;     // of that
+  int dense_bytes;      // likewise, of dense steps
   int places;           // a multiple of 32
   int out_channels;
   int in_h, in_w;
@@ -594,6 +595,7 @@ struct OctetParams {
   const int* channels;  // [row_tiles][places]; -1 at a place without one
   int weight_bytes;     // of a row tile, a multiple of 16
   int header_bytes;     // of that
+  int dense_bytes;      // likewise, of dense steps
   int places;           // a multiple of 32
   int inputs_pitch;     // bytes of the table for each slot of the ring, a multiple of 16
   int in_channels, out_channels;

@@ -300,7 +300,7 @@ class RingConv : private RowRing<RingConv<kPositions>> {
     const int warpgroup = static_cast<int>(Uniform(threadIdx.x / 128));
     WaitForBarrier(WeightArrived(), 0);
     WaitForLaunchBefore();
-    const unsigned counts = Uniform(LoadShared(weight_)), steps = counts & 0xFFFFu, dense = counts >> 16;
+    const unsigned counts = Uniform(LoadShared(weight_)), sparse = counts & 0xFFFFu, dense = counts >> 16;
     const float biases[2] = {BiasOf(0), BiasOf(1)};
     Cursor filled, released;
     int first = 0;  // row of the stream at which the tile begins
@@ -310,8 +310,8 @@ class RingConv : private RowRing<RingConv<kPositions>> {
         const int begin = first + line * p_.strides[0];
         Release(begin, filled, released);
         while (filled.row < begin + p_.window_rows) WaitForRow(filled);
-        MultiplySteps<true>(released.slot, 0, dense, steps);
-        MultiplySteps<false>(released.slot, dense, steps, steps);
+        MultiplySteps<true>(released.slot, 0, dense);
+        MultiplySteps<false>(released.slot, dense, sparse);
         // What is filled and was read for the last time is free before outputs are stored.
         const int next =
             line + kRingWarpgroups < tile.lines ? begin + kRingWarpgroups * p_.strides[0] : first + tile.in_rows;
@@ -323,38 +323,39 @@ class RingConv : private RowRing<RingConv<kPositions>> {
     }
   }
 
-  // Those from `begin` to `end`, which are dense or sparse, of so many that the weight has. A part of them is always on
-  // its way while what the next one needs is loaded. Metadata of a product must stay in its register until that is
-  // complete; see wgmma_conv.cuh. So there are two sets of it.
+  // So many steps of a kind, that come behind others. A part of them is always on its way while what the next one needs
+  // is loaded. Metadata of a product must stay in its register until that is complete; see wgmma_conv.cuh. So there are
+  // two sets of it.
   template <bool kIsDense>
-  __device__ __forceinline__ void MultiplySteps(int slot, unsigned begin, unsigned end, unsigned steps) {
-    const Shared values = weight_ + static_cast<unsigned>(p_.header_bytes);
+  __device__ __forceinline__ void MultiplySteps(int slot, unsigned behind, unsigned steps) {
+    const Shared values = weight_ + static_cast<unsigned>(p_.header_bytes + (kIsDense ? 0 : p_.dense_bytes));
     const Matrix a = MatrixAt(Uniform(values), kMatrixBytes, 2 * kMatrixBytes);
     const unsigned position_bytes = static_cast<unsigned>(p_.strides[1] * p_.pixel_bytes);
+    const Shared words = weight_ + 4 + 4 * behind;
     const Shared meta = values + steps * kValueBytes + threadIdx.x % 128 / 32 * 64 +
                         static_cast<unsigned>(Lane() / 4 * 8 + Lane() % 2 * 4);
     unsigned metas[2][kPartSteps] = {};
-    for (unsigned of_parts = begin; of_parts < end; of_parts += 2 * kPartSteps) {
+    for (unsigned begin = 0; begin < steps; begin += 2 * kPartSteps) {
 #pragma unroll
       for (unsigned part = 0; part < 2; ++part) {
-        const unsigned first = of_parts + part * kPartSteps;
-        if (first >= end) break;
+        const unsigned first = begin + part * kPartSteps;
+        if (first >= steps) break;
         unsigned pixels[kPartSteps];
 #pragma unroll
         for (unsigned i = 0; i < kPartSteps; ++i) {
-          if (!kIsDense) LoadSharedIf(first + i < end, metas[part][i], meta + (first - begin + i) * kMetaBytes);
-          pixels[i] = PixelAt(LoadShared(weight_ + 4 + 4 * min(first + i, end - 1)), slot);
+          if (!kIsDense) LoadSharedIf(first + i < steps, metas[part][i], meta + (first + i) * kMetaBytes);
+          pixels[i] = PixelAt(LoadShared(words + 4 * min(first + i, steps - 1)), slot);
         }
         FenceSums();
 #pragma unroll
         for (unsigned i = 0; i < kPartSteps; ++i) {
-          if (first + i >= end) continue;
+          if (first + i >= steps) continue;
           const Matrix of_step = Moved(a, (first + i) * kValueBytes);
           const Matrix b = MatrixAt(Uniform(pixels[i]), kMatrixBytes, position_bytes);
           if constexpr (kIsDense) {
             MultiplyDense(sums_, of_step, b, first + i > 0);
           } else {
-            MultiplySparse(sums_, of_step, b, metas[part][i], first + i > 0);
+            MultiplySparse(sums_, of_step, b, metas[part][i], behind + first + i > 0);
           }
         }
         CommitProducts();

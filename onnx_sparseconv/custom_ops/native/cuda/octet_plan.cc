@@ -186,6 +186,7 @@ class Planner {
     OctetParams& params = launch.params;
     params.weight_bytes = weight_.tile_bytes;
     params.header_bytes = weight_.header_bytes;
+    params.dense_bytes = weight_.dense_bytes;
     params.places = weight_.places;
     params.inputs_pitch = static_cast<int>(inputs_pitch);
     params.in_channels = static_cast<int>(geometry_.in_channels);

@@ -86,6 +86,7 @@ class Planner {
     RingParams& params = launch.params;
     params.weight_bytes = weight_.tile_bytes;
     params.header_bytes = weight_.header_bytes;
+    params.dense_bytes = weight_.dense_bytes;
     params.places = weight_.places;
     params.row_tiles = weight_.row_tiles;
     params.window_rows = static_cast<int>(window_rows_);

@@ -53,9 +53,13 @@ class Packer {
     }
     packed_.form.header_bytes =
         static_cast<int>(CeilDivide(int64_t{4} * (packed_.form.max_steps + 1), kHeaderUnit) * kHeaderUnit);
+    size_t dense_bytes = 0, sparse_bytes = 0;
     for (const Steps& steps : tiles) {
-      packed_.form.tile_bytes = std::max(packed_.form.tile_bytes, packed_.form.header_bytes + steps.bytes());
+      dense_bytes = std::max(dense_bytes, steps.dense.values.size());
+      sparse_bytes = std::max(sparse_bytes, steps.sparse.values.size() + steps.sparse.places.size());
     }
+    packed_.form.dense_bytes = static_cast<int>(dense_bytes);
+    packed_.form.tile_bytes = packed_.form.header_bytes + static_cast<int>(dense_bytes + sparse_bytes);
     packed_.tiles.resize(static_cast<size_t>(packed_.form.row_tiles) * static_cast<size_t>(packed_.form.tile_bytes));
     for (size_t tile = 0; tile < tiles.size(); ++tile) {
       WriteTile(tiles[tile], packed_.tiles.data() + tile * static_cast<size_t>(packed_.form.tile_bytes));
@@ -76,7 +80,6 @@ class Packer {
     Sequence dense, sparse;
 
     int count() const { return dense.count() + sparse.count(); }
-    int bytes() const { return static_cast<int>(dense.values.size() + sparse.values.size() + sparse.places.size()); }
   };
 
   void ReadTile(int tile) {
@@ -147,17 +150,19 @@ class Packer {
   }
 
   void WriteTile(const Steps& steps, uint8_t* tile) const {
-    const auto count = static_cast<uint32_t>(steps.count());
-    const uint32_t counts = count | static_cast<uint32_t>(steps.dense.count()) << kDenseCountShift;
+    const auto counts = static_cast<uint32_t>(steps.sparse.count()) | static_cast<uint32_t>(steps.dense.count())
+                                                                          << kDenseCountShift;
     std::memcpy(tile, &counts, sizeof(counts));
     uint8_t* words = tile + sizeof(counts);
-    uint8_t* values = tile + packed_.form.header_bytes;
     for (const Sequence* sequence : {&steps.dense, &steps.sparse}) {
       words = std::copy_n(reinterpret_cast<const uint8_t*>(sequence->words.data()),
                           sequence->words.size() * sizeof(uint32_t), words);
-      values = std::copy(sequence->values.begin(), sequence->values.end(), values);
     }
-    std::copy(steps.sparse.places.begin(), steps.sparse.places.end(), values);
+    uint8_t* const values = tile + packed_.form.header_bytes;
+    std::copy(steps.dense.values.begin(), steps.dense.values.end(), values);
+    uint8_t* const places =
+        std::copy(steps.sparse.values.begin(), steps.sparse.values.end(), values + packed_.form.dense_bytes);
+    std::copy(steps.sparse.places.begin(), steps.sparse.places.end(), places);
   }
 
   const SparseWeight& weight_;

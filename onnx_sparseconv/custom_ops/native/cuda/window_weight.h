@@ -6,10 +6,11 @@
 // dense one a tap of 16 places by all of them, in less time. So where rows have third or fourth entries, 32 places have
 // dense steps. Steps without entries are left out, but there is one at least. A row tile is
 //
-//   header   [header_bytes]      32-bit words: the number of steps, and of the dense ones (from bit 16 on), which are
-//                                the first; then for each the row that it reads (bits 24 to 31), the column (16 to 23),
-//                                and its first place
-//   values   [steps][2048]       as wgmma_operand.h has them
+//   header   [header_bytes]       32-bit words: the number of sparse steps, and of dense ones (from bit 16 on), which
+//                                 are the first; then for each the row that it reads (bits 24 to 31), the column (16
+//                                 to 23), and its first place
+//   dense    [dense_bytes]        values of the dense steps, [2048] each, as wgmma_operand.h has them
+//   values   [sparse steps][2048]
 //   places   [sparse steps][256]
 #pragma once
 
@@ -29,7 +30,7 @@ struct WindowForm {
   int row_tiles = 0;  // of 64 output channels; the last one may have fewer
   int max_steps = 0;  // of a row tile; the first that has as many has `dense_steps` among them
   int dense_steps = 0;
-  int header_bytes = 0;
+  int header_bytes = 0, dense_bytes = 0;
   int tile_bytes = 0;  // of the longest row tile; all take as much
 };
 
