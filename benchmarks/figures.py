@@ -227,10 +227,10 @@ def gpu_layer_records(results: str) -> list[Record]:
     return sorted(records, key=lambda record: order.get(record["layer"]["name"], len(order)))
 
 
-def gpu_layers_table(results: str, kernels: Sequence[str] = (), sparsities: Sequence[float] = ()) -> str:
+def gpu_layers_table(results: str, sparsities: Sequence[float] = ()) -> str:
     """Layers on a GPU: the fastest dense mode against SparseConv, by layer, type, sparsity, batch.
 
-    Of some kernels and sparsities, else of all.
+    Of some sparsities, else of all.
     """
     if not (RESULTS / f"{results}.json").is_file():
         return NOT_MEASURED
@@ -239,7 +239,6 @@ def gpu_layers_table(results: str, kernels: Sequence[str] = (), sparsities: Sequ
     records = [
         r
         for r in gpu_layer_records(results)
-        if not kernels or _best_comparison(r).get("sparse_kernel") in kernels
         if not sparsities or r["setting"]["sparsity"] in sparsities
     ]
     return table(head, [_gpu_row(record) for record in records])
@@ -519,13 +518,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-history-xeon": lambda: history_table("xeon"),
     "cpu-history-epyc": lambda: history_table("epyc"),
     "gpu-layers": lambda: gpu_layers_table("gpu-layers"),
-    "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor", kernels=("cuda.tensor", "cuda.wgmma")),
+    "gpu-layers-tensor": lambda: gpu_layers_table("gpu-layers-tensor"),
     "gpu-layers-resnet50": lambda: gpu_layers_table("gpu-layers-resnet50"),
     "gpu-summary": lambda: gpu_summary_table("gpu-layers", "gpu-layers-tensor", "gpu-layers-float", "gpu-layers-flat"),
     "gpu-layers-flat": lambda: gpu_layers_table("gpu-layers-flat"),
     "gpu-layers-gemm": lambda: gpu_layers_table("gpu-layers-gemm"),
     "gpu-layers-gemm-narrow": lambda: gpu_layers_table("gpu-layers-gemm-narrow"),
     "gpu-layers-gemm-float": lambda: gpu_layers_table("gpu-layers-gemm-float"),
+    "gpu-layers-few-zeros": lambda: gpu_layers_table("gpu-layers-few-zeros"),
     "gpu-layers-strides": lambda: gpu_layers_table("gpu-layers-strides"),
     "gpu-layers-few-images": lambda: gpu_layers_table("gpu-layers-few-images"),
     "gpu-layers-clusters": lambda: gpu_layers_table("gpu-layers-clusters"),

@@ -1,7 +1,6 @@
 """Writes whole networks for benchmarks: real architectures at full size, random weights, nine in ten of them zero.
 
     python benchmarks/networks.py build/networks --networks vgg16 resnet50
-    python benchmarks/networks.py build/networks --networks resnet50 --zeros 0.7
 
 What they compute is worth nothing; how long they take depends on shapes and zeros alone. ResNet-50,
 DenseNet-121, VGG-19 and SqueezeNet are the graphs of onnx's light models, the others are written as PyTorch's exporter
@@ -15,7 +14,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import onnx
 from onnx import ModelProto
 
@@ -66,34 +64,15 @@ def _open_reshape(model: ModelProto, name: str) -> None:
             tensor.CopyFrom(onnx.numpy_helper.from_array(sizes, name))
 
 
-def with_zeros(model: ModelProto, share: float) -> ModelProto:
-    """The model with another share of zeros, at random, in all weights of Conv that have any; the values of such a
-    weight are then others, of the same variance.
-    """
-    rng = np.random.default_rng(0)
-    weights = {node.input[1] for node in model.graph.node if node.op_type == "Conv"}
-    for tensor in model.graph.initializer:
-        weight = onnx.numpy_helper.to_array(tensor)
-        if tensor.name in weights and not weight.all():
-            values = rng.normal(0, weight.std() / np.sqrt(1 - share), weight.shape).astype(weight.dtype)
-            values[rng.random(weight.shape) < share] = 0
-            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
-    return model
-
-
 def main() -> int:
     """Write the networks that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
-    parser.add_argument("--zeros", type=float, help="another share of the weights than 0.9, which the names say then")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     for name in options.networks:
-        model, file = with_open_batch(NETWORKS[name]()), name
-        if options.zeros is not None:
-            model, file = with_zeros(model, options.zeros), f"{name}-{options.zeros:.0%}".replace("%", "-zeros")
-        onnx.save(model, str(options.folder / f"{file}.onnx"))
+        onnx.save(with_open_batch(NETWORKS[name]()), str(options.folder / f"{name}.onnx"))
     return 0
 
 
