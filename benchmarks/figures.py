@@ -236,11 +236,7 @@ def gpu_layers_table(results: str, sparsities: Sequence[float] = ()) -> str:
         return NOT_MEASURED
     head = ["layer", "type", "zeros", "batch", "dense", "as", "SparseConv", "kernel", "speed-up", "8 of 10 rounds"]
     head += ["back to back", "speed-up", "TFLOP/s", "of the memory floor", "error, to dense"]
-    records = [
-        r
-        for r in gpu_layer_records(results)
-        if not sparsities or r["setting"]["sparsity"] in sparsities
-    ]
+    records = [r for r in gpu_layer_records(results) if not sparsities or r["setting"]["sparsity"] in sparsities]
     return table(head, [_gpu_row(record) for record in records])
 
 
