@@ -5,8 +5,8 @@
 
 The results: layers by code of their own (gpu-layers.json), and by the library's kernels (gpu-layers-tensor.json,
 gpu-layers-resnet50.json; of one to eight images, gpu-layers-few-images.json and, by clusters, gpu-layers-clusters.json;
-of floats, gpu-layers-float.json), and inside networks (gpu-network-kernels.json, and of float16 and of the library's
-kernels gpu-network-kernels-h100.json).
+of floats, gpu-layers-float.json; with few zeros, gpu-layers-few-zeros.json), and inside networks
+(gpu-network-kernels.json, and of float16 and of the library's kernels gpu-network-kernels-h100.json).
 
 Run it whenever layers were measured again, or plans are made differently. The constants are those of a `TimeModel`:
 they make the mean square of the logarithms of foretold over measured times least, with a weak pull to where the search
@@ -52,6 +52,7 @@ from onnx_sparseconv.kernels.gpu_times import (
     cluster_work,
     dense_work,
     fastest_work,
+    flat_work,
     library_work,
     pointwise_work,
     segment_work,
@@ -70,6 +71,7 @@ FEW_RESULTS = RESULTS.with_name("gpu-layers-few-images.json")
 CLUSTER_RESULTS = RESULTS.with_name("gpu-layers-clusters.json")
 # Of all kinds, of ResNets with few to many images, and the first ones of networks.
 ALL_KINDS_RESULTS = [RESULTS.with_name(f"gpu-layers-{name}.json") for name in ("any", "batches", "first")]
+FEW_ZEROS_RESULTS = RESULTS.with_name("gpu-layers-few-zeros.json")
 FLOAT_RESULTS = RESULTS.with_name("gpu-layers-float.json")
 TENSOR_RESULTS = RESULTS.with_name("gpu-layers-sm80.json")
 SEGMENT_RESULTS = RESULTS.with_name("gpu-layers-planes.json")
@@ -201,6 +203,8 @@ class LibraryRows:
         clusters: one to four images, by clusters; not fitted to.
         pointwise: on the warpgroup kernel for 1x1.
         floats: of floats, where TF32 is allowed; not fitted to.
+        flat: from flat X, with many zeros; not fitted to.
+        few_zeros: by the kernel that ran them; not fitted to.
         tensor, segments: on the kernels for sm_80 and later, windows and 1x1; not fitted to.
         all_kinds: layers of all kinds, by the kernel that ran them, of a library without the flat one; not fitted to.
     """
@@ -209,6 +213,8 @@ class LibraryRows:
     clusters: KernelRows
     pointwise: KernelRows
     floats: KernelRows
+    flat: KernelRows
+    few_zeros: KernelRows
     tensor: KernelRows
     segments: KernelRows
     all_kinds: KernelRows
@@ -225,6 +231,8 @@ def read_library_rows() -> LibraryRows:
         _read_kernel_rows([CLUSTER_RESULTS], cluster_work, kernels=("cuda.cluster",)),
         _read_kernel_rows([LIBRARY_RESULTS, RESNET_RESULTS], pointwise_work, least_batch=LEAST_POINTWISE_BATCH),
         _read_kernel_rows([FLOAT_RESULTS], library_work),
+        _read_kernel_rows([LIBRARY_RESULTS, FLOAT_RESULTS], flat_work, kernels=("cuda.flat",)),
+        _read_kernel_rows([FEW_ZEROS_RESULTS], fastest_work, kernels=("cuda.flat", "cuda.wgmma"), by_kernel=True),
         _read_kernel_rows([TENSOR_RESULTS], tensor_work, kernels=("cuda.tensor",), architecture=TENSOR_ARCHITECTURE),
         _read_kernel_rows(
             [SEGMENT_RESULTS], segment_work, kernels=("cuda.segments",), architecture=TENSOR_ARCHITECTURE
@@ -638,6 +646,8 @@ def with_tables(text: str, measured: Measured, constants: Constants) -> str:
         "gpu-rule-clusters": library_table(library.clusters, model.cycles_us(library.clusters.work)),
         "gpu-rule-pointwise": library_table(library.pointwise, model.cycles_us(library.pointwise.work)),
         "gpu-rule-floats": library_table(library.floats, model.cycles_us(library.floats.work)),
+        "gpu-rule-flat": library_table(library.flat, model.cycles_us(library.flat.work)),
+        "gpu-rule-few-zeros": library_table(library.few_zeros, model.cycles_us(library.few_zeros.work), "ran on"),
         "gpu-rule-tensor": library_table(library.tensor, model.cycles_us(library.tensor.work)),
         "gpu-rule-segments": library_table(library.segments, model.cycles_us(library.segments.work)),
         "gpu-rule-all-kinds": library_table(library.all_kinds, model.cycles_us(library.all_kinds.work), "ran on"),

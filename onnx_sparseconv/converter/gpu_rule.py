@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.gpu_network import Together, changes_us, choose_together
 from onnx_sparseconv.converter.gpu_predictions import (
@@ -30,8 +32,8 @@ from onnx_sparseconv.kernels.layer import Refusal
 MIN_SAVED_US = 10.0
 # Layers that are not sparse enough by themselves, or too small, may become sparse with others: sparse kernels do bias
 # and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights, which
-# take up to three times the bytes without zeros.
-MOST_WEIGHTS_TAKEN_ALONG = 1 << 20
+# take up to three times the bytes without zeros; with so many zeros they take fewer than dense ones.
+MOST_WEIGHTS_TAKEN_ALONG, LEAST_ZEROS_OF_MORE = 1 << 20, 0.6
 _TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL, Reason.TOO_DENSE)
 
 
@@ -121,8 +123,11 @@ def _taken_along(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> d
 
 
 def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
-    weight = site.weight
-    return weight is not None and weight.values.size <= MOST_WEIGHTS_TAKEN_ALONG and verdict.reason in _TAKEN_ALONG
+    if site.weight is None or verdict.reason not in _TAKEN_ALONG:
+        return False
+    values = site.weight.values
+    has_zeros = np.count_nonzero(values) <= (1 - LEAST_ZEROS_OF_MORE) * values.size
+    return has_zeros or values.size <= MOST_WEIGHTS_TAKEN_ALONG
 
 
 def _what_one_batch_gives(

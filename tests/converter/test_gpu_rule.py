@@ -748,11 +748,12 @@ def test_dense_layers_alone_do_not_become_sparse(times):
     assert all(verdict.rewrite for verdict in found)
     assert "% of its weights are zero, below the " in found[0].text
     assert "; taken along: predicted 4.00x" in found[0].text
-    # Also one without zeros among its weights, but for a large one.
-    times[0.0] = {1: (20.0, 5.0)}
+    # Also one without zeros among its weights, but for a large one, which has to have some.
+    times[0.0] = times[0.5] = times[0.7] = {1: (20.0, 5.0)}
     assert all(verdict.rewrite for verdict in verdicts(chain((*THIN, 0.0), (*THIN, 0.9)), GpuRule((90,))))
-    large = (512, 512, 3, 14, 0.0)
-    assert verdicts(chain(large, (512, *THIN[1:], 0.9)), GpuRule((90,)))[0].reason is Reason.TOO_DENSE
+    for zeros, is_taken in ((0.0, False), (0.5, False), (0.7, True)):
+        large, _ = verdicts(chain((512, 512, 3, 14, zeros), (512, *THIN[1:], 0.9)), GpuRule((90,)))
+        assert large.reason == (Reason.REWRITE if is_taken else Reason.TOO_DENSE)
 
 
 def test_layers_with_few_zeros_get_no_code_where_a_kernel_of_the_library_is_known(monkeypatch):
