@@ -27,13 +27,16 @@ from onnx_sparseconv.converter.gpu_predictions import (
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON
 from onnx_sparseconv.kernels.layer import Refusal
+from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 
 # Microseconds that a layer has to save by itself.
 MIN_SAVED_US = 10.0
+# Share of zeros from which a layer may be sparse by itself. On a CPU it takes more; here predictions tell.
+LEAST_ZEROS = 0.5
 # Layers that are not sparse enough by themselves, or too small, may become sparse with others: sparse kernels do bias
 # and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights, which
-# take up to three times the bytes without zeros; with so many zeros they take fewer than dense ones.
-MOST_WEIGHTS_TAKEN_ALONG, LEAST_ZEROS_OF_MORE = 1 << 20, 0.6
+# take up to three times the bytes without zeros.
+MOST_WEIGHTS_TAKEN_ALONG = 1 << 20
 _TAKEN_ALONG = (Reason.DEPTHWISE, Reason.TOO_SMALL, Reason.TOO_DENSE)
 
 
@@ -58,6 +61,7 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
         verdicts: what was decided of each; layers that stay dense do.
         rule: what to decide for.
     """
+    verdicts = [_by_its_zeros(site, verdict) for site, verdict in zip(sites, verdicts, strict=True)]
     layers = list(zip(sites, verdicts, strict=True))
     found = _foretell(layers, rule)
     decided = [
@@ -76,6 +80,14 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
     else:
         notes += _what_one_batch_gives(layers, rule, found)
     return GpuVerdicts(decided, notes)
+
+
+def _by_its_zeros(site: ConvSite, verdict: Verdict) -> Verdict:
+    """The verdict where a GPU's share of zeros counts, not a CPU's."""
+    if site.weight is None or verdict.reason is not Reason.TOO_DENSE:
+        return verdict
+    zeros = 1 - np.count_nonzero(nonzero_mask(site.weight.values)) / site.weight.values.size
+    return verdict if zeros < LEAST_ZEROS else Verdict(True, Reason.REWRITE, f"{zeros:.1%} of its weights are zero")
 
 
 @dataclass(frozen=True)
@@ -123,11 +135,8 @@ def _taken_along(layers: Sequence[tuple[ConvSite, Verdict]], rule: GpuRule) -> d
 
 
 def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
-    if site.weight is None or verdict.reason not in _TAKEN_ALONG:
-        return False
-    values = site.weight.values
-    has_zeros = np.count_nonzero(values) <= (1 - LEAST_ZEROS_OF_MORE) * values.size
-    return has_zeros or values.size <= MOST_WEIGHTS_TAKEN_ALONG
+    weight = site.weight
+    return weight is not None and weight.values.size <= MOST_WEIGHTS_TAKEN_ALONG and verdict.reason in _TAKEN_ALONG
 
 
 def _what_one_batch_gives(

@@ -154,7 +154,7 @@ def test_an_image_says_from_how_many_images_on_it_runs(options, monkeypatch):
 @pytest.mark.usefixtures("tiny")
 def test_a_second_conversion_makes_images_of_all_layers(options, monkeypatch):
     monkeypatch.setattr(gpu_rule, "MOST_WEIGHTS_TAKEN_ALONG", 0)
-    weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.6), "V")]
+    weights = [tensor(pruned(), "W"), tensor(pruned((16, 8, 3, 3), 0.4), "V")]
     nodes = [conv(out="h", name="first"), conv("V", "Y", "h", name="second")]
     once, _ = convert(model(nodes, weights), options=options)
     assert architectures(once) == [[90]]
