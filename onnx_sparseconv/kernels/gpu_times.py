@@ -58,7 +58,8 @@ class DenseWork:
         mflop: floating-point operations, 2 a multiply-add, in millions.
         mbytes: of input, output and weight, each once, in millions.
         depth: terms of a sum, C / group times the kernel's size.
-        moutputs: elements of the output, in millions.
+        moutputs: elements of the output, in millions; of several groups, but for depthwise ones, those of one, for each
+            is a product of its own.
         is_window: 1 where the kernel is larger than 1x1 or has a stride, else 0.
         is_half: 1 for float16, 0 for float.
         is_row: 1 for a window of one row in maps of one row, as 1-D convolutions have, else 0.
@@ -212,11 +213,12 @@ def dense_work(layer: SparseLayer, batch: int) -> DenseWork:
     elements = batch * (layer.in_channels * in_positions + layer.out_channels * positions) + layer.weight.size
     is_window = layer.kernel_shape != (1, 1) or layer.strides != (1, 1)
     is_row = layer.kernel_shape[0] == 1 < layer.kernel_shape[1] and (layer.in_size or (0,))[0] == 1
+    products = layer.group if layer.group_in_channels > 1 else 1
     return DenseWork(
         mflop=2e-6 * batch * positions * layer.weight.size,
         mbytes=1e-6 * elements * layer.element_type.itemsize,
         depth=float(depth),
-        moutputs=1e-6 * batch * positions * layer.out_channels,
+        moutputs=1e-6 * batch * positions * layer.out_channels / products,
         is_window=float(is_window),
         is_half=float(layer.element_type == np.float16),
         is_row=float(is_row),

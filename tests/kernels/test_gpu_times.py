@@ -60,6 +60,13 @@ def test_what_a_dense_layer_has_to_do():
     assert dense_work(make((64, 32, 1, 1), stride=2), 3).is_window == 1
 
 
+def test_dense_groups_are_products_of_their_own():
+    """But for depthwise ones, which cuDNN computes in another way."""
+    one, two = make((64, 64, 3, 3)), make((64, 32, 3, 3), group=2)
+    assert dense_work(two, 3).moutputs == dense_work(one, 3).moutputs / 2
+    assert dense_work(make((64, 1, 3, 3), group=64), 3).moutputs == dense_work(one, 3).moutputs
+
+
 def test_what_a_sparse_layer_has_to_do():
     plan = choose_plan(make(), 90)
     assert sparse_work(make(), plan, 5, 1000.0).work_us == pytest.approx(estimate_cycles(make(), plan, 5) / 1000)
