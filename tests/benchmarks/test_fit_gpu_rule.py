@@ -81,7 +81,7 @@ def test_what_convolutions_in_one_dimension_take_more_is_found(program, rows):
 def test_a_fit_finds_what_made_the_times_of_the_librarys_kernels(program, rows, library):
     truth = dataclasses.replace(program.fit(rows), library_launch_us=4.0, library_mhz=900.0)
     assert len(library.few_images.layers) >= 90
-    assert len(library.pointwise.layers) >= 15
+    assert len(library.pointwise.layers) >= 13
 
     def made(of):
         return dataclasses.replace(of, took_us=truth.cycles_us(of.work))

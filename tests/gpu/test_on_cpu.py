@@ -52,7 +52,8 @@ def test_the_sanitized_sample_runs(capsys):
     sanitized_sample.run_tensor(CPU)
     sanitized_sample.run_others(CPU, "")
     count = 3 * sum(len(types) for types in sanitized_sample.SAMPLE.values())
-    warpgroups = len(sanitized_sample.WARPGROUP_SAMPLE) + len(sanitized_sample.CONCATENATED_SAMPLE)
+    samples = sanitized_sample.WARPGROUP_SAMPLE, sanitized_sample.DENSE_SAMPLE, sanitized_sample.CONCATENATED_SAMPLE
+    warpgroups = sum(map(len, samples))
     count += (warpgroups + len(DEPTHWISE) + 1 + 2 * len(POOLS)) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 

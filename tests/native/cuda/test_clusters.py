@@ -202,7 +202,7 @@ def test_a_run_only_launches(assert_only_launches, make_session):
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 1, (14, 14)), "cluster"),
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 2, (14, 14)), "cluster"),
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (66, 12, (28, 26)), "flatten"),
-        ({"weight": random_weight((128, 160, 3, 3), 0.2, dtype=HALF)}, (66, 12, (28, 26)), "interleave"),
+        ({"weight": random_weight((128, 160, 3, 3), 0.2, dtype=HALF)}, (66, 12, (28, 26)), "flatten"),
     ],
     ids=["one image", "two", "many", "many, with more non-zeros"],
 )

@@ -189,9 +189,10 @@ def test_a_run_only_launches(assert_only_launches, make_session):
 @pytest.mark.parametrize(
     ("changes", "call", "kernel"),
     [
-        ({"weight": random_weight((128, 96, 3, 3), 0.2, dtype=HALF)}, (4, 8, 28, 26), "wgmma"),
-        ({"weight": random_weight((128, 96, 3, 3), 0.1, dtype=HALF)}, (4, 8, 28, 26), "flat"),
-        ({"weight": random_weight((128, 160, 3, 3), 0.15, dtype=HALF)}, (64, 8, 28, 26), "wgmma"),
+        ({"weight": random_weight((128, 60, 3, 3), 0.2, dtype=HALF)}, (4, 8, 28, 26), "wgmma"),
+        ({"weight": random_weight((128, 96, 3, 3), 0.1, dtype=HALF)}, (4, 8, 28, 26), "flat_n"),
+        ({"weight": random_weight((128, 96, 3, 3), 0.2, dtype=HALF)}, (4, 8, 28, 26), "flat_dense_n"),
+        ({"weight": random_weight((128, 60, 3, 3), 0.15, dtype=HALF)}, (24, 8, 28, 26), "wgmma"),
         ({}, (4, 3, 28, 26), "wgmma"),
         ({"weight": random_weight((128, 128, 3, 3), 0.2, dtype=HALF)}, (132, 1, 28, 26), "tensor"),
         ({"weight": random_weight((70, 40, 3, 3), 0.02, dtype=HALF)}, (132, 1, 28, 26), "csr"),
@@ -202,6 +203,7 @@ def test_a_run_only_launches(assert_only_launches, make_session):
     ids=[
         "it pays",
         "many zeros",
+        "few zeros",
         "fewer blocks than multiprocessors",
         "few images",
         "a single one",
