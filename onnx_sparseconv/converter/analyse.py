@@ -109,7 +109,7 @@ def _decide_all(
     view, shapes = ModelView(proto), ShapeMap(proto)
     sites = find_conv_sites(view, shapes)
     opset = default_opset(proto)
-    verdicts = [decide(site, options) for site in sites]
+    verdicts = [decide(site, options, for_gpu=gpu_rule is not None) for site in sites]
     notes: tuple[str, ...] = ()
     if gpu_rule is not None:
         decided = decide_for_gpu(sites, verdicts, gpu_rule)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # classes and their break-even points are measured, with a margin (docs/cpu-kernel.md, "When it pays").
 MIN_SPARSITY = 0.65
 MIN_SPARSITY_SMALL_MAP = 0.75
+# For GPUs, where predicted times decide (gpu_rule.py): with fewer zeros a layer is no reason to change a model.
+MIN_SPARSITY_GPU = 0.5
 # A map of at most so many positions (7x7, 8x8) is small. So is one whose size is only known at run time: it may be.
 SMALL_MAP_POSITIONS = 64
 # A layer with fewer weights is over before a custom op has been called.
@@ -69,9 +71,12 @@ class DecisionOptions:
             raise UsageError(f"min_sparsity must lie between 0 and 1, got {self.min_sparsity}")
 
 
-def decide(site: ConvSite, options: DecisionOptions) -> Verdict:
-    """The verdict on one convolution."""
-    reason, text = _obstacle(site, options.min_sparsity)
+def decide(site: ConvSite, options: DecisionOptions, *, for_gpu: bool = False) -> Verdict:
+    """The verdict on one convolution; for a GPU, that of its form and zeros, before times are predicted."""
+    threshold = (MIN_SPARSITY_GPU, "layers on GPUs") if for_gpu else None
+    if options.min_sparsity is not None:
+        threshold = options.min_sparsity, ""
+    reason, text = _obstacle(site, threshold)
     if reason is Reason.REWRITE:
         return Verdict(True, reason, text)
     if options.force and reason not in NOT_FORCIBLE:
@@ -106,8 +111,11 @@ def is_depthwise(site: ConvSite) -> bool:
     )
 
 
-def _obstacle(site: ConvSite, min_sparsity: float | None) -> tuple[Reason, str]:
-    """The first thing that speaks against rewriting, the unforcible before the rest; REWRITE when there is none."""
+def _obstacle(site: ConvSite, threshold: tuple[float, str] | None) -> tuple[Reason, str]:
+    """The first thing that speaks against rewriting, the unforcible before the rest; REWRITE when there is none.
+
+    ``threshold`` is as of `default_min_sparsity`, which None asks.
+    """
     if site.is_sparse:
         return Reason.ALREADY_SPARSE, "already a sparse convolution"
     if site.node.op in QUANTISED_CONVS:
@@ -118,7 +126,7 @@ def _obstacle(site: ConvSite, min_sparsity: float | None) -> tuple[Reason, str]:
         )
     if site.weight is None:
         return Reason.RUNTIME_WEIGHT, f"its weight {site.weight_name!r} is only known at run time"
-    return _obstacle_in_form(site) or _obstacle_in_gain(site, min_sparsity)
+    return _obstacle_in_form(site) or _obstacle_in_gain(site, threshold)
 
 
 def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
@@ -145,7 +153,7 @@ def _obstacle_in_form(site: ConvSite) -> tuple[Reason, str] | None:
     return None
 
 
-def _obstacle_in_gain(site: ConvSite, min_sparsity: float | None) -> tuple[Reason, str]:
+def _obstacle_in_gain(site: ConvSite, threshold: tuple[float, str] | None) -> tuple[Reason, str]:
     """What makes rewriting useless or unwanted; `force` overrules it."""
     weight = site.weight
     assert weight is not None
@@ -166,9 +174,9 @@ def _obstacle_in_gain(site: ConvSite, min_sparsity: float | None) -> tuple[Reaso
         return Reason.TOO_SMALL, f"it has only {weight.values[0].size} weights for each output channel"
     # Not 1 - density: that rounds a layer of exactly 20% zeros to below a threshold of 20%.
     sparsity = (weight.values.size - np.count_nonzero(nonzero_mask(weight.values))) / weight.values.size
-    threshold, kind = (min_sparsity, "") if min_sparsity is not None else default_min_sparsity(site)
-    if sparsity < threshold:
-        bar = f"{threshold:.1%} from which {kind} pay" if kind else f"threshold of {threshold:.1%}"
+    least, kind = threshold or default_min_sparsity(site)
+    if sparsity < least:
+        bar = f"{least:.1%} from which {kind} pay" if kind else f"threshold of {least:.1%}"
         return Reason.TOO_DENSE, f"{sparsity:.1%} of its weights are zero, below the {bar}"
     return Reason.REWRITE, f"{sparsity:.1%} of its weights are zero"
 

@@ -12,8 +12,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from onnx_sparseconv.converter.conv_sites import ConvSite
 from onnx_sparseconv.converter.gpu_network import Together, changes_us, choose_together
 from onnx_sparseconv.converter.gpu_predictions import (
@@ -27,12 +25,9 @@ from onnx_sparseconv.converter.gpu_predictions import (
 from onnx_sparseconv.converter.report import Reason, Verdict
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MEASURED_ON
 from onnx_sparseconv.kernels.layer import Refusal
-from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 
 # Microseconds that a layer has to save by itself.
 MIN_SAVED_US = 10.0
-# Share of zeros from which a layer may be sparse by itself. On a CPU it takes more; here predictions tell.
-LEAST_ZEROS = 0.5
 # Layers that are not sparse enough by themselves, or too small, may become sparse with others: sparse kernels do bias
 # and activation in passing, and around a layer that stays dense layouts are changed. Not those with more weights, which
 # take up to three times the bytes without zeros.
@@ -61,7 +56,6 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
         verdicts: what was decided of each; layers that stay dense do.
         rule: what to decide for.
     """
-    verdicts = [_by_its_zeros(site, verdict) for site, verdict in zip(sites, verdicts, strict=True)]
     layers = list(zip(sites, verdicts, strict=True))
     found = _foretell(layers, rule)
     decided = [
@@ -80,14 +74,6 @@ def decide_for_gpu(sites: Sequence[ConvSite], verdicts: Sequence[Verdict], rule:
     else:
         notes += _what_one_batch_gives(layers, rule, found)
     return GpuVerdicts(decided, notes)
-
-
-def _by_its_zeros(site: ConvSite, verdict: Verdict) -> Verdict:
-    """The verdict where a GPU's share of zeros counts, not a CPU's."""
-    if site.weight is None or verdict.reason is not Reason.TOO_DENSE:
-        return verdict
-    zeros = 1 - np.count_nonzero(nonzero_mask(site.weight.values)) / site.weight.values.size
-    return verdict if zeros < LEAST_ZEROS else Verdict(True, Reason.REWRITE, f"{zeros:.1%} of its weights are zero")
 
 
 @dataclass(frozen=True)
