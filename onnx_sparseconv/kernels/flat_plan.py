@@ -14,14 +14,22 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx_sparseconv.kernels.layer import SparseLayer
-from onnx_sparseconv.kernels.warpgroup_plan import CHANNELS, ROWS, WARPGROUPS, WarpgroupPlan, out_size, round_up
+from onnx_sparseconv.kernels.warpgroup_plan import (
+    CHANNELS,
+    MOST_DENSE_BYTES,
+    ROWS,
+    WARPGROUPS,
+    WarpgroupPlan,
+    out_size,
+    round_up,
+)
 
 _BLOCKS, _BLOCK_PIXELS, _MAX_STAGES = (16, 24, 28, 30, 32), 8, 3
 _PIXEL_BYTES, _OCTET, _PIXEL_UNIT, _LEAST_ROW_PIXELS = 16, 8, 8, 8
 _LEAST_CHANNELS, _MOST_CHANNELS, _MOST_REACH = 64, 2048, 256
 _MAX_CHUNK_STEPS, _HEADER_BYTES = 18, 128
 # Of sparse steps, and of dense ones.
-_STEP_BYTES, _DENSE_STEP_BYTES, _DENSE_CHANNELS, _MAX_DENSE_BYTES = 2304, 2048, 16, 64 << 20
+_STEP_BYTES, _DENSE_STEP_BYTES, _DENSE_CHANNELS = 2304, 2048, 16
 # Shared memory of a block, less what the driver has of it, outputs on their way to Y, and tables.
 _ROOM = (227 << 10) - 1024 - (8 * (16 * (512 + 16) + 16) + 2 * (16 + 2 * 8 * 32 * 2 + 16))
 _STAGE_UNIT, _BARRIER_BYTES = 128, 16
@@ -96,7 +104,7 @@ def flat_steps(layer: SparseLayer) -> FlatSteps | None:
         return FlatSteps(sparse)
     dense = math.ceil(layer.group_in_channels / _DENSE_CHANNELS) * math.prod(layer.kernel_shape)
     row_tiles = layer.group * math.ceil(layer.group_out_channels / ROWS)
-    if dense > _MAX_DENSE_BYTES // _DENSE_STEP_BYTES // row_tiles:
+    if dense > MOST_DENSE_BYTES // _DENSE_STEP_BYTES // row_tiles:
         return None
     return FlatSteps(dense, is_dense=True)
 

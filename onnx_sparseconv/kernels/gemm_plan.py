@@ -12,9 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from onnx_sparseconv.kernels.layer import SparseLayer
-from onnx_sparseconv.kernels.warpgroup_plan import LAUNCH_CYCLES, WarpgroupPlan, memory_cycles, out_size, round_up
+from onnx_sparseconv.kernels.warpgroup_plan import (
+    LAUNCH_CYCLES,
+    MOST_DENSE_BYTES,
+    WarpgroupPlan,
+    memory_cycles,
+    out_size,
+    round_up,
+)
 
-_ROWS, _CHANNELS, _WEIGHT_BYTES, _MOST_WEIGHT_BYTES = 128, 64, 16 << 10, 64 << 20
+_ROWS, _CHANNELS, _WEIGHT_BYTES = 128, 64, 16 << 10
 _BOXES_SEGMENTS, _PLANES_SEGMENTS, _FLOAT_SEGMENTS = (16, 32), (16, 25, 32), (8, 13, 14)
 _READY_FLOAT_BOXES_SEGMENTS, _READY_FLOAT_PLANES_SEGMENTS, _MOST_READY_PLANE = (13, 14), (14,), 256
 _BOX_POSITIONS, _BOX_ROWS, _BOX_SEGMENTS, _PIECE_POSITIONS = 64, 16, 8, 4
@@ -98,7 +105,7 @@ def _has_gemm_form(layer: SparseLayer) -> bool:
         and layer.strides in ((1, 1), (_STEP, _STEP))
         and not any(layer.pads)
         and layer.group == 1
-        and blocks * _WEIGHT_BYTES <= _MOST_WEIGHT_BYTES
+        and blocks * _WEIGHT_BYTES <= MOST_DENSE_BYTES
     )
 
 

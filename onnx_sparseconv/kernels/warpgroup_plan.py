@@ -16,6 +16,8 @@ import numpy as np
 from onnx_sparseconv.kernels.layer import SparseLayer
 
 ROWS, CHANNELS, IMAGES, WARPGROUPS = 64, 32, 8, 2
+# Of a weight with its zeros; see wgmma_operand.h.
+MOST_DENSE_BYTES = 64 << 20
 _POSITIONS = (16, 24, 28, 30, 32)
 _POSITION_CYCLES, _CHUNK_CYCLES, _OVERLAP = 4.6, 150.0, 0.3
 _COLUMN_CYCLES, _BYTES_A_CYCLE = 0.25, 32.0

@@ -30,8 +30,6 @@ constexpr double kMaxDensity = 0.3;
 constexpr int64_t kMaxLookedAt = int64_t{1} << 31;
 constexpr int kMaxPasses = 4;
 constexpr int64_t kMaxSets = 1'500'000;
-// Of a weight with its zeros.
-constexpr int64_t kMaxDenseBytes = int64_t{64} << 20;
 // Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time, less
 // so where it ends before all pairs were looked at; with more in the end, other kernels are faster.
 constexpr double kMaxFurtherFirst = 0.45, kMaxFurtherFirstOfMany = 0.37, kMaxFurther = 0.3;
@@ -249,7 +247,7 @@ std::optional<FlatWeight> PackFlatWeight(const SparseWeight& weight, const ConvG
   constexpr int64_t kStepPlaces = kFlatDenseOctets * kOctetPlaces;
   const int64_t tiles = geometry.group * CeilDivide(rows, int64_t{kWgmmaTileRows});
   const int64_t steps = CeilDivide(channels, kStepPlaces) * geometry.taps();
-  if (steps > kMaxDenseBytes / static_cast<int64_t>(kWgmmaValueBytes) / tiles) return {};
+  if (steps > kMaxDenseWeightBytes / static_cast<int64_t>(kWgmmaValueBytes) / tiles) return {};
   return Packer(weight, geometry, FlatProducts::kDense).Pack();
 }
 

@@ -4,26 +4,23 @@
 
 #include "../checked.h"
 #include "../half.h"
+#include "wgmma_operand.h"
 #include "wgmma_weight.h"
 
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kMaxWeightBytes = int64_t{64} << 20;
-// Of what tensor cores read: matrices of 8 rows and 8 channels, and two of them a row of matrices.
-constexpr size_t kMatrixSize = 8, kMatrixElements = kMatrixSize * kMatrixSize;
-constexpr size_t kRowTileRows = kGemmRows / 2;
+static_assert(kGemmStepChannels == kWgmmaValueColumns);
+constexpr size_t kRowTileRows = kWgmmaTileRows, kStepBytes = kWgmmaValueBytes;
+constexpr size_t kRowTileBytes = kGemmChannels / kGemmStepChannels * kStepBytes;
 
 int64_t RowBlocks(const ConvGeometry& geometry) { return CeilDivide(geometry.out_channels, int64_t{kGemmRows}); }
 int64_t Chunks(const ConvGeometry& geometry) { return CeilDivide(geometry.in_channels, int64_t{kGemmChannels}); }
 
-// Of an element of a chunk, in its halves.
+// Where an element of a chunk lies in it: of each row tile, the values of each step.
 size_t PlaceOf(size_t row, size_t channel) {
-  const size_t step = channel / kGemmStepChannels, column = channel % kGemmStepChannels;
-  const size_t matrix_row = row % kRowTileRows / kMatrixSize;
-  return row / kRowTileRows * (kRowTileRows * kGemmChannels) + step * (kRowTileRows * kGemmStepChannels) +
-         (2 * matrix_row + column / kMatrixSize) * kMatrixElements + row % kMatrixSize * kMatrixSize +
-         column % kMatrixSize;
+  return row / kRowTileRows * kRowTileBytes + channel / kGemmStepChannels * kStepBytes +
+         WgmmaValueAt(static_cast<int>(row % kRowTileRows), static_cast<int>(channel % kGemmStepChannels));
 }
 
 }  // namespace
@@ -32,7 +29,7 @@ bool HasGemmForm(const ConvGeometry& geometry) {
   ConvGeometry plain = geometry;
   if (geometry.strides == Axes{1, 2, 2}) plain.strides = {1, 1, 1};
   if (!IsPointwise(plain) || !IsPlain(plain) || geometry.group != 1) return false;
-  return RowBlocks(geometry) <= kMaxWeightBytes / kGemmWeightBytes / Chunks(geometry);
+  return RowBlocks(geometry) <= kMaxDenseWeightBytes / kGemmWeightBytes / Chunks(geometry);
 }
 
 std::vector<uint8_t> PackGemmWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
@@ -45,7 +42,7 @@ std::vector<uint8_t> PackGemmWeight(const SparseWeight& weight, const ConvGeomet
       const uint16_t half = FloatToHalf(weight.values[entry]);
       const size_t chunk = row / kGemmRows * chunks + channel / kGemmChannels;
       const size_t place = PlaceOf(row % kGemmRows, channel % kGemmChannels);
-      std::memcpy(packed.data() + chunk * kGemmWeightBytes + place * sizeof(half), &half, sizeof(half));
+      std::memcpy(packed.data() + chunk * kGemmWeightBytes + place, &half, sizeof(half));
     }
   }
   return packed;

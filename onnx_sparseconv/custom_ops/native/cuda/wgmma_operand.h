@@ -16,6 +16,9 @@ namespace sparseconv::cuda {
 constexpr int kWgmmaTileRows = 64;
 constexpr size_t kWgmmaValueBytes = 2048, kWgmmaPlaceBytes = 256;
 constexpr int kWgmmaValueColumns = 16;  // that are stored
+// A weight with its zeros may take so many bytes beside its other forms; larger ones are left to kernels that read
+// these.
+constexpr int64_t kMaxDenseWeightBytes = int64_t{64} << 20;
 
 // Of a stored value, in the values.
 inline size_t WgmmaValueAt(int row, int column) {
