@@ -18,6 +18,11 @@ struct FlatImage {
 // pixels outside of X, and those behind the last image, are zeros.
 //
 // Grid: x = pixels of all images and those behind them, y = blocks of octets, each in all places.
+//
+// `sparseconv_flatten_rows` and `sparseconv_flatten_rows_f32` do the same without strides, where images of X begin at
+// multiples of 16 bytes: the copy engine brings some rows of an octet's channels. Grid: x = chunks of rows of all
+// images, y = octets.
+constexpr int kFlattenRowsThreads = 128;
 struct FlattenParams {
   const void* x;  // [N, C, in_h, in_w]
   void* out;
@@ -31,6 +36,10 @@ struct FlattenParams {
   int pads_begin[2];
   int num_pixels;  // of an octet
   int num_places, num_octets, block_octets;
+  // By rows alone:
+  int chunk_rows, chunks;  // of an image
+  Divisor by_chunks;
+  int channel_bytes;  // of shared memory, for a channel's rows
 };
 
 // The flat kernels on sm_90a: `sparseconv_flat_n<blocks>`, float16, and `sparseconv_flat_f32_n<blocks>`, for windows of

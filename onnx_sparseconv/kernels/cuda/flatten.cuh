@@ -61,6 +61,83 @@ __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, 
 }
 
 template <class T>
+__device__ __forceinline__ void NoteSeen(const FlattenParams& p, Magnitude& magnitude) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const unsigned seen = SeenByBlock(magnitude.Seen());
+    if (threadIdx.x == 0) p.seen[blockIdx.y * gridDim.x + blockIdx.x] = seen;
+  }
+}
+
+__device__ __forceinline__ void LoadElement(Shared from, Half& value) { value = LoadSharedHalf(from); }
+__device__ __forceinline__ void LoadElement(Shared from, float& value) { value = BitsToFloat(LoadShared(from)); }
+
+// An octet of some rows of an image. T is the type of X, Half or float; `shared` has room for a chunk's rows of eight
+// channels, and a barrier.
+template <class T>
+__device__ __forceinline__ void FlattenRows(const FlattenParams& p, const void* shared) {
+  constexpr int kOctet = 8, kElementBytes = sizeof(T);
+  LetNextLaunchBegin();
+  const int thread = static_cast<int>(threadIdx.x), octet = static_cast<int>(blockIdx.y);
+  const int image = Divide(static_cast<int>(blockIdx.x), p.by_chunks);
+  const int chunk = static_cast<int>(blockIdx.x) - image * p.chunks;
+  const int first_row = chunk * p.chunk_rows, end_row = min(first_row + p.chunk_rows, p.image.rows);
+  const int first_y = max(first_row - p.pads_begin[0], 0), end_y = min(end_row - p.pads_begin[0], p.in_h);
+  const Shared room = SharedAddress(shared), arrived = room + static_cast<unsigned>(kOctet * p.channel_bytes);
+  if (thread == 0) {
+    InitBarrier(arrived, 1);
+    FenceBarrierInit();
+  }
+  OctetChannels channels;
+  channels.Load(p.channels, octet);
+  // Copies begin at multiples of 16 bytes, in memory as in shared memory.
+  const unsigned char* from[kOctet];
+  unsigned skipped[kOctet];
+#pragma unroll
+  for (int i = 0; i < kOctet; ++i) {
+    const long long plane = static_cast<long long>(image) * p.in_channels + channels.of[i];
+    from[i] = static_cast<const unsigned char*>(p.x) + kElementBytes * ((plane * p.in_h + first_y) * p.in_w);
+    skipped[i] = static_cast<unsigned>(reinterpret_cast<unsigned long long>(from[i]) % 16);
+  }
+  __syncthreads();
+  WaitForLaunchBefore();
+  if (thread == 0) {
+    const auto bytes = static_cast<unsigned>(kElementBytes * max(end_y - first_y, 0) * p.in_w);
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      if (channels.of[i] < 0 || bytes == 0) continue;
+      const unsigned copied = (skipped[i] + bytes + 15) / 16 * 16;
+      ExpectBytes(arrived, copied);
+      CopyBulk(room + static_cast<unsigned>(i * p.channel_bytes), from[i] - skipped[i], copied, arrived);
+    }
+    Arrive(arrived);
+  }
+  WaitForBarrier(arrived, 0);
+
+  Magnitude magnitude;
+  const int first = (image * p.image.rows + first_row) * p.image.row_pixels;
+  const bool is_last = image == p.batch - 1 && chunk == p.chunks - 1;
+  const int end = is_last ? p.num_pixels : min(first + (end_row - first_row) * p.image.row_pixels, p.num_pixels);
+  uint4* out = static_cast<uint4*>(p.out) + static_cast<long long>(octet) * p.num_pixels;
+  for (int pixel = first + thread; pixel < end; pixel += static_cast<int>(blockDim.x)) {
+    const int row = Divide(pixel - first, p.image.by_row_pixels);
+    const int y = first_row + row - p.pads_begin[0];
+    const int x = pixel - first - row * p.image.row_pixels - p.pads_begin[1];
+    const bool is_inside = y >= first_y && y < end_y && static_cast<unsigned>(x) < static_cast<unsigned>(p.in_w);
+    const auto at = static_cast<unsigned>(kElementBytes * ((y - first_y) * p.in_w + x));
+    T values[kOctet];
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      values[i] = T{0};
+      if (is_inside && channels.of[i] >= 0) {
+        LoadElement(room + static_cast<unsigned>(i * p.channel_bytes) + skipped[i] + at, values[i]);
+      }
+    }
+    out[pixel] = RoundedEight(values, magnitude);
+  }
+  NoteSeen<T>(p, magnitude);
+}
+
+template <class T>
 __device__ __forceinline__ void Flatten(const FlattenParams& p) {
   LetNextLaunchBegin();
   Magnitude magnitude;
@@ -72,10 +149,7 @@ __device__ __forceinline__ void Flatten(const FlattenParams& p) {
   } else {
     WaitForLaunchBefore();
   }
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const unsigned seen = SeenByBlock(magnitude.Seen());
-    if (threadIdx.x == 0) p.seen[blockIdx.y * gridDim.x + blockIdx.x] = seen;
-  }
+  NoteSeen<T>(p, magnitude);
 }
 
 }  // namespace sparseconv::cuda

@@ -258,12 +258,13 @@ __device__ __forceinline__ uint4 LoadHalfVectorsIf(bool first, bool second, cons
   return words;
 }
 
-// Loads and stores of what is not read again soon, or, as sums between passes, not by much: in the second-level cache,
-// it is the first to give way. What has to stay there is code; see docs/gpu-kernels.md.
 // Brings what is to be loaded to the second-level cache, 128 bytes of it.
 __device__ __forceinline__ void PrefetchLine(const void* address) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
 }
+
+// Loads and stores of what is not read again soon, or, as sums between passes, not by much: in the second-level cache,
+// it is the first to give way. What has to stay there is code; see docs/gpu-kernels.md.
 __device__ __forceinline__ float LoadOnce(const float* address) { return __ldcs(address); }
 __device__ __forceinline__ Half2 LoadOnce(const Half2* address) { return __ldcs(address); }
 __device__ __forceinline__ Half LoadOnce(const Half* address) { return __ldcs(address); }
@@ -654,6 +655,11 @@ __device__ __forceinline__ uint2 LoadClusterPairIf(bool exists, Shared address) 
         : "memory");
   }
   return pair;
+}
+
+// Brings `bytes` (likewise) of what is to be loaded to the second-level cache.
+__device__ __forceinline__ void PrefetchBulk(const void* address, unsigned bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
 // Copies `bytes` (likewise) from shared to global memory, of what is not read again soon. What threads wrote there must

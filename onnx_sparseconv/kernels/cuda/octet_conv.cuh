@@ -14,6 +14,7 @@
 // while one stores its outputs, by way of shared memory and the copy engine, the other keeps the tensor cores busy.
 #pragma once
 
+#include "divide.cuh"
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
@@ -33,7 +34,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
       : p_(params),
         shared_(shared),
         warp_(static_cast<int>(Uniform(threadIdx.x / 32))),
-        row_tile_(static_cast<int>(blockIdx.x) % params.row_tiles),
+        row_tile_(static_cast<int>(blockIdx.x) -
+                  Divide(static_cast<int>(blockIdx.x), params.by_row_tiles) * params.row_tiles),
         ring_(SharedAddress(shared)),
         row_bytes_(static_cast<unsigned>(params.row_pixels) * kPixelBytes),
         plane_bytes_(static_cast<unsigned>(params.phase_bytes) << (RowShift() + ColumnShift())),
@@ -196,11 +198,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
 
   __device__ __forceinline__ Tile TileAt(int index) const {
     Tile tile;
-    int rest = index / p_.row_tiles;
-    tile.x = rest % p_.tiles_x * p_.tile_columns;
-    rest /= p_.tiles_x;
-    tile.y = rest % p_.tiles_y * p_.tile_rows;
-    tile.image = rest / p_.tiles_y;
+    const int of_images = Divide(index, p_.by_row_tiles), column = Divide(of_images, p_.by_tiles_x);
+    tile.image = Divide(column, p_.by_tiles_y);
+    tile.x = (of_images - column * p_.tiles_x) * p_.tile_columns;
+    tile.y = (column - tile.image * p_.tiles_y) * p_.tile_rows;
     tile.columns = min(p_.tile_columns, p_.out_w - tile.x);
     tile.lines = min(p_.tile_rows, p_.out_h - tile.y);
     tile.in_rows = tile.lines - 1 + p_.window_rows;
@@ -210,7 +211,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   // --- staging ------------------------------------------------------------------------------------------------------
 
   // A warp stages eight channels of four octets of columns at a time, a task: each lane an octet of columns of one
-  // channel. It has all tasks of every fourth eight channels.
+  // channel. It has all tasks of every fourth eight channels. As many rows are on their way as registers hold.
   // Returns what it saw of X.
   __device__ __forceinline__ unsigned Stage() const {
     const int parts = StagedParts();
@@ -218,16 +219,25 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
       return StageRows<4, 2, kIsFloat ? 1 : 2, kOctet / 2>();
     } else if constexpr (kIsFloat) {
       // Twice the registers of halves.
+      if (StagedGroups() <= 2) {
+        if (parts == 1) return StageRows<2, 1, 4 * kDepth, kOctet>();
+        if (parts == 2) return StageRows<2, 2, 2 * kDepth, kOctet>();
+        if (parts <= 4) return StageRows<2, 4, kDepth, kOctet>();
+        return StageRows<1, 8, kDepth, kOctet>();
+      }
       if (parts == 1) return StageRows<4, 1, 2 * kDepth, kOctet>();
-      if (parts == 2) return StageRows<4, 2, kDepth, kOctet>();
-      if (parts <= 4) return StageRows<2, 4, kDepth, kOctet>();
-      return StageRows<1, 8, kDepth, kOctet>();
+      return StageRows<4, 2, kDepth, kOctet>();
     } else {
       if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2 * kDepth, 4>() : StageRows<4, 2, kDepth, 4>();
+      if (StagedGroups() <= 2) {
+        if (parts == 1) return StageRows<2, 1, 8 * kDepth, kOctet>();
+        if (parts == 2) return StageRows<2, 2, 4 * kDepth, kOctet>();
+        if (parts <= 4) return StageRows<2, 4, 2 * kDepth, kOctet>();
+        return StageRows<2, 8, kDepth, kOctet>();
+      }
       if (parts == 1) return StageRows<4, 1, 4 * kDepth, kOctet>();
       if (parts == 2) return StageRows<4, 2, 2 * kDepth, kOctet>();
-      if (parts <= 4) return StageRows<4, 4, kDepth, kOctet>();
-      return StageRows<2, 8, kDepth, kOctet>();
+      return StageRows<4, 4, kDepth, kOctet>();
     }
   }
 
@@ -239,10 +249,12 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     int y, column;
     const unsigned char* from;
     unsigned end;
+    bool begins;  // a tile
   };
 
   __device__ __forceinline__ void Advance(Row& row) const {
-    if (--row.left <= 0) {
+    row.begins = --row.left <= 0;
+    if (row.begins) {
       row.end = 0;
       if (row.index < p_.num_tiles) row.index += static_cast<int>(gridDim.x);
       if (row.index >= p_.num_tiles) return;
@@ -289,6 +301,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
       if (is_same_row) return;
       Advance(row);
       num_rows += row.index < p_.num_tiles;
+      if constexpr (!kForWords) Prefetch(row, planes);
     };
     Words words[kPassesAhead];
 #pragma unroll
@@ -368,7 +381,28 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
            PixelAt(0, p_.lead_pixels + StoredPixel());
   }
   __device__ __forceinline__ Row RowBeforeAll() const {
-    return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0};
+    return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0, false};
+  }
+
+  // Brings rows of the warp's channels to the second-level cache, some rows ahead. Those of a channel lie together, and
+  // memory gives several at once faster than one of each channel after the other.
+  template <int kGroups>
+  __device__ __forceinline__ void Prefetch(const Row& row, const unsigned (&planes)[kGroups]) const {
+    const int ahead = p_.rows_ahead;
+    if (ahead == 0 || row.left <= 0 || (!row.begins && (row.y & (ahead - 1)) != 0)) return;
+    const int begin = max(row.begins ? row.y : row.y + ahead, 0);
+    const int end = min(min((row.y & -ahead) + 2 * ahead, row.y + row.left), p_.in_h);
+    if (begin >= end || Lane() % kTaskOctets != 0) return;
+    const int row_bytes = kElementBytes * p_.in_w;
+    const unsigned char* first = row.from - kElementBytes * row.column + (begin - row.y) * row_bytes;
+#pragma unroll
+    for (int group = 0; group < kGroups; ++group) {
+      if (group >= StagedGroups() || planes[group] == kNoPlane) continue;
+      const unsigned char* from = first + planes[group];
+      const auto skipped = static_cast<unsigned>(reinterpret_cast<unsigned long long>(from) % 16);
+      const unsigned bytes = (skipped + static_cast<unsigned>((end - begin) * row_bytes)) / 16 * 16;
+      if (bytes > 0) PrefetchBulk(from - skipped, bytes);
+    }
   }
   __device__ __forceinline__ void WaitForSlot(const Cursor& at) const {
     if (at.row >= p_.ring_rows) WaitForBarrier(Emptied(at.slot), at.parity ^ 1);

@@ -20,9 +20,11 @@ using sparseconv::cuda::FlatParams;
 using sparseconv::cuda::FlatProducts;
 using sparseconv::cuda::Flatten;
 using sparseconv::cuda::FlattenParams;
+using sparseconv::cuda::FlattenRows;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kClusterThreads;
+using sparseconv::cuda::kFlattenRowsThreads;
 using sparseconv::cuda::kFlatThreads;
 using sparseconv::cuda::kMaxReduceThreads;
 using sparseconv::cuda::kOctetThreads;
@@ -74,6 +76,11 @@ SPARSECONV_ROUNDING_KERNEL(pointwise_f32_s32, PointwiseParams, kWgmmaThreads, Po
 extern "C" __global__ void sparseconv_interleave_f32(const InterleaveParams params) { Interleave<float>(params); }
 
 extern "C" __global__ void sparseconv_flatten_f32(const FlattenParams params) { Flatten<float>(params); }
+
+extern "C" __global__ void __launch_bounds__(kFlattenRowsThreads)
+    sparseconv_flatten_rows_f32(const FlattenParams params) {
+  FlattenRows<float>(params, product_stages);
+}
 
 SPARSECONV_GATHER_KERNELS(_f32, float)
 

@@ -21,10 +21,12 @@ using sparseconv::cuda::FlatParams;
 using sparseconv::cuda::FlatProducts;
 using sparseconv::cuda::Flatten;
 using sparseconv::cuda::FlattenParams;
+using sparseconv::cuda::FlattenRows;
 using sparseconv::cuda::Half;
 using sparseconv::cuda::Interleave;
 using sparseconv::cuda::InterleaveParams;
 using sparseconv::cuda::kClusterThreads;
+using sparseconv::cuda::kFlattenRowsThreads;
 using sparseconv::cuda::kFlatThreads;
 using sparseconv::cuda::kOctetThreads;
 using sparseconv::cuda::kRingThreads;
@@ -79,6 +81,10 @@ SPARSECONV_PRODUCT_KERNEL(pointwise_s32, PointwiseParams, kWgmmaThreads, Pointwi
 extern "C" __global__ void sparseconv_interleave(const InterleaveParams params) { Interleave<Half>(params); }
 
 extern "C" __global__ void sparseconv_flatten(const FlattenParams params) { Flatten<Half>(params); }
+
+extern "C" __global__ void __launch_bounds__(kFlattenRowsThreads) sparseconv_flatten_rows(const FlattenParams params) {
+  FlattenRows<Half>(params, product_stages);
+}
 
 SPARSECONV_GATHER_KERNELS(, Half)
 

@@ -60,6 +60,7 @@ KERNELS = {
     | {
         "sparseconv_interleave",
         "sparseconv_flatten",
+        "sparseconv_flatten_rows",
         "sparseconv_gather",
         "sparseconv_gather_whole",
         "sparseconv_gather_columns",
@@ -75,6 +76,7 @@ KERNELS = {
     | {
         "sparseconv_interleave_f32",
         "sparseconv_flatten_f32",
+        "sparseconv_flatten_rows_f32",
         "sparseconv_gather_f32",
         "sparseconv_gather_whole_f32",
         "sparseconv_gather_columns_f32",

@@ -35,6 +35,8 @@ LAYERS = [
     ((64, 160, 3, 3), (30, 7, 7), geometry_2d(pad=1)),
     ((100, 160, 3, 3), (20, 4, 5), geometry_2d(pad=1)),
     ((64, 160, 3, 3), (2, 13, 41), geometry_2d(pad=1)),
+    ((64, 68, 3, 3), (2, 41, 52), geometry_2d(pad=1)),  # rows in several chunks, of floats, too
+    ((64, 65, 3, 3), (3, 13, 12), geometry_2d(pad=1)),  # images of X begin anywhere
     ((64, 160, 3, 3), (3, 16, 17), geometry_2d()),
     ((64, 160, 3, 3), (9, 14, 14), geometry_2d(stride=2, pad=1)),
     ((64, 160, 3, 3), (5, 15, 29), geometry_2d(stride=2, pad=1)),
@@ -50,11 +52,18 @@ LAYERS = [
 ]
 
 
+def flatten_of(case, x_shape):
+    """What makes X flat, where X begins at a multiple of 16 bytes: by rows, without strides and of no small planes."""
+    plane = math.prod(x_shape[2:])
+    by_rows = set(case.geometry.strides) == {1} and plane >= 128 and x_shape[1] * plane * case.dtype.itemsize % 16 == 0
+    return f"sparseconv_flatten{'_rows' if by_rows else ''}{'_f32' if case.dtype == FLOAT else ''}"
+
+
 def run_flat(session, driver, case, x_shape, kernel="flat"):
     """Run a case and compare; floats are rounded to halves."""
     is_float = case.dtype == FLOAT
     flatten, name = run_and_check(session, driver, case, x_shape, has_rounded_factors=is_float)
-    assert flatten == ("sparseconv_flatten_f32" if is_float else "sparseconv_flatten")
+    assert flatten == flatten_of(case, x_shape)
     assert name.startswith(f"sparseconv_{kernel}_f32_n" if is_float else f"sparseconv_{kernel}_n")
 
 
@@ -113,7 +122,7 @@ def test_tensors_that_begin_anywhere(make_session, driver, which, size):
     inputs = random_inputs(case, (3, 160, *size))
     session = make_session(make_model(case), cuda_kernel="flat")
     y, first_kernel = run_misaligned(session, driver, inputs, np.zeros((3, case.out_channels, *size), HALF), which)
-    assert first_kernel == "sparseconv_flatten"
+    assert first_kernel == (flatten_of(case, (3, 160, *size)) if which != "X" else "sparseconv_flatten")
     assert_within(y, *oracle(case, inputs, stored_sums=1))
 
 

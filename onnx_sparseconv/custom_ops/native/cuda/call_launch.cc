@@ -377,13 +377,14 @@ void Launcher::LaunchFlat(const Call& call) const {
   const int columns = ColumnsOfBoth(params.y, params.epilogue.residual, 1 << params.out_shift, node_.element_bytes());
   while (1 << params.out_shift > columns) --params.out_shift;
   FillRecompute(call, &params.recompute);
-  FlattenParams flatten = launch.flatten.params;
+  const bool by_rows = launch.flatten_rows && reinterpret_cast<uintptr_t>(params.x) % kVectorBytes == 0;
+  const FlattenLaunch& before = by_rows ? *launch.flatten_rows : launch.flatten;
+  FlattenParams flatten = before.params;
   node_.flat->Fill(&flatten);
   flatten.x = params.x;
   std::optional<ort::DeviceScratch> x;
-  params.x = flatten.out =
-      LendHalves(call, launch.flatten.bytes, BlocksOf(launch.flatten.shape), &flatten.seen, &params.recompute, &x);
-  cuda::Launch(node_.flat->kernels.Flatten(), launch.flatten.shape, flatten, call.stream);
+  params.x = flatten.out = LendHalves(call, before.bytes, BlocksOf(before.shape), &flatten.seen, &params.recompute, &x);
+  cuda::Launch(node_.flat->kernels.Flatten(by_rows), before.shape, flatten, call.stream);
   cuda::Launch(node_.flat->kernels.Product(launch.blocks), launch.shape, params, call.stream);
 }
 

@@ -16,6 +16,11 @@ constexpr int64_t kPixelBytes = 16;
 constexpr int64_t kPixelUnit = 8;     // of pixels that begin at lines of memory
 constexpr int64_t kMinRowPixels = 8;  // no eight pixels lie in three rows
 constexpr int64_t kFlattenThreads = 256, kMaxFlattenThreads = 1024;
+// Of the rows that a block has brought by the copy engine, about, and the most. Of floats, few blocks are better, see
+// below. Copies of small planes take longer than the other kernel.
+constexpr int64_t kHalfRowsBytes = 8192, kFloatRowsBytes = 32768, kMostRowsBytes = 48 * 1024;
+constexpr int64_t kLeastRowsPlane = 128;
+constexpr int64_t kOctet = 8, kAligned = 16;
 // Of floats, since each block notes how large its values are, and all blocks of the launch behind look at all.
 constexpr int64_t kMaxSeen = 8192;
 constexpr int64_t kMaxGrid = 65535;  // of y
@@ -144,6 +149,7 @@ class Planner {
     launch.blocks = blocks;
     launch.cycles = cycles;
     launch.flatten = *flatten;
+    launch.flatten_rows = FlattenRows(*flatten);
     FlatParams& params = launch.params;
     for (int64_t tap = 0; tap < geometry_.taps(); ++tap) {
       params.tap_bytes[tap] = static_cast<unsigned>(kPixelBytes * PixelOf(tap));
@@ -172,6 +178,30 @@ class Planner {
     launch.shape.threads = kFlatThreads;
     launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(stages * (stage_bytes + 16) + kFlatBesides);
+  }
+
+  // The same by rows that the copy engine brings; nothing where it cannot, or should not.
+  std::optional<FlattenLaunch> FlattenRows(FlattenLaunch flatten) const {
+    const int64_t row_bytes = element_bytes_ * x_.size,
+                  rows_bytes = element_bytes_ > 2 ? kFloatRowsBytes : kHalfRowsBytes;
+    if (geometry_.strides[1] > 1 || geometry_.strides[2] > 1 || y_.size * x_.size < kLeastRowsPlane) return {};
+    if (geometry_.in_channels * y_.size * row_bytes % kAligned != 0) return {};
+    const int64_t chunks = std::min(CeilDivide(kOctet * rows_ * row_bytes, rows_bytes), rows_);
+    FlattenParams& params = flatten.params;
+    const int64_t chunk_rows = CeilDivide(rows_, chunks);
+    params.chunk_rows = static_cast<int>(chunk_rows);
+    params.chunks = static_cast<int>(CeilDivide(rows_, chunk_rows));
+    params.by_chunks = MakeDivisor(params.chunks);
+    const int64_t channel_bytes = RoundUp(chunk_rows * row_bytes, kAligned) + kAligned;
+    const int64_t bytes = kOctet * channel_bytes + 8;
+    const int64_t blocks = batch_ * params.chunks * weight_.num_octets;
+    if (bytes > kMostRowsBytes || (element_bytes_ > 2 && blocks > kMaxSeen)) return {};
+    params.channel_bytes = static_cast<int>(channel_bytes);
+    flatten.shape.threads = kFlattenRowsThreads;
+    flatten.shape.grid[0] = static_cast<unsigned>(batch_ * params.chunks);
+    flatten.shape.grid[1] = static_cast<unsigned>(weight_.num_octets);
+    flatten.shape.dynamic_shared_bytes = static_cast<unsigned>(bytes);
+    return flatten;
   }
 
   // Nothing where there are too many.

@@ -28,6 +28,7 @@ struct FlatLaunch {
   double cycles = 0.0;  // of a multiprocessor, about, with those of the launch before
   LaunchShape shape;
   FlattenLaunch flatten;
+  std::optional<FlattenLaunch> flatten_rows;  // instead, where X begins at a multiple of 16 bytes
 };
 
 // Nothing where a tile's pixels do not fit shared memory, X is empty, or the tensors are too large. `batch` is at least

@@ -230,7 +230,8 @@ FlatKernels::FlatKernels(bool is_half, FlatProducts products, int max_shared_byt
           LibraryOfWgmma(is_half),
           Concat("sparseconv_flat_", products == FlatProducts::kDense ? "dense_" : "", is_half ? "n" : "f32_n"),
           AllOf(kFlatBlocks), max_shared_bytes),
-      flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")) {}
+      flatten_(library().Function(is_half ? "sparseconv_flatten" : "sparseconv_flatten_f32")),
+      flatten_rows_(library().Function(is_half ? "sparseconv_flatten_rows" : "sparseconv_flatten_rows_f32")) {}
 
 GemmKernels::GemmKernels(bool is_half, bool has_boxes, bool is_ready, int max_shared_bytes)
     : ProductKernels(LibraryOfGemm(is_half),

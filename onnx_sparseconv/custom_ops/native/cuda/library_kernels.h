@@ -113,10 +113,10 @@ class OctetKernels : public ProductKernels {
 class FlatKernels : public ProductKernels {
  public:
   FlatKernels(bool is_half, FlatProducts products, int max_shared_bytes);
-  FunctionHandle Flatten() const { return flatten_; }
+  FunctionHandle Flatten(bool by_rows) const { return by_rows ? flatten_rows_ : flatten_; }
 
  private:
-  FunctionHandle flatten_;
+  FunctionHandle flatten_, flatten_rows_;
 };
 
 // Those of warpgroups for 1x1 with its zeros, of boxes or of planes, and those of X that is ready. The GPU must be of

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../checked.h"
+#include "divisor.h"
 #include "tensor_launch.h"
 #include "wgmma_plan.h"
 
@@ -37,6 +38,9 @@ constexpr double kElementCycles = 0.4;       // to store an output of a window b
 constexpr double kBeginCycles = 9500.0;      // of a block
 // What blocks wait for in the beginning, where X is in no cache: all of it from so many bytes on.
 constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
+
+// Of X, that all blocks have on its way to the second-level cache: with more, rows are driven out before they are read.
+constexpr int64_t kAheadBytes = int64_t{1} << 23;
 
 // Elements of Y that are stored together: where planes do not begin at multiples of 16 bytes, one by one.
 int64_t StoredTogether(const ResolvedGeometry& sizes) {
@@ -208,10 +212,14 @@ class Planner {
     params.staged_columns = static_cast<int>(columns.staged);
     params.halo_columns = static_cast<int>(columns.halo);
     params.group_rows = static_cast<int>(group_rows);
+    params.rows_ahead = RowsAhead(columns, num_blocks);
     params.out_buffers = buffers;
     params.row_tiles = weight_.row_tiles;
     params.tiles_x = static_cast<int>(columns.tiles);
     params.tiles_y = static_cast<int>(tiles_y);
+    params.by_row_tiles = MakeDivisor(weight_.row_tiles);
+    params.by_tiles_x = MakeDivisor(columns.tiles);
+    params.by_tiles_y = MakeDivisor(tiles_y);
     params.tile_rows = static_cast<int>(tile_rows);
     params.tile_columns = static_cast<int>(columns.of_tile);
     params.num_tiles = static_cast<int>(tiles);
@@ -220,6 +228,16 @@ class Planner {
     launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(ring_rows * of_row + copies * row_bytes + besides);
     return has_room;
+  }
+
+  // Rows of X that the second-level cache gets at a time, while as many are read. Of tiles of columns, a block would
+  // bring what others read.
+  int RowsAhead(const Columns& columns, int64_t num_blocks) const {
+    if (columns.tiles > 1 || is_words_) return 0;
+    const int64_t row_bytes = in_w_ * geometry_.in_channels * element_bytes_ * num_blocks / weight_.row_tiles;
+    int rows = 1;
+    while (4 * rows * row_bytes <= kAheadBytes) rows *= 2;
+    return rows;
   }
 
   // Pixels between the phases of columns: eight lanes store four of each at a time, which shall lie in different banks.
