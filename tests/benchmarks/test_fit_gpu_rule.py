@@ -185,8 +185,8 @@ def remembering(fit):
     def remember(*arguments):
         key = tuple(map(id, arguments))
         if key not in found:
-            found[key] = fit(*arguments)
-        return found[key]
+            found[key] = fit(*arguments), arguments  # these have to live on, else others get their identities
+        return found[key][0]
 
     return remember
 
