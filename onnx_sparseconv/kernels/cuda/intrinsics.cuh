@@ -657,7 +657,7 @@ __device__ __forceinline__ uint2 LoadClusterPairIf(bool exists, Shared address) 
   return pair;
 }
 
-// Brings `bytes` (likewise) of what is to be loaded to the second-level cache.
+// Brings what is to be loaded to the second-level cache, `bytes` of it, from a multiple of 16 on and as many.
 __device__ __forceinline__ void PrefetchBulk(const void* address, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
