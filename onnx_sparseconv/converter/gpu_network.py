@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
 from onnx_sparseconv.converter.gpu_predictions import FEW_IMAGES, GpuRule, Prediction, default_sizes, unknown_shape
 from onnx_sparseconv.kernels.gpu_time_constants import MODEL
+from onnx_sparseconv.text import count
 
 # With few images, layers that are decided together are rewritten where they are foretold to gain by this factor, as a
 # CUDA graph. Sums of many layers are foretold within some percent, and without a graph they gain far more, for the host
@@ -77,7 +78,8 @@ class Together:
         return bool(self.sparse) and all(gain.is_enough(rule) for gain in self.gains)
 
     def __str__(self) -> str:
-        return f"{len(self.sparse)} layers together predicted {', '.join(map(str, self.gains))}"
+        together = " together" if len(self.sparse) > 1 else ""
+        return f"{count(len(self.sparse), 'layer')}{together} predicted {', '.join(map(str, self.gains))}"
 
 
 def choose_together(sites: Sequence[ConvSite], found: Mapping[int, Sequence[Prediction]], rule: GpuRule) -> Together:

@@ -590,6 +590,12 @@ def test_what_has_few_zeros_becomes_sparse_with_others(times):
     assert [verdict.reason for verdict in found] == [Reason.TOO_DENSE, Reason.DEPTHWISE, Reason.TOO_DENSE]
 
 
+@pytest.mark.parametrize(("layers", "text"), [({4}, "1 layer predicted 2.00x"), ({4, 5}, "2 layers together ")])
+def test_what_layers_gain_is_said_by_how_many_they_are(layers, text):
+    gain = gpu_network.NetworkGain(90, 8, 20.0, 10.0)
+    assert str(gpu_network.Together(frozenset(layers), (gain,))).startswith(text)
+
+
 def test_what_can_be_taken_along_with_one_image_alone_is_advised_so(times):
     times[0.9] = times[0.0] = {1: (20.0, 15.0), 64: (100.0, 300.0)}
     model, rule = with_depthwise_amid(batch="n"), GpuRule((90,), to_half=True)
