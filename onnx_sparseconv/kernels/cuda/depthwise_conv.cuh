@@ -14,20 +14,9 @@
 #include "epilogue.cuh"
 #include "intrinsics.cuh"
 #include "params.h"
+#include "shared_elements.cuh"
 
 namespace sparseconv::cuda {
-
-// Elements of shared memory by their address.
-template <class T>
-__device__ __forceinline__ T LoadSharedAs(Shared address) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return BitsToFloat(LoadShared(address));
-  } else {
-    return LoadSharedHalf(address);
-  }
-}
-__device__ __forceinline__ void StoreSharedAs(Shared address, float value) { StoreShared(address, FloatToBits(value)); }
-__device__ __forceinline__ void StoreSharedAs(Shared address, Half value) { StoreSharedHalf(address, value); }
 
 // A run of elements between global and shared memory, where both lie alike within 16 bytes. By all threads of the
 // block.

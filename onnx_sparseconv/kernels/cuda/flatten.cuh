@@ -5,6 +5,7 @@
 #include "flat_params.h"
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
+#include "shared_elements.cuh"
 
 namespace sparseconv::cuda {
 
@@ -59,17 +60,6 @@ __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, 
     channels.Load(p.channels, min(octet + 1, end - 1));
   }
 }
-
-template <class T>
-__device__ __forceinline__ void NoteSeen(const FlattenParams& p, Magnitude& magnitude) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const unsigned seen = SeenByBlock(magnitude.Seen());
-    if (threadIdx.x == 0) p.seen[blockIdx.y * gridDim.x + blockIdx.x] = seen;
-  }
-}
-
-__device__ __forceinline__ void LoadElement(Shared from, Half& value) { value = LoadSharedHalf(from); }
-__device__ __forceinline__ void LoadElement(Shared from, float& value) { value = BitsToFloat(LoadShared(from)); }
 
 // An octet of some rows of an image. T is the type of X, Half or float; `shared` has room for a chunk's rows of eight
 // channels, and a barrier.
@@ -129,12 +119,12 @@ __device__ __forceinline__ void FlattenRows(const FlattenParams& p, const void* 
     for (int i = 0; i < kOctet; ++i) {
       values[i] = T{0};
       if (is_inside && channels.of[i] >= 0) {
-        LoadElement(room + static_cast<unsigned>(i * p.channel_bytes) + skipped[i] + at, values[i]);
+        values[i] = LoadSharedAs<T>(room + static_cast<unsigned>(i * p.channel_bytes) + skipped[i] + at);
       }
     }
     out[pixel] = RoundedEight(values, magnitude);
   }
-  NoteSeen<T>(p, magnitude);
+  NoteSeen<T, 2>(p.seen, magnitude);
 }
 
 template <class T>
@@ -149,7 +139,7 @@ __device__ __forceinline__ void Flatten(const FlattenParams& p) {
   } else {
     WaitForLaunchBefore();
   }
-  NoteSeen<T>(p, magnitude);
+  NoteSeen<T, 2>(p.seen, magnitude);
 }
 
 }  // namespace sparseconv::cuda

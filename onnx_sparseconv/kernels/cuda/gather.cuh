@@ -80,15 +80,6 @@ __device__ __forceinline__ GatheredPlane<T> PlaneAt(const GatherParams& p, int p
   return {static_cast<const T*>(source.x) + begin, begin, end};
 }
 
-// What a block saw of X, where that is floats.
-template <class T>
-__device__ __forceinline__ void NoteSeen(const GatherParams& p, const Magnitude& magnitude) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const unsigned seen = SeenByBlock(magnitude.Seen());
-    if (threadIdx.x == 0) p.seen[blockIdx.x] = seen;
-  }
-}
-
 // Any positions, segment by segment; of whole planes, also of several sources. T is the type of X, Half or float.
 // Neighbours in memory that lie behind a plane's end are of the next plane, so what is seen of them is of X as well.
 template <class T>
@@ -107,7 +98,7 @@ __device__ __forceinline__ void Gather(const GatherParams& p) {
     static_cast<uint4*>(p.out)[index] =
         has_neighbours ? LoadNeighbours(from.first + first, magnitude) : LoadPositions(p, from.first, first, magnitude);
   }
-  NoteSeen<T>(p, magnitude);
+  NoteSeen<T, 1>(p.seen, magnitude);
 }
 
 // Whole planes of one X, by blocks of kGatherThreads, of whose segments each thread has one. `slab`: kGatherSlabBytes
@@ -145,7 +136,7 @@ __device__ __forceinline__ void GatherWhole(const GatherParams& p, Shared slab) 
     }
     __syncthreads();
   }
-  NoteSeen<T>(p, magnitude);
+  NoteSeen<T, 1>(p.seen, magnitude);
 }
 
 // Every second element of what was loaded, as halves, to where they belong.
@@ -194,7 +185,7 @@ __device__ __forceinline__ void GatherEverySecond(const GatherParams& p) {
       if (to[i] != nullptr) StoreEverySecond<T>(columns[i], to[i], magnitude);
     }
   }
-  NoteSeen<T>(p, magnitude);
+  NoteSeen<T, 1>(p.seen, magnitude);
 }
 
 // By the widest loads that all rows allow.

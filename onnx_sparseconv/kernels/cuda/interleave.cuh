@@ -50,10 +50,7 @@ __device__ __forceinline__ void Interleave(const InterleaveParams& p) {
   } else {
     WaitForLaunchBefore();
   }
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const unsigned seen = SeenByBlock(magnitude.Seen());
-    if (threadIdx.x == 0) p.seen[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = seen;
-  }
+  NoteSeen<T, 3>(p.seen, magnitude);
 }
 
 }  // namespace sparseconv::cuda

@@ -53,6 +53,17 @@ class Magnitude {
   unsigned bits_ = 0;  // of all floats
 };
 
+// Notes what each block of a grid of so many axes saw of X, where that is floats. To be called by all of its threads.
+template <class T, int kAxes>
+__device__ __forceinline__ void NoteSeen(unsigned* of_blocks, const Magnitude& magnitude) {
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const unsigned seen = SeenByBlock(magnitude.Seen());
+    if (threadIdx.x != 0) return;
+    const unsigned row = kAxes > 2 ? blockIdx.z * gridDim.y + blockIdx.y : blockIdx.y;
+    of_blocks[kAxes > 1 ? row * gridDim.x + blockIdx.x : blockIdx.x] = seen;
+  }
+}
+
 // Values as halves. What are halves already needs no watching.
 __device__ __forceinline__ Half2 RoundedPair(Half lower, Half upper, Magnitude&) { return Joined(lower, upper); }
 __device__ __forceinline__ Half2 RoundedPair(float lower, float upper, Magnitude& magnitude) {

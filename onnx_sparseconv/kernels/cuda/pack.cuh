@@ -51,10 +51,7 @@ class Packing {
         return LoadSharedVector(slab_ + static_cast<unsigned>(channel * SlabPitch() + 2 * (position - begin_)));
       });
     }
-    if constexpr (sizeof(T) == sizeof(float)) {
-      const unsigned seen = SeenByBlock(magnitude_.Seen());
-      if (threadIdx.x == 0) p_.seen[blockIdx.y * gridDim.x + blockIdx.x] = seen;
-    }
+    NoteSeen<T, 2>(p_.seen, magnitude_);
   }
 
  private:

@@ -407,8 +407,7 @@ Barrier& FindBarrierOfCopy(unsigned number) {
 
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
   Barrier& barrier = FindBarrierOfCopy(number);
-  if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
-  CheckGlobal(from, 16);
+  CheckBulk(from, bytes);
   unsigned char* pointer = SharedPointer(to, bytes, 16);
   std::memcpy(pointer, from, bytes / 2);  // the rest arrives when it is waited for
   barrier.copies.push_back({pointer, from, bytes});
@@ -424,8 +423,7 @@ void WaitForBarrier(unsigned number, unsigned parity) {
 }
 
 void StoreBulk(void* to, unsigned from, unsigned bytes) {
-  if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
-  CheckGlobal(to, 16);
+  CheckBulk(to, bytes);
   CheckTouch();
   const unsigned char* pointer = SharedPointer(from, bytes, 16);
   std::memcpy(to, pointer, bytes / 2);  // the rest is read when that is waited for

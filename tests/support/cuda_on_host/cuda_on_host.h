@@ -76,6 +76,11 @@ inline void CheckGlobal(const void* address, unsigned alignment) {
   Fail("global address %p is not a multiple of %u", address, alignment);
 }
 
+inline void CheckBulk(const void* address, unsigned bytes) {
+  if (bytes % 16 != 0 || bytes == 0) Fail("a bulk copy of %u bytes", bytes);
+  CheckGlobal(address, 16);
+}
+
 // In a kernel that lets the next launch begin, which may have begun early itself, a thread must wait before it touches
 // what other launches do.
 void LetNextLaunchBegin();

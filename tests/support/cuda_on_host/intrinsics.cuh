@@ -84,8 +84,7 @@ Value LoadWritten(const Value* address) {
 
 inline void PrefetchLine(const void* address) { cuda_on_host::CheckGlobal(address, 1); }
 inline void PrefetchBulk(const void* address, unsigned bytes) {
-  cuda_on_host::CheckGlobal(address, 16);
-  if (bytes % 16 != 0 || bytes == 0) cuda_on_host::Fail("a bulk copy of %u bytes", bytes);
+  cuda_on_host::CheckBulk(address, bytes);
   const auto* all = static_cast<const volatile unsigned char*>(address);
   static_cast<void>(all[0]), static_cast<void>(all[bytes - 1]);  // no address far from memory
 }
