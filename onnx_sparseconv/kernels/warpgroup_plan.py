@@ -35,14 +35,14 @@ _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 _DENSE_POSITION_CYCLES = 4.0
 # Of the octet kernel.
 _OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _STRIDED_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), (8, 15), 32
-_MAX_OCTET_STRIDE, _MOST_APART = 2, 7
+_MAX_OCTET_STRIDE, _MOST_APART, _MAX_BLOCKS_OF_TWO_SETS = 2, 7, 15
 _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
-_OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.068, 9500.0
-_WAITING_SHARE, _ALONE_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.6, 1.05, 13.0
+_OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.04, 8500.0
+_WAITING_SHARE, _ALONE_SHARE, _SHARING_SHARE, _OCTET_BYTES_A_CYCLE = 1.25, 1.6, 1.05, 15.0
 _DENSE_BLOCK_CYCLES, _LEAST_DENSE_CYCLES, _LEAST_PRODUCT_CYCLES, _LEAST_BLOCK_CYCLES = 2.9, 45.0, 64.0, 4.3
 _ELEMENT_CYCLES = 0.4
-_COLD_CYCLES, _COLD_BYTES = 6500.0, 16e6
+_COLD_CYCLES, _COLD_BYTES = 3000.0, 16e6
 # Of the kernel for 1x1.
 _SEGMENTS, _SEGMENT_POSITIONS, _LEAST_SEGMENTS = (16, 24, 32), 8, 4
 _TILE_CYCLES, _WIDE_TILE_CYCLES, _SEGMENT_CHUNK_CYCLES, _SEGMENT_CYCLES = 3260.0, 2060.0, 309.0, 18.9
@@ -343,7 +343,7 @@ def _octet_plans(
         besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + steps.weight_bytes + 4 * places + 8 + 16 + apart
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
         has_room = ring_rows >= window_rows + 2 * rows - 1
-        if ring_rows >= window_rows + rows - 1:
+        if ring_rows >= max(window_rows + rows - 1, 2 if blocks <= _MAX_BLOCKS_OF_TWO_SETS else 1):
             computing = groups * (products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
             tiles = of_images * row_tiles
             if not has_room and (groups > 1 or tiles > num_blocks):

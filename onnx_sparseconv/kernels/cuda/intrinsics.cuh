@@ -241,7 +241,8 @@ __device__ __forceinline__ void ReloadVectorIf(bool exists, const void* address,
       : "memory");
 }
 
-// The same of both halves, which begin at multiples of 8 bytes.
+// The same of both halves, which begin at multiples of 8 bytes, so many bytes from each other.
+template <int kApart = 8>
 __device__ __forceinline__ uint4 LoadHalfVectorsIf(bool first, bool second, const void* address) {
   uint4 words;
   asm volatile(
@@ -250,10 +251,10 @@ __device__ __forceinline__ uint4 LoadHalfVectorsIf(bool first, bool second, cons
       "setp.ne.u32 first, %4, 0;\nsetp.ne.u32 second, %5, 0;\n"
       "mov.u32 %0, 0;\nmov.u32 %1, 0;\nmov.u32 %2, 0;\nmov.u32 %3, 0;\n"
       "@first ld.global.ca.v2.u32 {%0, %1}, [%6];\n"
-      "@second ld.global.ca.v2.u32 {%2, %3}, [%6 + 8];\n"
+      "@second ld.global.ca.v2.u32 {%2, %3}, [%6 + %7];\n"
       "}"
       : "=&r"(words.x), "=&r"(words.y), "=&r"(words.z), "=&r"(words.w)
-      : "r"(static_cast<unsigned>(first)), "r"(static_cast<unsigned>(second)), "l"(address)
+      : "r"(static_cast<unsigned>(first)), "r"(static_cast<unsigned>(second)), "l"(address), "n"(kApart)
       : "memory");
   return words;
 }
@@ -657,13 +658,13 @@ __device__ __forceinline__ uint2 LoadClusterPairIf(bool exists, Shared address) 
   return pair;
 }
 
-// Brings what is to be loaded to the second-level cache, `bytes` of it, from a multiple of 16 on and as many.
+// Brings what is to be loaded to the second-level cache, `bytes` of it, a multiple of 16, from such a multiple on.
 __device__ __forceinline__ void PrefetchBulk(const void* address, unsigned bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
 }
 
-// Copies `bytes` (likewise) from shared to global memory, of what is not read again soon. What threads wrote there must
-// have been fenced (FenceSharedForTensorCores) and waited for.
+// Copies `bytes`, a multiple of 16, from shared to global memory, at such multiples both, of what is not read again
+// soon. What threads wrote there must have been fenced (FenceSharedForTensorCores) and waited for.
 __device__ __forceinline__ void StoreBulk(void* to, Shared from, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;" ::"l"(to), "r"(from),
                "r"(bytes), "l"(OncePolicy())

@@ -96,20 +96,21 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   static constexpr unsigned kBlockBytes = kOctet * sizeof(T);
   static constexpr unsigned kOutPitch = kBlockBytes * (kBlocks | 1);
   static constexpr unsigned kBufferBytes = kRows * kOutPitch;
-  // With strides, sums are fewer, and twice the rows of X are on their way.
-  static constexpr int kThreadRegisters = 168, kProductRegisters = kHasStrides ? 144 : 192,
-                       kStagingRegisters = kHasStrides ? 216 : 120, kDepth = kHasStrides ? 2 : 1;
+  // Where sums leave registers for it, two sets of warps stage, every second row of the ring each.
+  static constexpr int kThreads = kOctetThreads<kBlocks>, kSets = kOctetStagingSets<kBlocks>;
+  static constexpr int kThreadRegisters = 65536 / kThreads / 8 * 8, kProductRegisters = kSets > 1 ? 144 : 192,
+                       kStagingRegisters = kSets > 1 ? 112 : 120;
   static constexpr int kWarps = kWarpgroupThreads / 32;  // of a warpgroup
   static constexpr int kProductWarps = kOctetWarpgroups * kWarps;
-  static constexpr int kStagingWarps = kOctetStagingWarps;
+  static constexpr int kStagingWarps = kOctetStagingWarps;  // of a set
   // Numbered barriers: those before are warps' own.
   static constexpr int kTurnBarriers = 1 + kProductWarps, kOutputBarriers = kTurnBarriers + kOctetWarpgroups,
                        kInputsBarrier = kOutputBarriers + kOctetWarpgroups;
   static constexpr unsigned kValueBytes = 2048, kMetaBytes = 256;  // of a step
   static constexpr unsigned kMatrixBytes = 128;
   static constexpr unsigned kBatchSteps = 4;  // whose products are on their way together
-  // Octets of columns, that a warp stages of eight channels at a time, and their columns.
-  static constexpr int kTaskOctets = 4, kTaskColumns = kOctet * kTaskOctets;
+  // Lanes that have columns of the same channel, and all that they have, for eight channels at a time.
+  static constexpr int kTaskLanes = 4, kTaskColumns = kOctet * kTaskLanes;
   static constexpr unsigned kNoPlane = 0xFFFFFFFFu;
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
@@ -156,7 +157,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
                      bytes, WeightArrived());
       Arrive(WeightArrived());
     }
-    for (int place = thread; place < p_.places; place += kOctetThreads) {
+    for (int place = thread; place < p_.places; place += kThreads) {
       const int channel = p_.channels[row_tile_ * p_.places + place];
       StoreShared(planes_ + static_cast<unsigned>(4 * place),
                   channel < 0
@@ -173,13 +174,13 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     const unsigned zeros[4] = {};
     if constexpr (kHasStrides) {
       const unsigned bytes = static_cast<unsigned>(p_.places / kOctet) * plane_bytes_;
-      for (unsigned at = kPixelBytes * static_cast<unsigned>(thread); at < bytes; at += kPixelBytes * kOctetThreads) {
+      for (unsigned at = kPixelBytes * static_cast<unsigned>(thread); at < bytes; at += kPixelBytes * kThreads) {
         StoreSharedVectorIf(1, ring_ + at, zeros);
       }
       return;
     }
     const int beside = p_.row_pixels - p_.staged_columns, rows = p_.ring_rows + p_.group_rows - 1;
-    for (int i = thread; i < p_.places / kOctet * rows * beside; i += kOctetThreads) {
+    for (int i = thread; i < p_.places / kOctet * rows * beside; i += kThreads) {
       const int pixel = i % beside;
       StoreSharedVectorIf(
           1,
@@ -210,9 +211,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
 
   // --- staging ------------------------------------------------------------------------------------------------------
 
-  // A warp stages eight channels of four octets of columns at a time, a task: each lane an octet of columns of one
-  // channel. It has all tasks of every fourth eight channels. As many rows are on their way as registers hold.
-  // Returns what it saw of X.
+  // A warp stages eight channels of 32 columns at a time, a task: each lane eight columns of one channel. It has all
+  // tasks of every fourth eight channels. As many rows are on their way as registers hold. Returns what it saw of X.
   __device__ __forceinline__ unsigned Stage() const {
     const int parts = StagedParts();
     if constexpr (kForWords) {
@@ -220,24 +220,24 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     } else if constexpr (kIsFloat) {
       // Twice the registers of halves.
       if (StagedGroups() <= 2) {
-        if (parts == 1) return StageRows<2, 1, 4 * kDepth, kOctet>();
-        if (parts == 2) return StageRows<2, 2, 2 * kDepth, kOctet>();
-        if (parts <= 4) return StageRows<2, 4, kDepth, kOctet>();
-        return StageRows<1, 8, kDepth, kOctet>();
+        if (parts == 1) return StageRows<2, 1, 4, kOctet>();
+        if (parts == 2) return StageRows<2, 2, 2, kOctet>();
+        if (parts <= 4) return StageRows<2, 4, 1, kOctet>();
+        return StageRows<1, 8, 1, kOctet>();
       }
-      if (parts == 1) return StageRows<4, 1, 2 * kDepth, kOctet>();
-      return StageRows<4, 2, kDepth, kOctet>();
+      if (parts == 1) return StageRows<4, 1, 2, kOctet>();
+      return StageRows<4, 2, 1, kOctet>();
     } else {
-      if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2 * kDepth, 4>() : StageRows<4, 2, kDepth, 4>();
+      if (p_.in_w % kOctet != 0) return parts == 1 ? StageRows<4, 1, 2, 4>() : StageRows<4, 2, 1, 4>();
       if (StagedGroups() <= 2) {
-        if (parts == 1) return StageRows<2, 1, 8 * kDepth, kOctet>();
-        if (parts == 2) return StageRows<2, 2, 4 * kDepth, kOctet>();
-        if (parts <= 4) return StageRows<2, 4, 2 * kDepth, kOctet>();
-        return StageRows<2, 8, kDepth, kOctet>();
+        if (parts == 1) return StageRows<2, 1, 4, kOctet>();
+        if (parts == 2) return StageRows<2, 2, 4, kOctet>();
+        if (parts <= 4) return StageRows<2, 4, 2, kOctet>();
+        return StageRows<2, 8, 1, kOctet>();
       }
-      if (parts == 1) return StageRows<4, 1, 4 * kDepth, kOctet>();
-      if (parts == 2) return StageRows<4, 2, 2 * kDepth, kOctet>();
-      return StageRows<4, 4, kDepth, kOctet>();
+      if (parts == 1) return StageRows<4, 1, 4, kOctet>();
+      if (parts == 2) return StageRows<4, 2, 2, kOctet>();
+      return StageRows<4, 4, 1, kOctet>();
     }
   }
 
@@ -247,28 +247,50 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     int index;  // of the tile, beyond all where there is no row
     int left;   // rows of the tile, this one included
     int y, column;
+    int fetched;  // of X, from which on no row was brought ahead
     const unsigned char* from;
     unsigned end;
-    bool begins;  // a tile
   };
 
+  // To the next one of the set.
+  template <int kAligned>
   __device__ __forceinline__ void Advance(Row& row) const {
-    row.begins = --row.left <= 0;
-    if (row.begins) {
-      row.end = 0;
-      if (row.index < p_.num_tiles) row.index += static_cast<int>(gridDim.x);
-      if (row.index >= p_.num_tiles) return;
-      const Tile tile = TileAt(row.index);
-      row.left = tile.in_rows << RowShift();
-      row.y = (tile.y << RowShift()) - p_.pad_top - 1;
-      row.column = (tile.x << ColumnShift()) - p_.halo_columns + Lane() % kTaskOctets * kOctet;
-      row.from = static_cast<const unsigned char*>(p_.x) +
-                 kElementBytes * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w +
-                                  row.y * p_.in_w + row.column);
+    const int rows = RowsToNext(row.left);
+    row.left -= rows;
+    row.y += rows;
+    row.from += rows * kElementBytes * p_.in_w;
+    // What is skipped may be all of a tile.
+#pragma unroll
+    for (int crossed = 0; crossed < kSets; ++crossed) {
+      if (row.left <= 0) BeginTile<kAligned>(row);
     }
-    ++row.y;
-    row.from += kElementBytes * p_.in_w;
     row.end = static_cast<unsigned>(row.y) < static_cast<unsigned>(p_.in_h) ? static_cast<unsigned>(p_.in_w) : 0u;
+  }
+
+  // The next one, of whose rows as many are skipped as `left` is below zero.
+  template <int kAligned>
+  __device__ __forceinline__ void BeginTile(Row& row) const {
+    if (row.index < p_.num_tiles) row.index += static_cast<int>(gridDim.x);
+    if (row.index >= p_.num_tiles) {
+      row.y = -1;  // where there is nothing
+      return;
+    }
+    const Tile tile = TileAt(row.index);
+    row.y = (tile.y << RowShift()) - p_.pad_top - row.left;
+    row.left += tile.in_rows << RowShift();
+    row.column = (tile.x << ColumnShift()) - p_.halo_columns + Lane() % kTaskLanes * kVectorColumns<kAligned>;
+    row.from = static_cast<const unsigned char*>(p_.x) +
+               kElementBytes * (static_cast<long long>(tile.image) * p_.in_channels * p_.in_h * p_.in_w +
+                                row.y * p_.in_w + row.column);
+    row.fetched = row.y;
+  }
+
+  // From a row of X to the set's next one; behind the last phase of a row of the ring, over those of other sets. With
+  // two phases, the last one is where the rows that are left are odd in number.
+  __device__ __forceinline__ int RowsToNext(int left) const {
+    if (kSets == 1) return 1;
+    if (RowShift() == 0) return kSets;
+    return left % 2 == 0 ? 1 : 1 + 2 * (kSets - 1);
   }
 
   // `kGroups` of eight channels and `kParts` tasks of each are what a warp may have of a row. While one is stored,
@@ -278,8 +300,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   __device__ __forceinline__ unsigned StageRows() const {
     using Words = Loaded[kGroups][kParts];
     const int groups = StagedGroups(), parts = StagedParts();
-    const int staged = p_.staged_columns - StoredPixel();
-    const Shared first = FirstStored();
+    const int pixel = StoredPixel<kAligned>(), staged = p_.staged_columns - pixel;
+    const Shared first = FirstStored(pixel);
     unsigned planes[kGroups];
     const auto find_planes = [&](int begin) {
 #pragma unroll
@@ -292,15 +314,15 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     WaitForLaunchBefore();
 
     Row row = RowBeforeAll();
-    int num_rows = 0;
+    int held = 0;  // rows of X
     // That are to be loaded: at first, those behind a row's last.
     Pass next = kForWords ? Pass{groups, parts} : Pass{0, 0};
     const auto advance = [&]() {
       const bool is_same_row = kForWords && Advance<kGroups, kParts>(next, groups, parts);
       if (kForWords) find_planes(next.group);
       if (is_same_row) return;
-      Advance(row);
-      num_rows += row.index < p_.num_tiles;
+      Advance<kAligned>(row);
+      held += row.index < p_.num_tiles;
       if constexpr (!kForWords) Prefetch(row, planes);
     };
     Words words[kPassesAhead];
@@ -312,38 +334,53 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
         if (!kForWords && group >= groups) break;
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          words[i][group][part] = LoadOctet<kAligned>(row, planes[group], next.part + part);
+          words[i][group][part] = LoadColumns<kAligned>(row, planes[group], next.part + part);
         }
       }
     }
     Magnitude magnitude;
     Cursor at;
+    at.row = at.slot = Set();
     int phase = 0;    // of the row
     Pass pass{0, 0};  // that are to be stored
-    while (true) {
+    // Whether there was a row to be stored, from `words`, where what is ahead comes to then.
+    const auto store_next = [&](Words& words) __attribute__((always_inline)) {
+      if (held == 0) return false;
+      advance();
+      WaitForSlot(at);
+      Shared to = first + PixelAt(phase, 0) + static_cast<unsigned>(at.slot) * row_bytes_ +
+                  static_cast<unsigned>(pass.group * kStagingWarps) * plane_bytes_;
 #pragma unroll
-      for (int i = 0; i < kPassesAhead; ++i) {
-        if ((at.row << RowShift()) + phase >= num_rows) return magnitude.Seen();
-        advance();
-        WaitForSlot(at);
-        Shared to = first + PixelAt(phase, 0) + static_cast<unsigned>(at.slot) * row_bytes_ +
-                    static_cast<unsigned>(pass.group * kStagingWarps) * plane_bytes_;
+      for (int group = 0; group < kGroups; ++group) {
+        if (!kForWords && group >= groups) break;
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) {
-          if (!kForWords && group >= groups) break;
-#pragma unroll
-          for (int part = 0; part < kParts; ++part) {
-            if (!kForWords || pass.group + group < groups) {
-              StoreTask(Halves(words[i][group][part], magnitude), to, pass.part + part, staged, at.slot);
-            }
-            words[i][group][part] = LoadOctet<kAligned>(row, planes[group], next.part + part);
+        for (int part = 0; part < kParts; ++part) {
+          if (!kForWords || pass.group + group < groups) {
+            StoreTask<kAligned>(Halves(words[group][part], magnitude), to, pass.part + part, staged, at.slot);
           }
-          to += kStagingWarps * plane_bytes_;
+          words[group][part] = LoadColumns<kAligned>(row, planes[group], next.part + part);
         }
-        if (kForWords && Advance<kGroups, kParts>(pass, groups, parts)) continue;
-        phase = PhaseOf(phase + 1, RowShift());
-        if (phase == 0) FinishRow(at);
+        to += kStagingWarps * plane_bytes_;
       }
+      if (kForWords && Advance<kGroups, kParts>(pass, groups, parts)) return true;
+      --held;
+      phase = PhaseOf(phase + 1, RowShift());
+      if (phase == 0) FinishRow(at);
+      return true;
+    };
+    while (ForEach<kPassesAhead>(words, store_next)) {
+    }
+    return magnitude.Seen();
+  }
+
+  // Calls a function for each element, until it returns false; returns whether it did not. A loop of its own would not
+  // always be unrolled, and elements then be in local memory.
+  template <int kCount, class Element, class Function>
+  static __device__ __forceinline__ bool ForEach(Element* elements, const Function& function) {
+    if constexpr (kCount == 0) {
+      return true;
+    } else {
+      return function(elements[0]) && ForEach<kCount - 1>(elements + 1, function);
     }
   }
 
@@ -367,41 +404,62 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   __device__ __forceinline__ int StagedParts() const { return (p_.staged_columns + kTaskColumns - 1) / kTaskColumns; }
   // Where the plane of the lane's channel lies in an image, in bytes, or kNoPlane.
   __device__ __forceinline__ unsigned PlaneOf(int group) const {
-    const int place = kOctet * (kStagingWarps * group + warp_ - kProductWarps) + Lane() / kTaskOctets;
+    const int place = kOctet * (kStagingWarps * group + warp_ % kStagingWarps) + Lane() / kTaskLanes;
     return LoadShared(planes_ + static_cast<unsigned>(4 * place));
   }
   // The row of a matrix that this lane says the place of; see Store.
+  template <int kAligned>
   static __device__ __forceinline__ int StoredPixel() {
-    const int other = Lane() % 8 / 2;
-    return 8 * other + 2 * ((Lane() / 8 + other) % 4) + Lane() % 2;
+    const int other = Lane() % 8 / 2, matrix = Lane() / 8;
+    if constexpr (kVectorColumns<kAligned> == kOctet) {
+      return kOctet * other + 2 * ((matrix + other) % 4) + Lane() % 2;
+    } else {
+      const int word = matrix ^ other / 2;
+      return kTaskColumns / 2 * (word / 2) + kVectorColumns<kAligned> * other + 2 * (word % 2) + Lane() % 2;
+    }
   }
   // That pixel's, of the first row and the warp's first channels.
-  __device__ __forceinline__ Shared FirstStored() const {
-    return ring_ + static_cast<unsigned>(warp_ - kProductWarps) * plane_bytes_ +
-           PixelAt(0, p_.lead_pixels + StoredPixel());
-  }
-  __device__ __forceinline__ Row RowBeforeAll() const {
-    return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), 0, 0, 0, nullptr, 0, false};
+  __device__ __forceinline__ Shared FirstStored(int pixel) const {
+    return ring_ + static_cast<unsigned>(warp_ % kStagingWarps) * plane_bytes_ + PixelAt(0, p_.lead_pixels + pixel);
   }
 
-  // Brings rows of the warp's channels to the second-level cache, some rows ahead. Those of a channel lie together, and
-  // memory gives several at once faster than one of each channel after the other.
+  __device__ __forceinline__ int Set() const { return kSets > 1 ? (warp_ - kProductWarps) / kStagingWarps : 0; }
+  // Which the first of the set follows.
+  __device__ __forceinline__ Row RowBeforeAll() const {
+    const int left = 1 + ((kSets - 1 - Set()) << RowShift());
+    return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), left, 0, 0, 0, nullptr, 0};
+  }
+
+  // Brings rows of the warp's channels to the second-level cache, some rows ahead, for all sets. Those of a channel lie
+  // together, and memory gives several at once faster than one of each channel after the other. Short rows come by
+  // lines, which lanes ask for together. Of wide ones, there are so many lines that loads would wait for them; the copy
+  // engine brings those.
   template <int kGroups>
-  __device__ __forceinline__ void Prefetch(const Row& row, const unsigned (&planes)[kGroups]) const {
-    const int ahead = p_.rows_ahead;
-    if (ahead == 0 || row.left <= 0 || (!row.begins && (row.y & (ahead - 1)) != 0)) return;
-    const int begin = max(row.begins ? row.y : row.y + ahead, 0);
-    const int end = min(min((row.y & -ahead) + 2 * ahead, row.y + row.left), p_.in_h);
-    if (begin >= end || Lane() % kTaskOctets != 0) return;
-    const int row_bytes = kElementBytes * p_.in_w;
-    const unsigned char* first = row.from - kElementBytes * row.column + (begin - row.y) * row_bytes;
+  __device__ __forceinline__ void Prefetch(Row& row, const unsigned (&planes)[kGroups]) const {
+    constexpr unsigned kLineBytes = 128, kCopied = 16;
+    if (p_.rows_ahead == 0 || row.y + p_.rows_ahead <= row.fetched || row.left <= 0 || Set() != 0) return;
+    const int begin = max(row.fetched, 0), end = min(min(row.fetched + p_.rows_ahead, row.y + row.left), p_.in_h);
+    row.fetched += p_.rows_ahead;
+    const auto row_bytes = static_cast<unsigned>(kElementBytes * p_.in_w);
+    const bool by_lines = row_bytes <= kLineBytes;
+    if (begin >= end || (!by_lines && Lane() % kTaskLanes != 0)) return;
+    const unsigned bytes = static_cast<unsigned>(end - begin) * row_bytes;
+    const unsigned char* first = row.from - kElementBytes * row.column + (begin - row.y) * static_cast<int>(row_bytes);
 #pragma unroll
     for (int group = 0; group < kGroups; ++group) {
-      if (group >= StagedGroups() || planes[group] == kNoPlane) continue;
+      if (group >= StagedGroups()) break;
+      if (planes[group] == kNoPlane) continue;
       const unsigned char* from = first + planes[group];
-      const auto skipped = static_cast<unsigned>(reinterpret_cast<unsigned long long>(from) % 16);
-      const unsigned bytes = (skipped + static_cast<unsigned>((end - begin) * row_bytes)) / 16 * 16;
-      if (bytes > 0) PrefetchBulk(from - skipped, bytes);
+      const auto skipped =
+          static_cast<unsigned>(reinterpret_cast<unsigned long long>(from) % (by_lines ? kLineBytes : kCopied));
+      if (by_lines) {
+#pragma unroll 1
+        for (unsigned at = Lane() % kTaskLanes * kLineBytes; at < skipped + bytes; at += kTaskLanes * kLineBytes) {
+          PrefetchLine(from - skipped + at);
+        }
+      } else {
+        PrefetchBulk(from - skipped, (skipped + bytes) / kCopied * kCopied);
+      }
     }
   }
   __device__ __forceinline__ void WaitForSlot(const Cursor& at) const {
@@ -411,26 +469,30 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     FenceSharedForTensorCores();
     __syncwarp();
     if (Lane() == 0) Arrive(Filled(at.slot));
-    Base::Advance(at);
+    Base::template Advance<kSets>(at);
   }
 
-  // What a lane loads of an octet: 16 bytes, or of floats twice.
+  // What a lane loads of a channel: 16 bytes of halves, eight columns, or twice four: of floats, and where rows begin
+  // at multiples of four. Four lanes' first vectors lie side by side, and so do their second ones, behind these.
   struct Loaded {
     uint4 vectors[sizeof(T) / sizeof(Half)];
   };
+  template <int kAligned>
+  static constexpr int kVectorColumns = kIsFloat ? 4 : kAligned;
 
   template <int kAligned>
-  __device__ __forceinline__ Loaded LoadOctet(const Row& row, unsigned plane, int part) const {
+  __device__ __forceinline__ Loaded LoadColumns(const Row& row, unsigned plane, int part) const {
+    constexpr int kApart = kTaskColumns / 2;
     const auto column = static_cast<unsigned>(row.column + part * kTaskColumns);
     const unsigned end = plane == kNoPlane ? 0 : row.end;
     const unsigned char* from = row.from + plane + part * kElementBytes * kTaskColumns;
-    const bool first = column < end, second = column + kOctet / 2 < end;
+    const bool first = column < end, second = column + kApart < end;
     if constexpr (kIsFloat) {
-      return {LoadVectorIf(first, from), LoadVectorIf(second, from + sizeof(uint4))};
+      return {LoadVectorIf(first, from), LoadVectorIf(second, from + kElementBytes * kApart)};
     } else if constexpr (kAligned == kOctet) {
       return {LoadVectorIf(first, from)};
     } else {
-      return {LoadHalfVectorsIf(first, second, from)};
+      return {LoadHalfVectorsIf<kElementBytes * kApart>(first, second, from)};
     }
   }
 
@@ -446,19 +508,25 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   }
 
   // `to`: the lane's pixel in the first part of the row.
+  template <int kAligned>
   __device__ __forceinline__ void StoreTask(const uint4& words, Shared to, int part, int staged, int slot) const {
     const bool exists = part * kTaskColumns < staged;
     const unsigned offset = static_cast<unsigned>(part * kTaskColumns >> ColumnShift()) * kPixelBytes;
-    Store(words, exists ? to + offset : Dump(), exists, slot);
+    Store<kAligned>(words, exists ? to + offset : Dump(), exists, slot);
   }
 
   // Word i of each lane is one matrix of eight columns and eight channels, and its columns go to eight pixels. Those of
-  // words with the same number would be the same of every octet, whose banks of shared memory are the same: so each
-  // octet's lanes begin with another word.
+  // words with the same number would lie in the same banks of shared memory: of every lane of a channel where these
+  // have eight columns each, of every second one where they have twice four. So lanes begin with another word.
+  template <int kAligned>
   __device__ __forceinline__ void Store(uint4 w, Shared to, bool exists, int slot) const {
-    const int octet = Lane() % kTaskOctets;
-    if (octet % 2 != 0) w = {w.y, w.z, w.w, w.x};
-    if (octet / 2 != 0) w = {w.z, w.w, w.x, w.y};
+    const int other = Lane() % kTaskLanes;
+    if constexpr (kVectorColumns<kAligned> == kOctet) {
+      if (other % 2 != 0) w = {w.y, w.z, w.w, w.x};
+      if (other / 2 != 0) w = {w.z, w.w, w.x, w.y};
+    } else {
+      if (other / 2 != 0) w = {w.y, w.x, w.w, w.z};
+    }
     const unsigned words[4] = {w.x, w.y, w.z, w.w};
     StoreMatrices(to, words);
     if (slot < p_.group_rows - 1) {

@@ -581,9 +581,14 @@ enum class OctetForm {
 //
 // Blocks compute the tiles blockIdx.x, blockIdx.x + gridDim.x, ..; gridDim.x is a multiple of row_tiles, so that a
 // block stays with one of them.
-constexpr int kWarpgroupThreads = 128, kOctetWarpgroups = 2;  // that multiply; one stages
-constexpr int kOctetStagingWarps = kWarpgroupThreads / 32;
-constexpr int kOctetThreads = kWarpgroupThreads * (kOctetWarpgroups + 1);
+constexpr int kWarpgroupThreads = 128, kOctetWarpgroups = 2;  // that multiply
+// Others stage; where a warpgroup's sums leave registers for it, two sets of them.
+constexpr int kOctetStagingWarps = 4, kMaxBlocksOfTwoSets = 15;
+template <int kBlocks>
+constexpr int kOctetStagingSets = kBlocks <= kMaxBlocksOfTwoSets ? 2 : 1;
+template <int kBlocks>
+constexpr int kOctetThreads =
+    kWarpgroupThreads * kOctetWarpgroups + 32 * kOctetStagingWarps * kOctetStagingSets<kBlocks>;
 constexpr unsigned kOctetDumpBytes = 16;
 struct OctetParams {
   const void* x;  // [N, C, H, W]

@@ -16,10 +16,12 @@ class RowRing {
     unsigned parity = 0;
   };
 
+  template <int kRows = 1>
   __device__ __forceinline__ void Advance(Cursor& cursor) const {
-    ++cursor.row;
-    if (++cursor.slot < conv().ring_rows()) return;
-    cursor.slot = 0;
+    cursor.row += kRows;
+    cursor.slot += kRows;
+    if (cursor.slot < conv().ring_rows()) return;
+    cursor.slot -= conv().ring_rows();
     cursor.parity ^= 1;
   }
 

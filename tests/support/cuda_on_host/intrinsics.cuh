@@ -95,9 +95,11 @@ inline uint4 LoadVectorIf(bool exists, const void* address) {
   return exists ? LoadWritten(static_cast<const uint4*>(address)) : uint4{};
 }
 
-inline uint4 LoadHalfVectorsIf(bool first, bool second, const void* address) {
-  const auto* halves = static_cast<const uint2*>(address);
-  const uint2 lower = first ? LoadWritten(halves) : uint2{}, upper = second ? LoadWritten(halves + 1) : uint2{};
+template <int kApart = 8>
+uint4 LoadHalfVectorsIf(bool first, bool second, const void* address) {
+  const auto* lower_half = static_cast<const uint2*>(address);
+  const auto* upper_half = reinterpret_cast<const uint2*>(static_cast<const unsigned char*>(address) + kApart);
+  const uint2 lower = first ? LoadWritten(lower_half) : uint2{}, upper = second ? LoadWritten(upper_half) : uint2{};
   return {lower.x, lower.y, upper.x, upper.y};
 }
 

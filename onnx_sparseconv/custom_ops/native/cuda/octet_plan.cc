@@ -29,15 +29,15 @@ constexpr double kDenseBlockCycles = 2.9, kLeastDenseCycles = 45.0;
 constexpr double kLeastProductCycles = 64.0, kLeastBlockCycles = 4.3;
 constexpr double kGroupCycles = 200.0;       // of a warpgroup's rows of outputs
 constexpr double kBlockCycles = 35.0;        // to finish eight positions of it
-constexpr double kStagedCycles = 0.068;      // a pixel of a channel
+constexpr double kStagedCycles = 0.04;       // a pixel of a channel
 constexpr double kWaitingShare = 1.25;       // where the warpgroups wait for each other's rows
 constexpr double kAloneShare = 1.6;          // where one of them has all of a tile, and waits for the next one's rows
 constexpr double kSharingShare = 1.05;       // where they share a place for outputs
-constexpr double kMemoryBytesACycle = 13.0;  // of X and Y
+constexpr double kMemoryBytesACycle = 15.0;  // of X and Y
 constexpr double kElementCycles = 0.4;       // to store an output of a window by itself
-constexpr double kBeginCycles = 9500.0;      // of a block
+constexpr double kBeginCycles = 8500.0;      // of a block
 // What blocks wait for in the beginning, where X is in no cache: all of it from so many bytes on.
-constexpr double kColdCycles = 6500.0, kColdBytes = 16e6;
+constexpr double kColdCycles = 3000.0, kColdBytes = 16e6;
 
 // Of X, that all blocks have on its way to the second-level cache: with more, rows are driven out before they are read.
 constexpr int64_t kAheadBytes = int64_t{1} << 23;
@@ -151,7 +151,8 @@ class Planner {
     const int64_t of_row = row_bytes + 16 + inputs_pitch;  // with its barriers
     const int64_t ring_rows = std::min(room / of_row, kMaxOctetRows);
     const bool has_room = ring_rows >= window_rows_ + 2 * group_rows - 1;
-    if (ring_rows < window_rows_ + group_rows - 1) return has_room;
+    const bool has_two_sets = blocks <= kMaxBlocksOfTwoSets;
+    if (ring_rows < std::max(window_rows_ + group_rows - 1, int64_t{has_two_sets ? 2 : 1})) return has_room;
 
     const int64_t tiles_y = CeilDivide(out_h_, tile_rows);
     const int64_t of_images = CheckedMultiply(columns.tiles * tiles_y, batch_, "the tiles");
@@ -224,7 +225,7 @@ class Planner {
     params.tile_columns = static_cast<int>(columns.of_tile);
     params.num_tiles = static_cast<int>(tiles);
     launch.shape.grid[0] = static_cast<unsigned>(num_blocks);
-    launch.shape.threads = kOctetThreads;
+    launch.shape.threads = has_two_sets ? kOctetThreads<8> : kOctetThreads<29>;
     launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(ring_rows * of_row + copies * row_bytes + besides);
     return has_room;
