@@ -35,7 +35,7 @@ _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 _DENSE_POSITION_CYCLES = 4.0
 # Of the octet kernel.
 _OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _STRIDED_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), (8, 15), 32
-_MAX_OCTET_STRIDE, _MOST_APART, _MAX_BLOCKS_OF_TWO_SETS = 2, 7, 15
+_MAX_OCTET_STRIDE, _MOST_APART, _MAX_BLOCKS_OF_TWO_SETS, _MOST_BYTES_OF_TWO_SETS = 2, 7, 15, 128
 _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.04, 8500.0
@@ -313,6 +313,13 @@ def _can_stage_octets(layer: SparseLayer, parts: int, chunks: int) -> bool:
     return parts <= 4 or (parts <= 8 and chunks <= 2)
 
 
+def _staging_sets(layer: SparseLayer, blocks: int) -> int:
+    """Of warps, of which wide rows of floats have one."""
+    row_bytes = layer.element_type.itemsize * (layer.in_size or (0, 0))[1]
+    is_float = layer.element_type == np.float32 and layer.strides == (1, 1)
+    return 2 if blocks <= _MAX_BLOCKS_OF_TWO_SETS and not (is_float and row_bytes > _MOST_BYTES_OF_TWO_SETS) else 1
+
+
 def _octet_plans(
     layer: SparseLayer, columns: _OctetColumns, tile: tuple[int, int, int], work: tuple[int, WindowSteps, float]
 ) -> Iterator[WarpgroupPlan]:
@@ -343,7 +350,7 @@ def _octet_plans(
         besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + steps.weight_bytes + 4 * places + 8 + 16 + apart
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
         has_room = ring_rows >= window_rows + 2 * rows - 1
-        if ring_rows >= max(window_rows + rows - 1, 2 if blocks <= _MAX_BLOCKS_OF_TWO_SETS else 1):
+        if ring_rows >= max(window_rows + rows - 1, _staging_sets(layer, blocks)):
             computing = groups * (products + _OCTET_BLOCK_CYCLES * blocks + _OCTET_GROUP_CYCLES)
             tiles = of_images * row_tiles
             if not has_room and (groups > 1 or tiles > num_blocks):

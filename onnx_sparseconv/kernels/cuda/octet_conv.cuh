@@ -96,7 +96,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   static constexpr unsigned kBlockBytes = kOctet * sizeof(T);
   static constexpr unsigned kOutPitch = kBlockBytes * (kBlocks | 1);
   static constexpr unsigned kBufferBytes = kRows * kOutPitch;
-  // Where sums leave registers for it, two sets of warps stage, every second row of the ring each.
+  // Where sums leave registers for it, two sets of warps may stage, every second row of the ring each.
   static constexpr int kThreads = kOctetThreads<kBlocks>, kSets = kOctetStagingSets<kBlocks>;
   static constexpr int kThreadRegisters = 65536 / kThreads / 8 * 8, kProductRegisters = kSets > 1 ? 144 : 192,
                        kStagingRegisters = kSets > 1 ? 112 : 120;
@@ -214,6 +214,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   // A warp stages eight channels of 32 columns at a time, a task: each lane eight columns of one channel. It has all
   // tasks of every fourth eight channels. As many rows are on their way as registers hold. Returns what it saw of X.
   __device__ __forceinline__ unsigned Stage() const {
+    if (Set() >= Sets()) return 0;
     const int parts = StagedParts();
     if constexpr (kForWords) {
       return StageRows<4, 2, kIsFloat ? 1 : 2, kOctet / 2>();
@@ -288,9 +289,8 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   // From a row of X to the set's next one; behind the last phase of a row of the ring, over those of other sets. With
   // two phases, the last one is where the rows that are left are odd in number.
   __device__ __forceinline__ int RowsToNext(int left) const {
-    if (kSets == 1) return 1;
-    if (RowShift() == 0) return kSets;
-    return left % 2 == 0 ? 1 : 1 + 2 * (kSets - 1);
+    if (RowShift() == 0) return Sets();
+    return left % 2 == 0 ? 1 : 1 + 2 * (Sets() - 1);
   }
 
   // `kGroups` of eight channels and `kParts` tasks of each are what a warp may have of a row. While one is stored,
@@ -423,10 +423,11 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     return ring_ + static_cast<unsigned>(warp_ % kStagingWarps) * plane_bytes_ + PixelAt(0, p_.lead_pixels + pixel);
   }
 
+  __device__ __forceinline__ int Sets() const { return kSets > 1 ? p_.staging_sets : 1; }
   __device__ __forceinline__ int Set() const { return kSets > 1 ? (warp_ - kProductWarps) / kStagingWarps : 0; }
   // Which the first of the set follows.
   __device__ __forceinline__ Row RowBeforeAll() const {
-    const int left = 1 + ((kSets - 1 - Set()) << RowShift());
+    const int left = 1 + ((Sets() - 1 - Set()) << RowShift());
     return {static_cast<int>(blockIdx.x) - static_cast<int>(gridDim.x), left, 0, 0, 0, nullptr, 0};
   }
 
@@ -469,7 +470,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     FenceSharedForTensorCores();
     __syncwarp();
     if (Lane() == 0) Arrive(Filled(at.slot));
-    Base::template Advance<kSets>(at);
+    Base::Advance(at, Sets());
   }
 
   // What a lane loads of a channel: 16 bytes of halves, eight columns, or twice four: of floats, and where rows begin

@@ -615,8 +615,9 @@ struct OctetParams {
   int row_pixels;                                 // of a phase, an even number
   int lead_pixels, staged_columns, halo_columns;  // all columns counted
   int group_rows;
-  int rows_ahead;   // of X, that the second-level cache gets at a time; a power of two, or 0 for none
-  int out_buffers;  // for outputs on their way to Y: one for each warpgroup, or one for both
+  int staging_sets;  // up to kOctetStagingSets
+  int rows_ahead;    // of X, that the second-level cache gets at a time; a power of two, or 0 for none
+  int out_buffers;   // for outputs on their way to Y: one for each warpgroup, or one for both
   int row_tiles, tiles_x, tiles_y, tile_rows, tile_columns;
   Divisor by_row_tiles, by_tiles_x, by_tiles_y;
   int num_tiles;

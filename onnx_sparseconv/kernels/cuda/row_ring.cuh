@@ -16,10 +16,9 @@ class RowRing {
     unsigned parity = 0;
   };
 
-  template <int kRows = 1>
-  __device__ __forceinline__ void Advance(Cursor& cursor) const {
-    cursor.row += kRows;
-    cursor.slot += kRows;
+  __device__ __forceinline__ void Advance(Cursor& cursor, int rows = 1) const {
+    cursor.row += rows;
+    cursor.slot += rows;
     if (cursor.slot < conv().ring_rows()) return;
     cursor.slot -= conv().ring_rows();
     cursor.parity ^= 1;

@@ -41,6 +41,7 @@ constexpr double kColdCycles = 3000.0, kColdBytes = 16e6;
 
 // Of X, that all blocks have on its way to the second-level cache: with more, rows are driven out before they are read.
 constexpr int64_t kAheadBytes = int64_t{1} << 23;
+constexpr int64_t kMostBytesOfTwoSets = 128;  // of a row of floats of a channel, without strides
 
 // Elements of Y that are stored together: where planes do not begin at multiples of 16 bytes, one by one.
 int64_t StoredTogether(const ResolvedGeometry& sizes) {
@@ -151,8 +152,7 @@ class Planner {
     const int64_t of_row = row_bytes + 16 + inputs_pitch;  // with its barriers
     const int64_t ring_rows = std::min(room / of_row, kMaxOctetRows);
     const bool has_room = ring_rows >= window_rows_ + 2 * group_rows - 1;
-    const bool has_two_sets = blocks <= kMaxBlocksOfTwoSets;
-    if (ring_rows < std::max(window_rows_ + group_rows - 1, int64_t{has_two_sets ? 2 : 1})) return has_room;
+    if (ring_rows < std::max(window_rows_ + group_rows - 1, int64_t{StagingSets(blocks)})) return has_room;
 
     const int64_t tiles_y = CeilDivide(out_h_, tile_rows);
     const int64_t of_images = CheckedMultiply(columns.tiles * tiles_y, batch_, "the tiles");
@@ -213,6 +213,7 @@ class Planner {
     params.staged_columns = static_cast<int>(columns.staged);
     params.halo_columns = static_cast<int>(columns.halo);
     params.group_rows = static_cast<int>(group_rows);
+    params.staging_sets = StagingSets(blocks);
     params.rows_ahead = RowsAhead(columns, num_blocks);
     params.out_buffers = buffers;
     params.row_tiles = weight_.row_tiles;
@@ -225,10 +226,17 @@ class Planner {
     params.tile_columns = static_cast<int>(columns.of_tile);
     params.num_tiles = static_cast<int>(tiles);
     launch.shape.grid[0] = static_cast<unsigned>(num_blocks);
-    launch.shape.threads = has_two_sets ? kOctetThreads<8> : kOctetThreads<29>;
+    launch.shape.threads = blocks <= kMaxBlocksOfTwoSets ? kOctetThreads<8> : kOctetThreads<29>;
     launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(ring_rows * of_row + copies * row_bytes + besides);
     return has_room;
+  }
+
+  // Of warps that stage. Of wide rows of floats, two would have more on its way than the first-level cache has room
+  // for.
+  int StagingSets(int blocks) const {
+    const bool is_wide = element_bytes_ > 2 && phases_ == 1 && in_w_ * element_bytes_ > kMostBytesOfTwoSets;
+    return blocks <= kMaxBlocksOfTwoSets && !is_wide ? 2 : 1;
   }
 
   // Rows of X that the second-level cache gets at a time, while as many are read. Of tiles of columns, a block would
