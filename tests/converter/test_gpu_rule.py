@@ -178,8 +178,8 @@ def test_float16_is_foretold_as_float16():
 
 
 def test_the_kernel_that_is_foretold_to_be_faster_is_chosen():
-    """On Hopper, the library's warpgroup kernel for what is wide."""
-    wide, narrow = (512, 512, 3, 28, 0.9), NARROW
+    """On Hopper, the library's warpgroup kernel for what is wide; not for few channels in rows of an odd size."""
+    wide, narrow = (512, 512, 3, 28, 0.9), (64, 64, 3, 57, 0.95)
     model = network(wide, narrow)
     for to_half in (False, True):
         found = verdicts(model, GpuRule((90,), (64,), to_half=to_half))
@@ -215,8 +215,8 @@ def test_kernels_are_chosen_for_each_architecture():
     assert choose_kernels(wide, (64, *shape[1:]), GpuRule((90,), (1,))) == {90: CSR}  # the model's own batch size
     assert choose_kernels(wide, (None, 512, None, 28), GpuRule((90,), (64,))) == {90: CSR}
     assert choose_kernels(wide, shape, GpuRule((90,), (64, 4))) == {90: CSR}
-    narrow = sparse_layer((64, 64, 3, 3), size=(56, 56), density=0.05, dtype=np.float16)
-    chosen = choose_kernels(narrow, (64, 64, 56, 56), GpuRule((90,)))[90]
+    narrow = sparse_layer((64, 64, 3, 3), size=(57, 57), density=0.05, dtype=np.float16)
+    chosen = choose_kernels(narrow, (64, 64, 57, 57), GpuRule((90,)))[90]
     assert (chosen.kernel, chosen.min_batch) == ("generated", 0)
     single = dataclasses.replace(wide, element_type=np.dtype(np.float32))
     assert choose_kernels(single, shape, GpuRule((90,), (64,))) == {90: CSR}
@@ -230,7 +230,7 @@ def test_code_has_to_make_up_for_joining_what_hoppers_kernel_reads_apart(dtype):
     rule = GpuRule((80, 90))
     read_apart, shape = sparse_layer((64, 64, 1, 1), size=(56, 56), dtype=dtype), (64, 64, 56, 56)
     assert choose_kernels(read_apart, shape, rule, is_joined=True) == choose_kernels(read_apart, shape, rule)
-    layer, shape = sparse_layer((64, 64, 1, 1), size=(54, 57), dtype=dtype), (64, 64, 54, 57)
+    layer, shape = sparse_layer((128, 128, 1, 1), size=(54, 57), dtype=dtype), (64, 128, 54, 57)
     alone, joined = choose_kernels(layer, shape, rule), choose_kernels(layer, shape, rule, is_joined=True)
     assert (alone[90].kernel, joined[90]) == ("generated", CSR)
     assert alone[80] == joined[80]
@@ -296,7 +296,7 @@ def test_a_kernel_that_was_chosen_for_one_architecture_leaves_the_others_to_the_
 @needs_nvrtc
 def test_a_layer_that_stays_float_gets_its_image():
     """The rule took it for float16, in which the library has the faster kernel."""
-    layer = (64, 64, 3, 28, 0.9)
+    layer = (64, 64, 3, 7, 0.9)
     model = network(layer, layer, batch=64)
     options = ConvertOptions(targets=("sm_90",), precision="fp16", keep_float=("conv0",))
     _, report = convert(model, options=options)
