@@ -226,7 +226,8 @@ class Planner {
     params.tile_columns = static_cast<int>(columns.of_tile);
     params.num_tiles = static_cast<int>(tiles);
     launch.shape.grid[0] = static_cast<unsigned>(num_blocks);
-    launch.shape.threads = blocks <= kMaxBlocksOfTwoSets ? kOctetThreads<8> : kOctetThreads<29>;
+    launch.shape.threads =
+        blocks <= kMaxBlocksOfTwoSets ? kOctetThreads<kMaxBlocksOfTwoSets> : kOctetThreads<kMaxBlocksOfTwoSets + 1>;
     launch.shape.begins_early = true;
     launch.shape.dynamic_shared_bytes = static_cast<unsigned>(ring_rows * of_row + copies * row_bytes + besides);
     return has_room;
