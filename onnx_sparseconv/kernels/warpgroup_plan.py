@@ -35,7 +35,7 @@ _RING_LINE_CYCLES, _RING_UNIT_CYCLES, _RING_BEGIN_CYCLES = 620.0, 91.0, 4700.0
 _DENSE_POSITION_CYCLES = 4.0
 # Of the octet kernel.
 _OCTET, _OCTET_BLOCKS, _WORD_BLOCKS, _STRIDED_BLOCKS, _MAX_OCTET_ROWS = 8, (8, 15, 28, 29), (8, 15), (8, 15), 32
-_MAX_OCTET_STRIDE, _MOST_APART, _MAX_BLOCKS_OF_TWO_SETS, _MOST_BYTES_OF_TWO_SETS = 2, 7, 15, 128
+_MAX_OCTET_STRIDE, _MOST_APART, _MAX_BLOCKS_OF_TWO_SETS, _SHORT_ROW_BYTES, _BESIDES_BYTES = 2, 7, 15, 128, 152
 _FEW_CHANNELS, _MAX_OCTET_CHANNELS, _MAX_OCTET_STEPS = 128, 512, 64
 _STAGED_COLUMNS, _MAX_TILE_ROWS, _PRODUCT_OVERLAP = 32, 2048, 1.25
 _OCTET_GROUP_CYCLES, _OCTET_BLOCK_CYCLES, _STAGED_CYCLES, _OCTET_BEGIN_CYCLES = 200.0, 35.0, 0.04, 8500.0
@@ -317,7 +317,7 @@ def _staging_sets(layer: SparseLayer, blocks: int) -> int:
     """Of warps, of which wide rows of floats have one."""
     row_bytes = layer.element_type.itemsize * (layer.in_size or (0, 0))[1]
     is_float = layer.element_type == np.float32 and layer.strides == (1, 1)
-    return 2 if blocks <= _MAX_BLOCKS_OF_TWO_SETS and not (is_float and row_bytes > _MOST_BYTES_OF_TWO_SETS) else 1
+    return 2 if blocks <= _MAX_BLOCKS_OF_TWO_SETS and not (is_float and row_bytes > _SHORT_ROW_BYTES) else 1
 
 
 def _octet_plans(
@@ -347,7 +347,8 @@ def _octet_plans(
     x_bytes = itemsize * batch * layer.in_channels * math.prod(layer.in_size or ())
     begin = _OCTET_BEGIN_CYCLES + _COLD_CYCLES * min(1.0, x_bytes / _COLD_BYTES)
     for buffers in (WARPGROUPS, 1):
-        besides = buffers * ROWS * _OCTET * itemsize * (blocks | 1) + steps.weight_bytes + 4 * places + 8 + 16 + apart
+        outputs = buffers * ROWS * _OCTET * itemsize * (blocks | 1)
+        besides = outputs + steps.weight_bytes + 4 * places + _BESIDES_BYTES + apart
         ring_rows = min((_RING_SHARED_BYTES - besides - (rows - 1) * row_bytes) // of_row, _MAX_OCTET_ROWS)
         has_room = ring_rows >= window_rows + 2 * rows - 1
         if ring_rows >= max(window_rows + rows - 1, _staging_sets(layer, blocks)):

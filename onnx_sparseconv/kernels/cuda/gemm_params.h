@@ -5,11 +5,6 @@
 
 namespace sparseconv::cuda {
 
-// How the copy engine finds a box of a tensor: a CUtensorMap, which the driver encodes.
-struct alignas(64) TensorMap {
-  unsigned long long words[16];
-};
-
 // Tiles are 128 rows, a row tile for each of two warpgroups, and chunks 64 input channels. The weight is
 // [row blocks][chunks] of 16 KiB, each [2 row tiles][4 steps][8][2] matrices of 8 rows and 8 channels, in halves.
 constexpr int kGemmRows = 128, kGemmChannels = 64, kGemmStepChannels = 16;

@@ -39,7 +39,9 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
         ring_(SharedAddress(shared)),
         row_bytes_(static_cast<unsigned>(params.row_pixels) * kPixelBytes),
         plane_bytes_(static_cast<unsigned>(params.phase_bytes) << (RowShift() + ColumnShift())),
-        outputs_(ring_ + static_cast<unsigned>(params.places / kOctet) * plane_bytes_ + kOctetDumpBytes),
+        outputs_((ring_ + static_cast<unsigned>(params.places / kOctet) * plane_bytes_ + kOctetDumpBytes +
+                  kBoxAlignment - 1) /
+                 kBoxAlignment * kBoxAlignment),
         weight_(outputs_ + static_cast<unsigned>(params.out_buffers) * kBufferBytes),
         planes_(weight_ + static_cast<unsigned>(params.weight_bytes)),
         inputs_(planes_ + static_cast<unsigned>(4 * params.places)),
@@ -88,7 +90,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   static constexpr bool kForWords = kForm == OctetForm::kWords, kHasStrides = kForm == OctetForm::kStrides;
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kOctet = 8;  // channels of a pixel's 16 bytes, and columns that are loaded together
-  static constexpr unsigned kPixelBytes = 16;
+  static constexpr unsigned kPixelBytes = 16, kBoxAlignment = 128;
   static constexpr int kElementBytes = sizeof(T);
   static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   static constexpr int kVector = 16 / sizeof(T);  // elements that are stored, or loaded of a residual, together
@@ -784,6 +786,13 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   __device__ __forceinline__ void CopyOutputs(const Tile& tile, const Group& group) const {
     const Runs runs = RunsOf(tile, group);
     const int channels = min(p_.out_channels - FirstChannel(), kWarpRows);
+    if constexpr (!kForWords) {
+      if (runs.elements == p_.run && channels == kWarpRows) {
+        const int run = Divide((tile.y + group.line) * p_.out_w + tile.x, p_.by_run);
+        StoreBox(&p_.y_map, Outputs(), 0, run, tile.image * p_.out_channels + FirstChannel());
+        return;
+      }
+    }
     const long long plane = static_cast<long long>(p_.out_h) * p_.out_w;
     for (int run = 0; run < runs.count; ++run) {
       T* to = static_cast<T*>(p_.y) + FirstElement(tile, group) + run * p_.out_w;

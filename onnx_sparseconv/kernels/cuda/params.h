@@ -566,6 +566,11 @@ enum class OctetForm {
   kStrides,  // windows move by two rows, or columns, or both
 };
 
+// How the copy engine finds a box of a tensor: a CUtensorMap, which the driver encodes.
+struct alignas(64) TensorMap {
+  unsigned long long words[16];
+};
+
 // The octet kernel on sm_90a: `sparseconv_octets_n<blocks>`, float16, and `sparseconv_octets_f32_n<blocks>`, for
 // windows of few channels that move by one row and column; `sparseconv_words_n<blocks>` and
 // `sparseconv_words_f32_n<blocks>` for those of one row, of any number of channels and any plane of Y. A warpgroup
@@ -591,6 +596,12 @@ constexpr int kOctetThreads =
     kWarpgroupThreads * kOctetWarpgroups + 32 * kOctetStagingWarps * kOctetStagingSets<kBlocks>;
 constexpr unsigned kOctetDumpBytes = 16;
 struct OctetParams {
+  // Of Y, where warps' outputs lie together in it, `run` of each channel, and the copy engine takes those of 16
+  // channels as a box; `run` is 0 where they do not. Between channels, shared memory has more; that is behind the
+  // tensor's axis.
+  TensorMap y_map;
+  int run;
+  Divisor by_run;
   const void* x;  // [N, C, H, W]
   void* y;        // [N, K, OH, OW]
   Epilogue epilogue;

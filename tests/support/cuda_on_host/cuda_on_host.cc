@@ -455,7 +455,7 @@ void ForBox(const TensorMap& map, const BoxPlace& place, const Function& functio
           is_inside = is_inside && at[axis] >= 0 && at[axis] < static_cast<int64_t>(map.sizes[axis]);
         }
         const unsigned byte = map.element_bytes * element, row = byte / 128;
-        function(IsSwizzled(map) ? (byte / 128 * 128) | ((byte % 128) ^ (row % 8 * 16)) : byte,
+        function(map.is_swizzled ? (byte / 128 * 128) | ((byte % 128) ^ (row % 8 * 16)) : byte,
                  is_inside ? map.first + element_bytes * at[0] + at[1] * static_cast<int64_t>(map.strides[0]) +
                                  at[2] * static_cast<int64_t>(map.strides[1])
                            : nullptr);
@@ -467,7 +467,7 @@ void ForBox(const TensorMap& map, const BoxPlace& place, const Function& functio
 unsigned char* FindBox(const TensorMap& map, unsigned number, unsigned* bytes) {
   constexpr unsigned kSwizzledRows = 1024, kRow = 128;
   *bytes = map.element_bytes * map.box[0] * map.box[1] * map.box[2];
-  return SharedPointer(number, *bytes, IsSwizzled(map) ? kSwizzledRows : kRow);
+  return SharedPointer(number, *bytes, map.is_swizzled ? kSwizzledRows : kRow);
 }
 
 // What arrives is made at once, and delivered as of CopyBulk.

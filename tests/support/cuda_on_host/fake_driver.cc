@@ -688,7 +688,7 @@ EXPORT int cuLaunchKernel(Function* function, unsigned grid_x, unsigned grid_y, 
                    extra);
 }
 
-// Of what the library asks for alone: boxes of three axes, of halves, swizzled by 128 bytes, or of floats.
+// Of what the library asks for alone: boxes of three axes, of halves, which may be swizzled by 128 bytes, or floats.
 EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes, void* address,
                                   const unsigned long long* sizes, const unsigned long long* strides,
                                   const unsigned* box, const unsigned* element_strides, int interleave, int swizzle,
@@ -703,9 +703,10 @@ EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes
   const bool is_half = element_type == kHalves;
   const unsigned row_bytes = (is_half ? 2 : 4) * box[0];
   bool is_valid = is_aligned(map, 64) && is_aligned(address, 16) && (is_half || element_type == kFloats) &&
-                  num_axes == kTensorAxes && interleave == 0 && swizzle == (is_half ? kSwizzle128 : kNotSwizzled) &&
-                  promotion >= 0 && promotion <= kMaxPromotion && fill == 0 &&
-                  (is_half ? row_bytes == 128 : row_bytes % 16 == 0);
+                  num_axes == kTensorAxes && interleave == 0 &&
+                  (swizzle == kNotSwizzled || (is_half && swizzle == kSwizzle128)) && promotion >= 0 &&
+                  promotion <= kMaxPromotion && fill == 0 &&
+                  (swizzle == kSwizzle128 ? row_bytes == 128 : row_bytes % 16 == 0);
   for (int i = 0; is_valid && i < kTensorAxes; ++i) {
     is_valid = sizes[i] > 0 && sizes[i] <= 1ull << 32 && box[i] > 0 && box[i] <= 256 && element_strides[i] == 1;
   }
@@ -713,8 +714,13 @@ EXPORT int cuTensorMapEncodeTiled(void* map, int element_type, unsigned num_axes
     is_valid = strides[i] % 16 == 0 && strides[i] < 1ull << 40 && (i == 0 || strides[i] % strides[i - 1] == 0);
   }
   if (!is_valid) return kInvalidValue;
-  cuda_on_host::TensorMap tensor = {
-      cuda_on_host::kTensorMapMark, is_half ? 2u : 4u, {}, static_cast<unsigned char*>(address), {}, {}};
+  cuda_on_host::TensorMap tensor = {cuda_on_host::kTensorMapMark,
+                                    is_half ? 2u : 4u,
+                                    swizzle == kSwizzle128,
+                                    {},
+                                    static_cast<unsigned char*>(address),
+                                    {},
+                                    {}};
   std::copy(box, box + kTensorAxes, tensor.box);
   std::copy(sizes, sizes + kTensorAxes, tensor.sizes);
   std::copy(strides, strides + kTensorAxes - 1, tensor.strides);

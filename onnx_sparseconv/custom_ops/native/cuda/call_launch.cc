@@ -357,6 +357,7 @@ void Launcher::LaunchOctets(const Call& call) const {
     params.x = before.params.out = Lend(call.context, call.inputs, before.bytes, &scratch);
     cuda::Launch(windows.space_to_depth.Get(), before.shape, before.params, call.stream);
   }
+  EncodeOutputs(launch, call.inputs.batch, static_cast<int64_t>(node_.element_bytes()), &params);
   cuda::Launch(windows.Octets(launch.form).Product(launch.blocks), launch.shape, params, call.stream);
 }
 

@@ -8,6 +8,7 @@
 #include "divisor.h"
 #include "segments.h"
 #include "tensor_launch.h"
+#include "tensor_map.h"
 #include "wgmma_plan.h"
 #include "wgmma_weight.h"
 
@@ -378,30 +379,6 @@ class Planner {
   std::optional<GemmLaunch> best_;
 };
 
-// A tensor's axes, from the innermost on: elements, and from one to the next of the outer ones.
-constexpr int kTensorAxes = 3;
-struct TensorAxes {
-  int64_t sizes[kTensorAxes], strides[kTensorAxes - 1];
-};
-
-void Encode(const void* tensor, const TensorAxes& axes, const int (&box)[kTensorAxes], bool is_half, TensorMap* map) {
-  constexpr int kHalves = 6, kFloats = 7;  // CU_TENSOR_MAP_DATA_TYPE_FLOAT16, .._FLOAT32
-  constexpr int kNotInterleaved = 0, kNotSwizzled = 0, kSwizzle128 = 3, kPromote128 = 2, kZeros = 0;
-  unsigned long long sizes[kTensorAxes], strides[kTensorAxes - 1];
-  unsigned lengths[kTensorAxes], steps[kTensorAxes];
-  for (int i = 0; i < kTensorAxes; ++i) {
-    sizes[i] = static_cast<unsigned long long>(axes.sizes[i]);
-    lengths[i] = static_cast<unsigned>(box[i]);
-    steps[i] = 1;
-  }
-  for (int i = 0; i + 1 < kTensorAxes; ++i) {
-    strides[i] = static_cast<unsigned long long>((is_half ? kHalfBytes : kFloatBytes) * axes.strides[i]);
-  }
-  GetDriver().encode_tensor_map(map, is_half ? kHalves : kFloats, kTensorAxes, const_cast<void*>(tensor), sizes,
-                                strides, lengths, steps, kNotInterleaved, is_half ? kSwizzle128 : kNotSwizzled,
-                                kPromote128, kZeros);
-}
-
 TensorAxes PlanesOf(const GemmParams& params, int64_t channels) {
   return {{params.plane, channels, params.batch}, {params.plane, params.plane * channels}};
 }
@@ -460,16 +437,18 @@ PackLaunch MakeReady(const GemmLaunch& launch, const void* x, size_t element_byt
 
 void EncodeBoxes(const GemmLaunch& launch, bool is_half, GemmParams* params) {
   const int positions = is_half ? kGemmBoxPositions : params->out_pitch;
+  const BoxLayout layout = is_half ? BoxLayout::kSwizzledHalves : BoxLayout::kFloats;
   if (params->x_step > 1) {
     const int columns = params->x_line_bytes / static_cast<int>(kFloatBytes);
-    Encode(params->x, RowsOf(*params, launch.map), {columns, params->tile_lines, kGemmChannels}, is_half,
-           &params->x_map);
+    EncodeTensorMap(params->x, RowsOf(*params, launch.map), {columns, params->tile_lines, kGemmChannels}, layout,
+                    &params->x_map);
   } else if (launch.has_boxes && !launch.is_ready) {
-    Encode(params->x, PlanesOf(*params, params->in_channels), {positions, kGemmChannels, 1}, is_half, &params->x_map);
+    EncodeTensorMap(params->x, PlanesOf(*params, params->in_channels), {positions, kGemmChannels, 1}, layout,
+                    &params->x_map);
   }
   if (!launch.has_boxes) return;
   const auto encode = [&](const void* outputs, TensorMap* map) {
-    Encode(outputs, PlanesOf(*params, params->out_channels), {positions, kGemmBoxRows, 1}, is_half, map);
+    EncodeTensorMap(outputs, PlanesOf(*params, params->out_channels), {positions, kGemmBoxRows, 1}, layout, map);
   };
   encode(params->y, &params->y_map);
   if (params->epilogue.residual != nullptr) encode(params->epilogue.residual, &params->residual_map);

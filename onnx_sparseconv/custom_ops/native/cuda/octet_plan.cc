@@ -8,6 +8,7 @@
 #include "../checked.h"
 #include "divisor.h"
 #include "tensor_launch.h"
+#include "tensor_map.h"
 #include "wgmma_plan.h"
 
 namespace sparseconv::cuda {
@@ -41,7 +42,9 @@ constexpr double kColdCycles = 3000.0, kColdBytes = 16e6;
 
 // Of X, that all blocks have on its way to the second-level cache: with more, rows are driven out before they are read.
 constexpr int64_t kAheadBytes = int64_t{1} << 23;
-constexpr int64_t kMostBytesOfTwoSets = 128;  // of a row of floats of a channel, without strides
+constexpr int64_t kShortRowBytes = 128;  // of a channel, at most
+constexpr int64_t kHalfBytes = 2, kBoxAlignment = 128;
+constexpr int kBoxChannels = 16;  // of a warp's outputs
 
 // Elements of Y that are stored together: where planes do not begin at multiples of 16 bytes, one by one.
 int64_t StoredTogether(const ResolvedGeometry& sizes) {
@@ -53,6 +56,9 @@ int64_t StoredTogether(const ResolvedGeometry& sizes) {
 bool NeedsWords(const WindowForm& weight, const ResolvedGeometry& sizes) {
   return weight.places > kMaxFewChannels || StoredTogether(sizes) == 1;
 }
+
+// Bytes from a channel of outputs in shared memory to the next one.
+int64_t OutputPitch(int blocks, int64_t element_bytes) { return kOctet * element_bytes * int64_t{blocks | 1}; }
 
 class Planner {
  public:
@@ -144,7 +150,7 @@ class Planner {
     const int64_t octets = weight_.places / kOctet, copies = group_rows - 1;
     const int64_t row_bytes = octets * phases_ * columns.pixels * kPixelBytes;
     const int64_t apart = phases_ > 1 ? octets * phases_ * kMostApart * kPixelBytes : 0;
-    const int64_t besides = buffers * 64 * (kOctet * element_bytes_ * int64_t{blocks | 1}) + weight_.tile_bytes +
+    const int64_t besides = buffers * 64 * OutputPitch(blocks, element_bytes_) + kBoxAlignment + weight_.tile_bytes +
                             4 * weight_.places + 8 + kOctetDumpBytes + apart;
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - besides - copies * row_bytes;
     const int64_t inputs_pitch =
@@ -215,6 +221,8 @@ class Planner {
     params.group_rows = static_cast<int>(group_rows);
     params.staging_sets = StagingSets(blocks);
     params.rows_ahead = RowsAhead(columns, num_blocks);
+    params.run = static_cast<int>(RunOf(columns, group_rows, tile_rows));
+    if (params.run != 0) params.by_run = MakeDivisor(params.run);
     params.out_buffers = buffers;
     params.row_tiles = weight_.row_tiles;
     params.tiles_x = static_cast<int>(columns.tiles);
@@ -233,10 +241,19 @@ class Planner {
     return has_room;
   }
 
+  // Positions that each group of rows has together in a plane, or 0 where some have others. Of wide rows of halves, the
+  // copy engine brings what is ahead, and what it stores is faster in smaller pieces.
+  int64_t RunOf(const Columns& columns, int64_t group_rows, int64_t tile_rows) const {
+    if (is_words_ || (element_bytes_ == kHalfBytes && in_w_ * element_bytes_ > kShortRowBytes)) return 0;
+    if (columns.tiles > 1) return group_rows == 1 && out_w_ % columns.of_tile == 0 ? columns.of_tile : 0;
+    const bool are_whole = out_h_ % group_rows == 0 && (tile_rows % group_rows == 0 || tile_rows == out_h_);
+    return are_whole ? group_rows * out_w_ : 0;
+  }
+
   // Of warps that stage. Of wide rows of floats, two would have more on its way than the first-level cache has room
   // for.
   int StagingSets(int blocks) const {
-    const bool is_wide = element_bytes_ > 2 && phases_ == 1 && in_w_ * element_bytes_ > kMostBytesOfTwoSets;
+    const bool is_wide = element_bytes_ > 2 && phases_ == 1 && in_w_ * element_bytes_ > kShortRowBytes;
     return blocks <= kMaxBlocksOfTwoSets && !is_wide ? 2 : 1;
   }
 
@@ -294,6 +311,14 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
     return {};
   }
   return Planner(geometry, sizes, batch, device, weight, element_bytes).Choose();
+}
+
+void EncodeOutputs(const OctetLaunch& launch, int64_t batch, int64_t element_bytes, OctetParams* params) {
+  if (params->run == 0) return;
+  const int64_t run = params->run, plane = int64_t{params->out_h} * params->out_w;
+  const auto pitch = static_cast<int>(OutputPitch(launch.blocks, element_bytes) / element_bytes);
+  EncodeTensorMap(params->y, {{run, plane / run, batch * params->out_channels}, {run, plane}}, {pitch, 1, kBoxChannels},
+                  element_bytes == kHalfBytes ? BoxLayout::kHalves : BoxLayout::kFloats, &params->y_map);
 }
 
 }  // namespace sparseconv::cuda

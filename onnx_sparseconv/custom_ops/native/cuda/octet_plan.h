@@ -32,4 +32,7 @@ std::optional<OctetLaunch> ChooseOctetLaunch(const ConvGeometry& geometry, const
                                              const DeviceFacts& device, const WindowForm& weight, int64_t element_bytes,
                                              bool is_copied);
 
+// Of the call's Y, which `params` points to, for the copy engine. Throws where the driver refuses.
+void EncodeOutputs(const OctetLaunch& launch, int64_t batch, int64_t element_bytes, OctetParams* params);
+
 }  // namespace sparseconv::cuda
