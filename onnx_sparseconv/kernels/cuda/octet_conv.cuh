@@ -138,7 +138,10 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
     return static_cast<unsigned>(phase * p_.phase_bytes) + static_cast<unsigned>(place >> ColumnShift()) * kPixelBytes;
   }
 
-  __device__ __forceinline__ Shared Dump() const { return outputs_ - kOctetDumpBytes; }
+  // Behind the ring.
+  __device__ __forceinline__ Shared Dump() const {
+    return ring_ + static_cast<unsigned>(p_.places / kOctet) * plane_bytes_;
+  }
   __device__ __forceinline__ int ring_rows() const { return p_.ring_rows; }
   __device__ __forceinline__ Shared Filled(int slot) const { return barriers_ + static_cast<unsigned>(16 * slot); }
   __device__ __forceinline__ Shared Emptied(int slot) const { return Filled(slot) + 8; }
