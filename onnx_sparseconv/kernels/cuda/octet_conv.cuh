@@ -39,9 +39,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
         ring_(SharedAddress(shared)),
         row_bytes_(static_cast<unsigned>(params.row_pixels) * kPixelBytes),
         plane_bytes_(static_cast<unsigned>(params.phase_bytes) << (RowShift() + ColumnShift())),
-        outputs_((ring_ + static_cast<unsigned>(params.places / kOctet) * plane_bytes_ + kOctetDumpBytes +
-                  kBoxAlignment - 1) /
-                 kBoxAlignment * kBoxAlignment),
+        outputs_((Dump() + kOctetDumpBytes + kBoxAlignment - 1) / kBoxAlignment * kBoxAlignment),
         weight_(outputs_ + static_cast<unsigned>(params.out_buffers) * kBufferBytes),
         planes_(weight_ + static_cast<unsigned>(params.weight_bytes)),
         inputs_(planes_ + static_cast<unsigned>(4 * params.places)),
@@ -90,7 +88,7 @@ class OctetConv : private RowRing<OctetConv<T, kBlocks, kForm>> {
   static constexpr bool kForWords = kForm == OctetForm::kWords, kHasStrides = kForm == OctetForm::kStrides;
   static constexpr int kRows = 64, kWarpRows = 16;
   static constexpr int kOctet = 8;  // channels of a pixel's 16 bytes, and columns that are loaded together
-  static constexpr unsigned kPixelBytes = 16, kBoxAlignment = 128;
+  static constexpr unsigned kPixelBytes = 16;
   static constexpr int kElementBytes = sizeof(T);
   static constexpr bool kIsFloat = sizeof(T) == sizeof(float);
   static constexpr int kVector = 16 / sizeof(T);  // elements that are stored, or loaded of a residual, together

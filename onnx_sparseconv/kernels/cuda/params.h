@@ -595,6 +595,7 @@ template <int kBlocks>
 constexpr int kOctetThreads =
     kWarpgroupThreads * kOctetWarpgroups + 32 * kOctetStagingWarps * kOctetStagingSets<kBlocks>;
 constexpr unsigned kOctetDumpBytes = 16;
+constexpr unsigned kBoxAlignment = 128;  // of a box in shared memory
 struct OctetParams {
   // Of Y, where warps' outputs lie together in it, `run` of each channel, and the copy engine takes those of 16
   // channels as a box; `run` is 0 where they do not. Between channels, shared memory has more; that is behind the

@@ -15,7 +15,7 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int64_t kHalfBytes = 2, kFloatBytes = 4, kVector = 16, kFloatVector = kVector / kFloatBytes;
+constexpr int64_t kVector = 16, kFloatVector = kVector / kFloatBytes;
 constexpr int64_t kStep = 2;  // where there are strides
 // What is read behind a raw stage, at most: a piece.
 constexpr int64_t kMaxBeyond = kStep * kFloatBytes * kGemmPiecePositions;

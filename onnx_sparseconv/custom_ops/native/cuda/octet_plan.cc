@@ -43,8 +43,7 @@ constexpr double kColdCycles = 3000.0, kColdBytes = 16e6;
 // Of X, that all blocks have on its way to the second-level cache: with more, rows are driven out before they are read.
 constexpr int64_t kAheadBytes = int64_t{1} << 23;
 constexpr int64_t kShortRowBytes = 128;  // of a channel, at most
-constexpr int64_t kHalfBytes = 2, kBoxAlignment = 128;
-constexpr int kBoxChannels = 16;  // of a warp's outputs
+constexpr int kBoxChannels = 16;         // of a warp's outputs
 
 // Elements of Y that are stored together: where planes do not begin at multiples of 16 bytes, one by one.
 int64_t StoredTogether(const ResolvedGeometry& sizes) {
@@ -140,7 +139,7 @@ class Planner {
   // What a warp has of a row is in its registers, twice as many for floats; of words, in several passes.
   bool CanStage(int64_t parts, int64_t groups) const {
     if (is_words_) return true;
-    if (element_bytes_ > 2) return parts <= 2 || (parts <= 4 && groups <= 2) || (parts <= 8 && groups == 1);
+    if (element_bytes_ > kHalfBytes) return parts <= 2 || (parts <= 4 && groups <= 2) || (parts <= 8 && groups == 1);
     if (in_w_ % kOctet != 0) return parts <= 2;
     return parts <= 4 || (parts <= 8 && groups <= 2);
   }
@@ -244,7 +243,7 @@ class Planner {
   // Positions that each group of rows has together in a plane, or 0 where some have others. Of wide rows of halves, the
   // copy engine brings what is ahead, and what it stores is faster in smaller pieces.
   int64_t RunOf(const Columns& columns, int64_t group_rows, int64_t tile_rows) const {
-    if (is_words_ || (element_bytes_ == kHalfBytes && in_w_ * element_bytes_ > kShortRowBytes)) return 0;
+    if (is_words_ || (element_bytes_ == kHalfBytes && HasWideRows())) return 0;
     if (columns.tiles > 1) return group_rows == 1 && out_w_ % columns.of_tile == 0 ? columns.of_tile : 0;
     const bool are_whole = out_h_ % group_rows == 0 && (tile_rows % group_rows == 0 || tile_rows == out_h_);
     return are_whole ? group_rows * out_w_ : 0;
@@ -253,9 +252,11 @@ class Planner {
   // Of warps that stage. Of wide rows of floats, two would have more on its way than the first-level cache has room
   // for.
   int StagingSets(int blocks) const {
-    const bool is_wide = element_bytes_ > 2 && phases_ == 1 && in_w_ * element_bytes_ > kShortRowBytes;
-    return blocks <= kMaxBlocksOfTwoSets && !is_wide ? 2 : 1;
+    const bool has_wide_floats = element_bytes_ > kHalfBytes && phases_ == 1 && HasWideRows();
+    return blocks <= kMaxBlocksOfTwoSets && !has_wide_floats ? 2 : 1;
   }
+
+  bool HasWideRows() const { return in_w_ * element_bytes_ > kShortRowBytes; }
 
   // Rows of X that the second-level cache gets at a time, while as many are read. Of tiles of columns, a block would
   // bring what others read.

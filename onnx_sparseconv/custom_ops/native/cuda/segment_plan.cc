@@ -20,7 +20,6 @@ constexpr int kQuarters = 4;  // of a multiprocessor, each with its own tensor c
 constexpr int64_t kMaxWarps = kMaxSegmentThreads / kWarp, kMinWarps = 4;
 constexpr int64_t kResidentWarps = kSegmentBlocks * kMaxWarps;
 constexpr int64_t kMinPlaneUnit = 4;  // positions
-constexpr int64_t kHalfBytes = 2;
 constexpr int64_t kMaxStages = 4, kFloatStages = 2;
 constexpr int64_t kFloatPieces = 2, kBatchPieces = 4;  // of a segment, and of a batch of a thread
 constexpr int64_t kPieceBytes = 16 * kWarp;            // of a warp

@@ -14,6 +14,9 @@ namespace sparseconv::cuda {
 // Of the shared memory that a block may have at most, left to the driver.
 constexpr int kReservedSharedBytes = 1024;
 
+// Of an element.
+constexpr int64_t kHalfBytes = 2, kFloatBytes = 4;
+
 // What a launch takes from the call as it is.
 inline void FillSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, TileParams* tile) {
   tile->batch = static_cast<int>(batch);

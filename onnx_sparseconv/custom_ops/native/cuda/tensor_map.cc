@@ -1,6 +1,7 @@
 #include "tensor_map.h"
 
 #include "driver.h"
+#include "tensor_launch.h"
 
 namespace sparseconv::cuda {
 
@@ -17,7 +18,7 @@ void EncodeTensorMap(const void* tensor, const TensorAxes& axes, const int (&box
     steps[i] = 1;
   }
   for (int i = 0; i + 1 < kTensorAxes; ++i) {
-    strides[i] = static_cast<unsigned long long>((is_half ? 2 : 4) * axes.strides[i]);
+    strides[i] = static_cast<unsigned long long>((is_half ? kHalfBytes : kFloatBytes) * axes.strides[i]);
   }
   GetDriver().encode_tensor_map(map, is_half ? kHalves : kFloats, kTensorAxes, const_cast<void*>(tensor), sizes,
                                 strides, lengths, steps, kNotInterleaved,

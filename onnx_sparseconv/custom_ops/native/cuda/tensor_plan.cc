@@ -25,7 +25,7 @@ constexpr int64_t kFewProductWarps = 4;  // fewer are for what leaves no choice
 constexpr int kWidePositions = 8;
 constexpr int64_t kManyStagingWarps = 8, kSomeStagingWarps = 4, kFewStagingWarps = 2;
 constexpr int64_t kMaxParts = 16;  // of a tile's chunks
-constexpr int64_t kHalfBytes = 2, kSectorBytes = 32;
+constexpr int64_t kSectorBytes = 32;
 // Cycles of a multiprocessor, fitted to some seven hundred launches of layers of all kinds on an H100, with 1 to 32
 // images, of several plans each.
 constexpr double kProductCycles = 6.5;       // of mma.sp.m16n8k32, on one quarter
