@@ -32,7 +32,7 @@ _MAX_CHUNK_STEPS, _HEADER_BYTES = 18, 128
 _STEP_BYTES, _DENSE_STEP_BYTES, _DENSE_CHANNELS = 2304, 2048, 16
 # Shared memory of a block, less what the driver has of it, outputs on their way to Y, and tables.
 _ROOM = (227 << 10) - 1024 - (8 * (16 * (512 + 16) + 16) + 2 * (16 + 2 * 8 * 32 * 2 + 16))
-_STAGE_UNIT, _BARRIER_BYTES = 128, 16
+_STAGE_UNIT, _BARRIER_BYTES, _ALIGNED = 128, 16, 16
 
 
 class _Costs(NamedTuple):
@@ -49,7 +49,10 @@ _HALF_COSTS = _Costs(94.0, 6.7, 1900.0, 139.0, 7700.0, 150.0, 32.0)
 _FLOAT_COSTS = _Costs(45.0, 8.2, 4300.0, 337.0, 5700.0, 150.0, 32.0)
 _DENSE_HALF_COSTS = _Costs(20.5, 6.9, 1900.0, 139.0, 7700.0, 360.0, 40.0)
 _DENSE_FLOAT_COSTS = _Costs(47.0, 5.4, 4300.0, 337.0, 5700.0, 360.0, 40.0)
-_FLATTEN_CYCLES, _FLATTEN_BYTES_A_CYCLE = 2000.0, 12.0
+_FLATTEN_CYCLES, _FLATTEN_BYTES_A_CYCLE = 2000.0, 15.0
+# Of what is left of X to be made flat beside products.
+_HALF_BESIDE, _FLOAT_BESIDE, _LEAST_HALF_TURNS, _LEAST_FLOAT_TURNS, _LEAST_STAGES = 0.8, 0.55, 3, 2, 2
+_REST_ROWS_BYTES, _REST_SLOTS, _REST_HEADER, _LEAST_ROWS_PLANE, _MOST_SEEN = 6144, 6, 16, 128, 8192
 
 # Further steps. Where entries are at random, and channels in any order, a step has so many third entries of four
 # neighbours in the mean, `thirds`, and needs a further one with a probability of 1 - exp(-thirds). The order is chosen,
@@ -59,8 +62,8 @@ _FLATTEN_CYCLES, _FLATTEN_BYTES_A_CYCLE = 2000.0, 12.0
 # 1024 channels and 32 to 1024 rows of 2 to 49 taps, with 78% to 96% zeros. Of 500 others, of up to 512 channels and
 # rows, with 84% to 95%, 493 are rightly predicted to be packed or not. Of the 356 that are packed, the share is 0.025
 # off (root mean square): 0.017 where channels fill all places, and up to 0.19 else.
-_FIRST_ORDER, _LAST_ORDER = (1.295, 0.676), (3.667, 1.0)
-_MOST_FURTHER_FIRST, _MOST_FURTHER_FIRST_OF_MANY, _MOST_FURTHER, _MOST_SETS = 0.45, 0.37, 0.3, 1_500_000
+_FIRST_ORDER, _LAST_ORDER = (1.295, 0.676), (3.3, 1.0)
+_MOST_STRAY_OCTETS = 1.2
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,12 @@ class FlatSteps:
 
     Attributes:
         count: how many steps.
+        pairs: how many pairs of octets, beside these, for entries that are the third of their neighbours.
         is_dense: whether a step is of 16 channels and a tap, with their zeros; else of 32.
     """
 
     count: float
+    pairs: float = 0.0
     is_dense: bool = False
 
     @property
@@ -99,9 +104,12 @@ class FlatSteps:
 
 def flat_steps(layer: SparseLayer) -> FlatSteps | None:
     """As many steps as weights at random take; None where the library would not pack the weight."""
-    sparse = _sparse_steps(layer)
-    if sparse is not None:
-        return FlatSteps(sparse)
+    if 4 * _stray_share(layer, _FIRST_ORDER) <= _MOST_STRAY_OCTETS:
+        chunks, taps = math.ceil(layer.group_in_channels / CHANNELS), math.prod(layer.kernel_shape)
+        octets = 4 * taps * _stray_share(layer, _LAST_ORDER)
+        # An octet that is left over has a pair, too.
+        pairs = octets / 2 + (1 - math.exp(-2 * octets)) / 4
+        return FlatSteps(chunks * taps, pairs=chunks * pairs)
     dense = math.ceil(layer.group_in_channels / _DENSE_CHANNELS) * math.prod(layer.kernel_shape)
     row_tiles = layer.group * math.ceil(layer.group_out_channels / ROWS)
     if dense > MOST_DENSE_BYTES // _DENSE_STEP_BYTES // row_tiles:
@@ -109,27 +117,16 @@ def flat_steps(layer: SparseLayer) -> FlatSteps | None:
     return FlatSteps(dense, is_dense=True)
 
 
-def _sparse_steps(layer: SparseLayer) -> float | None:
-    """Where the rows of each group have an order in common."""
-    first, last = (_further_share(layer, order) for order in (_FIRST_ORDER, _LAST_ORDER))
-    places = math.ceil(layer.group_in_channels / CHANNELS) * CHANNELS
-    sets = math.prod(layer.kernel_shape) * math.ceil(layer.group_out_channels / ROWS)
-    most_first = _MOST_FURTHER_FIRST if places**2 * sets <= _MOST_SETS else _MOST_FURTHER_FIRST_OF_MANY
-    if first > most_first or last > _MOST_FURTHER:
-        return None
-    return math.ceil(layer.group_in_channels / CHANNELS) * math.prod(layer.kernel_shape) * (1 + last)
-
-
-def _further_share(layer: SparseLayer, order: tuple[float, float]) -> float:
-    """Of the steps of a dense weight, those that come a second time."""
+def _stray_share(layer: SparseLayer, order: tuple[float, float]) -> float:
+    """Of octets and taps, those of which 64 rows have entries that are the third of their neighbours."""
     thirds = _third_share(layer)
     if thirds == 0:
         return 0.0
     strength, power = order
     rows = layer.group_out_channels
     of_four = rows * math.prod(layer.kernel_shape) * thirds
-    of_step = rows / math.ceil(rows / ROWS) * (CHANNELS // 4) * thirds
-    return 1 - math.exp(-of_step * layer.group_in_channels ** (-strength / of_four**power))
+    of_octet = rows / math.ceil(rows / ROWS) * (_OCTET // 4) * thirds
+    return 1 - math.exp(-of_octet * layer.group_in_channels ** (-strength / of_four**power))
 
 
 def _third_share(layer: SparseLayer) -> float:
@@ -232,6 +229,7 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     stage_pixels = round_up(tile_pixels + call.y.reach * row_pixels + call.x.reach, _PIXEL_UNIT)
     of_octets = call.steps.channels // _OCTET * _PIXEL_BYTES * stage_pixels
     of_weight = _HEADER_BYTES + math.ceil(max(chunks)) * call.steps.bytes_of_step
+    of_weight += math.ceil(call.steps.pairs / len(chunks)) * _DENSE_STEP_BYTES
     stage_bytes = round_up(of_octets + of_weight, _STAGE_UNIT)
     if stage_bytes + _BARRIER_BYTES > _ROOM:
         return None
@@ -240,22 +238,51 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     tiles = runs * row_tiles
 
     costs, itemsize, steps = _costs(call), layer.element_type.itemsize, call.steps.count
-    staged = len(chunks) * of_octets + steps * call.steps.bytes_of_step
-    of_tile = max(steps * (costs.step + blocks * costs.step_block), staged / costs.staged_bytes)
+    staged = len(chunks) * of_octets + steps * call.steps.bytes_of_step + call.steps.pairs * _DENSE_STEP_BYTES
+    products = steps * (costs.step + blocks * costs.step_block)
+    of_pairs = _DENSE_FLOAT_COSTS if _is_float(call) else _DENSE_HALF_COSTS
+    products += call.steps.pairs * (of_pairs.step + blocks * of_pairs.step_block)
+    of_tile = max(products, staged / costs.staged_bytes)
     of_tile += len(chunks) * costs.chunk + costs.store + blocks * costs.store_block
     flat_pixels = round_up((runs - 1) * tile_pixels + stage_pixels, _PIXEL_UNIT)
     moved = itemsize * call.batch * layer.in_channels * call.y.size * call.x.size
     moved += _num_octets(call) * flat_pixels * _PIXEL_BYTES
-    before = _FLATTEN_CYCLES + moved / (_FLATTEN_BYTES_A_CYCLE * int(call.multiprocessors))
-    cycles = before + costs.begin + math.ceil(tiles / min(tiles, int(call.multiprocessors))) * of_tile
+    num_blocks = min(tiles, int(call.multiprocessors))
+    turns = math.ceil(tiles / num_blocks)
+    first_tiles = num_blocks if turns >= (_LEAST_FLOAT_TURNS if _is_float(call) else _LEAST_HALF_TURNS) else tiles
+    first_pixels = (first_tiles - 1) // row_tiles * tile_pixels + stage_pixels
+    of_stages = min(_ROOM // (stage_bytes + _BARRIER_BYTES), _LEAST_STAGES) * (stage_bytes + _BARRIER_BYTES)
+    saved = 1 - (_FLOAT_BESIDE if _is_float(call) else _HALF_BESIDE)
+    saved *= _share_left(call, first_pixels, _ROOM - of_stages)
+    before = _FLATTEN_CYCLES + (1 - saved) * moved / (_FLATTEN_BYTES_A_CYCLE * int(call.multiprocessors))
+    cycles = before + costs.begin + turns * of_tile
     return FlatPlan(cycles, tiles, 1, blocks=blocks)
 
 
+def _share_left(call: _Call, first_pixels: int, room: int) -> float:
+    """Of X, what is made flat by the kernel itself, behind the first pixels, where there is room for it."""
+    layer, row_pixels, rows = call.layer, call.x.count(_LEAST_ROW_PIXELS), call.y.count(1)
+    row_bytes = layer.element_type.itemsize * call.x.size
+    is_aligned = layer.in_channels * call.y.size * row_bytes % _ALIGNED == 0
+    if max(layer.strides) > 1 or call.y.size * call.x.size < _LEAST_ROWS_PLANE or not is_aligned:
+        return 0.0
+    chunk_rows = math.ceil(rows / min(math.ceil(_OCTET * rows * row_bytes / _REST_ROWS_BYTES), rows))
+    chunks = math.ceil(rows / chunk_rows)
+    image, pixel = divmod(first_pixels - 1, rows * row_pixels)
+    first_chunks = min(image * chunks + pixel // row_pixels // chunk_rows + 1, call.batch * chunks)
+    slot_bytes = _REST_HEADER + _OCTET * (round_up(chunk_rows * row_bytes, _ALIGNED) + _ALIGNED)
+    is_seen = not _is_float(call) or first_chunks * _num_octets(call) <= _MOST_SEEN
+    return 1 - first_chunks / (call.batch * chunks) if _REST_SLOTS * slot_bytes <= room and is_seen else 0.0
+
+
+def _is_float(call: _Call) -> bool:
+    return bool(call.layer.element_type == np.float32)
+
+
 def _costs(call: _Call) -> _Costs:
-    is_float = call.layer.element_type == np.float32
     if call.steps.is_dense:
-        return _DENSE_FLOAT_COSTS if is_float else _DENSE_HALF_COSTS
-    return _FLOAT_COSTS if is_float else _HALF_COSTS
+        return _DENSE_FLOAT_COSTS if _is_float(call) else _DENSE_HALF_COSTS
+    return _FLOAT_COSTS if _is_float(call) else _HALF_COSTS
 
 
 def _chunks(call: _Call) -> list[float]:
@@ -265,7 +292,8 @@ def _chunks(call: _Call) -> list[float]:
     found: list[float] = []
     for place in dict.fromkeys(taps):
         steps = call.steps.count * taps.count(place) / len(taps) / channels
-        parts = math.ceil(steps / _MAX_CHUNK_STEPS)
+        pairs = call.steps.pairs * taps.count(place) / len(taps) / channels
+        parts = math.ceil((steps + pairs) / _MAX_CHUNK_STEPS)
         found += [steps / parts] * parts * channels
     return found
 

@@ -21,8 +21,8 @@ MODEL = TimeModel(
     dense_launch_us=4.068,
     sparse_launch_us=3.932,
     sparse_slowdown=0.9868,
-    library_launch_us=1.159,
-    library_mhz=1597.0,
+    library_launch_us=1.139,
+    library_mhz=1592.0,
 )
 NETWORK = NetworkModel(
     tflops=535.5,

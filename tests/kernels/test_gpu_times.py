@@ -97,7 +97,9 @@ def test_what_a_layer_has_to_do_on_warpgroups():
     assert work.kcycles == pytest.approx(plan.cycles / 1000, rel=0.03)
     denser = half_layer(512, 28, density=0.3)
     assert MODEL.cycles_us(on_warpgroups(denser)) > 1.2 * MODEL.cycles_us(work)
-    assert MODEL.library_us(layer, 90, 64) == (pytest.approx(float(MODEL.cycles_us(work))), "warpgroups")
+    # With more zeros, X is flat.
+    some = half_layer(512, 28, density=0.13)
+    assert MODEL.library_us(some, 90, 64) == (pytest.approx(float(MODEL.cycles_us(on_warpgroups(some)))), "warpgroups")
 
 
 def flat(layer, batch=64, architecture=90):

@@ -1,10 +1,12 @@
 // Sparse convolution of windows of many channels by warpgroups of sparse tensor cores (sm_90a), from flat X.
 //
 // The more of a weight is zero, the more rows can have one order of channels in which hardly any has three non-zeros
-// in four neighbours: from about 93% on, all rows. Then X is brought into that order once (flatten.cuh), as octets of
-// channels, with its padding. Of each octet, the pixels of all images are one line, and each tap of the window reads it
-// from another pixel on: the convolution is one of a line, whatever the sizes of maps. What a tile reads of an octet
-// is one run of pixels, brought by one bulk copy; no thread has anything else to do with it.
+// in four neighbours: from about 93% on, all rows. Where fewer are zero, few octets of channels have third ones for a
+// tap, and products of these alone follow. X is brought into that order once (flatten.cuh), as octets of channels, with
+// its padding; what the first tiles do not read, the kernel brings there itself meanwhile (flat_rest.cuh). Of each
+// octet, the pixels of all images are one line, and each tap of the window reads it from another pixel on: the
+// convolution is one of a line, whatever the sizes of maps. What a tile reads of an octet is one run of pixels, brought
+// by one bulk copy; no thread has anything else to do with it.
 //
 // Where too few of a weight is zero for such an order, channels keep theirs, and products are dense: of 16 channels, in
 // the time of 32, zeros and all.
@@ -17,6 +19,7 @@
 #include "divide.cuh"
 #include "epilogue.cuh"
 #include "flat_params.h"
+#include "flat_rest.cuh"
 #include "intrinsics.cuh"
 #include "magnitude.cuh"
 #include "recompute.cuh"
@@ -52,12 +55,12 @@ class FlatConv {
       if (warp_ > kProductWarps) {
         Assist();
       } else if (IsElected()) {
-        Stage();
+        seen = Stage();
       }
       if constexpr (kIsFloat) {
         WaitForLaunchBefore();
         const int threads = kProductWarps * 32;
-        seen = SeenBefore(p_.recompute, static_cast<int>(threadIdx.x) - threads, kFlatThreads - threads);
+        seen |= SeenBefore(p_.recompute, static_cast<int>(threadIdx.x) - threads, kFlatThreads - threads);
       }
     }
     return !kIsFloat || DidHalvesHold(SeenByBlock(seen));
@@ -91,8 +94,8 @@ class FlatConv {
   static_assert(8 * kPartBlocks * kElementBytes + 16 == kFlatRowBytes && kParts <= 2);
   // Of a table's entries: whether there is an output; the others are its bytes in a row.
   static constexpr unsigned kExistsBit = 15, kExists = 1u << kExistsBit;
-  static constexpr int kAssistingWarps = kFlatThreads / 32 - kProductWarps - 1,
-                       kAssistingThreads = 32 * kAssistingWarps;
+  static constexpr int kAssistingWarps = kFlatAssistingWarps, kAssistingThreads = 32 * kAssistingWarps;
+  static_assert(kProductWarps + 1 + kAssistingWarps == kFlatThreads / 32);
 
   static __device__ __forceinline__ int Lane() { return static_cast<int>(threadIdx.x % 32); }
 
@@ -116,6 +119,10 @@ class FlatConv {
     return barriers_ + static_cast<unsigned>(16 * (kFlatTables + warp));
   }
   __device__ __forceinline__ Shared RowsKept(int warp) const { return RowsReady(warp) + 8; }
+  // Of a warp that assists.
+  __device__ __forceinline__ Shared RestSlots(int warp) const {
+    return Filled(p_.num_stages) + static_cast<unsigned>(warp * kFlatRestSlots) * FlatRestWarp<T>::SlotBytes(p_.rest);
+  }
 
   __device__ __forceinline__ void InitBarriers() const {
     if (threadIdx.x == 0) {
@@ -130,6 +137,13 @@ class FlatConv {
       for (int warp = 0; warp < kProductWarps; ++warp) {
         InitBarrier(RowsReady(warp), 32);
         InitBarrier(RowsKept(warp), 32);
+      }
+      if (p_.rest.num_units > 0) {
+        for (int warp = 0; warp < kAssistingWarps; ++warp) {
+          for (unsigned slot = 0; slot < kFlatRestSlots; ++slot) {
+            FlatRestWarp<T>::InitSlot(p_.rest, RestSlots(warp), slot);
+          }
+        }
       }
       FenceBarrierInit();
     }
@@ -168,21 +182,23 @@ class FlatConv {
 
   // --- staging ------------------------------------------------------------------------------------------------------
 
-  // By one thread.
-  __device__ __forceinline__ void Stage() const {
+  // By one thread. Returns what was seen of X that was made flat beside.
+  __device__ __forceinline__ unsigned Stage() const {
     const auto* chunks = static_cast<const unsigned char*>(p_.chunks);
     Position at;
+    FlatRestReader x_left(p_.rest);
     ForTiles([&](const Tile& tile) {
-      const unsigned end = p_.tile_begins[tile.row_tile + 1];
+      const unsigned begin = p_.tile_begins[tile.row_tile], end = p_.tile_begins[tile.row_tile + 1];
       const auto* x = static_cast<const unsigned char*>(p_.x) + static_cast<long long>(tile.first) * kPixelBytes;
-      for (at.chunk = p_.tile_begins[tile.row_tile]; at.chunk < end; Advance(at)) {
-        const unsigned begin = p_.chunk_begins[at.chunk], bytes = 16 * (p_.chunk_begins[at.chunk + 1] - begin);
+      for (at.chunk = begin; at.chunk < end; Advance(at)) {
+        const unsigned first = p_.chunk_begins[at.chunk], bytes = 16 * (p_.chunk_begins[at.chunk + 1] - first);
         const unsigned char* from = x + p_.octets[at.chunk] * p_.octet_bytes;
         if (at.round > 0) WaitForBarrier(Emptied(at.stage), (at.round - 1) % 2);
         ExpectBytes(Filled(at.stage), bytes + kOctets * OctetBytes());
         Shared to = StageAddress(at.stage);
-        CopyBulkCached(to + kOctets * OctetBytes(), chunks + 16 * static_cast<size_t>(begin), bytes, Filled(at.stage));
+        CopyBulkCached(to + kOctets * OctetBytes(), chunks + 16 * static_cast<size_t>(first), bytes, Filled(at.stage));
         WaitForLaunchBefore();  // the weight needs no such wait
+        if (at.chunk == begin) x_left.WaitForPixels(tile.first, tile.first + p_.stage_pixels - 1);
 #pragma unroll
         for (int octet = 0; octet < kOctets; ++octet, to += OctetBytes(), from += p_.octet_bytes) {
           CopyBulkCached(to, from, OctetBytes(), Filled(at.stage));
@@ -190,6 +206,7 @@ class FlatConv {
         Arrive(Filled(at.stage));
       }
     });
+    return x_left.seen();
   }
 
   // --- products -----------------------------------------------------------------------------------------------------
@@ -234,8 +251,8 @@ class FlatConv {
                                                 unsigned (&metas)[kStepsAtOnce]) {
     const Shared stage = StageAddress(at.stage), header = stage + kOctets * OctetBytes();
     const Shared values = header + static_cast<unsigned>(p_.header_bytes);
-    const unsigned steps = Uniform(LoadShared(header));
-    const Shared meta = values + steps * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
+    const unsigned counts = Uniform(LoadShared(header)), steps = counts & 0xFFFFu, pairs = counts >> 16;
+    const Shared meta = values + (steps + pairs) * kValueBytes + static_cast<unsigned>(warp_ % kWarps * 64) +
                         static_cast<unsigned>(Lane() / 4 * 8 + Lane() % 2 * 4);
     const Matrix a = MatrixAt(Uniform(values), kMatrixBytes, 2 * kMatrixBytes);
     const Matrix b = MatrixAt(Uniform(stage + first), OctetBytes(), kMatrixBytes);
@@ -267,10 +284,46 @@ class FlatConv {
         }
         CommitProducts();
         WaitForProducts<1>();
-        if (part == 0 && begin == 0 && !is_first && p_.num_stages > 1) {
-          Arrive(Emptied((at.stage == 0 ? p_.num_stages : at.stage) - 1));
-        }
+        if (part == 0 && begin == 0 && !is_first) ReleaseBefore(at);
       }
+    }
+    if constexpr (!kIsDense) {
+      if (pairs == 0) return;
+      // Products of another shape are in no order with these.
+      WaitForProducts<0>();
+      if (steps == 0) ReleaseBefore(at);
+      MultiplyPairs(stage + first, header + 4 + 4 * steps, Moved(a, steps * kValueBytes), pairs);
+      WaitForProducts<0>();
+    }
+  }
+
+  // The stage before, where there is another.
+  __device__ __forceinline__ void ReleaseBefore(const Position& at) const {
+    if (p_.num_stages > 1) Arrive(Emptied((at.stage == 0 ? p_.num_stages : at.stage) - 1));
+  }
+
+  // Of two octets each, of a chunk whose first pixel is at `x`: by entries that are the third of their neighbours, or
+  // the fourth.
+  __device__ __forceinline__ void MultiplyPairs(Shared x, Shared words, Matrix values, unsigned pairs) {
+    constexpr unsigned kAtOnce = 4;
+    for (unsigned begin = 0; begin < pairs; begin += kAtOnce) {
+      unsigned inputs[kAtOnce];
+#pragma unroll
+      for (unsigned i = 0; i < kAtOnce; ++i) {
+        const unsigned word = LoadShared(words + 4 * min(begin + i, pairs - 1));
+        const auto at = [&](unsigned of) { return x + (of & 0xFFu) * OctetBytes() + p_.tap_bytes[of >> 8 & 0xFFu]; };
+        const Shared first = at(word), second = at(word >> 16);
+        inputs[i] = LowerWord(MatrixAt(first, second - first, kMatrixBytes));
+      }
+      FenceSums();
+#pragma unroll
+      for (unsigned i = 0; i < kAtOnce; ++i) {
+        if (begin + i >= pairs) continue;
+        MultiplyDenseOctets(sums_, Moved(values, (begin + i) * kValueBytes), MatrixOf(Uniform(inputs[i]), kMatrixBytes),
+                            1);
+      }
+      CommitProducts();
+      WaitForProducts<1>();
     }
   }
 
@@ -415,20 +468,24 @@ class FlatConv {
 
   // By the warps that have nothing else to do: where outputs of a tile lie, for the next tile while one is computed;
   // and of halves, a warp moves the outputs of several warps that multiply, so that these go on. Of floats, twice as
-  // much, they are too few for it.
+  // much, they are too few for it. As long as they would wait, they make X flat.
   __device__ __forceinline__ void Assist() const {
     const int first = warp_ - kProductWarps - 1;
+    FlatRestWarp<T> x_left(p_.rest, RestSlots(first));
     Slot slot;  // of the next tile's table
     unsigned before = 0;
     FillTable(static_cast<int>(blockIdx.x), slot);
     WaitForLaunchBefore();
+    x_left.Begin();
     for (int index = static_cast<int>(blockIdx.x); index < p_.num_tiles; index += static_cast<int>(gridDim.x)) {
+      if (slot.round > 0) MakeFlatUntil(x_left, TableEmptied(slot.index), (slot.round - 1) % 2);
       FillTable(index + static_cast<int>(gridDim.x), slot);
       if constexpr (!kIsFloat) {
         for (int warp = first; warp < kProductWarps; warp += kAssistingWarps) {
           if (p_.epilogue.residual != nullptr) MovePart<false>(OutputsOf(TileAt(index), warp, 0));
           Arrive(RowsReady(warp));
         }
+        MakeFlatUntil(x_left, RowsKept(first), before % 2);
         for (int warp = first; warp < kProductWarps; warp += kAssistingWarps) {
           WaitForBarrier(RowsKept(warp), before % 2);
           MovePart<true>(OutputsOf(TileAt(index), warp, 0));
@@ -438,6 +495,14 @@ class FlatConv {
         ++before;
       }
     }
+    while (x_left.HasUnit()) x_left.MakeUnitFlat();
+    x_left.Count();
+  }
+
+  // Some of X that is left, until a barrier's phase is complete.
+  static __device__ __forceinline__ void MakeFlatUntil(FlatRestWarp<T>& x_left, Shared barrier, unsigned parity) {
+    while (x_left.HasUnit() && Uniform(IsComplete(barrier, parity)) == 0) x_left.MakeUnitFlat();
+    x_left.Count();
   }
 
   // Which chunks a tile has, and where in a row the outputs of its pixels lie, in bytes. There may be no such tile.

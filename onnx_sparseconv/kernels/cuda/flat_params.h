@@ -21,7 +21,7 @@ struct FlatImage {
 //
 // `sparseconv_flatten_rows` and `sparseconv_flatten_rows_f32` do the same without strides, where images of X begin at
 // multiples of 16 bytes: the copy engine brings some rows of an octet's channels. Grid: x = chunks of rows of all
-// images, y = octets.
+// images, or the first of them, y = octets. See FlatRest for the others.
 constexpr int kFlattenRowsThreads = 128;
 struct FlattenParams {
   const void* x;  // [N, C, in_h, in_w]
@@ -39,8 +39,23 @@ struct FlattenParams {
   // By rows alone:
   int chunk_rows, chunks;  // of an image
   Divisor by_chunks;
-  int channel_bytes;  // of shared memory, for a channel's rows
+  int channel_bytes;   // of shared memory, for a channel's rows
+  unsigned* progress;  // of FlatRest, to be set to zeros
+  int progress_words;
 };
+
+// What a launch that makes X flat by rows has left of it: the chunks from `first_chunk` on, which the flat kernel makes
+// flat itself, while it computes what needs none of them. Its blocks take units, an octet of a chunk each.
+struct FlatRest {
+  FlattenParams flatten;
+  int first_chunk;
+  unsigned num_units;
+  Divisor by_octets;
+  unsigned* progress;  // units that were taken; then, of each chunk, octets that are flat, and what was seen of floats
+};
+// Of the flat kernel, warps that take units, and slots of each, with a barrier before a unit's rows.
+constexpr int kFlatAssistingWarps = 3, kFlatRestSlots = 2;
+constexpr int kFlatRestHeader = 16;
 
 // The flat kernels on sm_90a: `sparseconv_flat_n<blocks>`, float16, and `sparseconv_flat_f32_n<blocks>`, for windows of
 // many channels; `sparseconv_flat_dense_n<blocks>` and `sparseconv_flat_dense_f32_n<blocks>`, for those with few zeros.
@@ -60,10 +75,11 @@ struct FlatParams {
   Epilogue epilogue;
   const float* scales;  // [K], as of WarpgroupParams
   RecomputeParams recompute;
-  const void* chunks;                 // see flat_weight.h
-  const unsigned* chunk_begins;       // [chunks + 1], in units of 16 bytes
-  const unsigned* tile_begins;        // [row_tiles + 1], first chunks
-  const int* octets;                  // [chunks], the first octet of each
+  const void* chunks;            // see flat_weight.h
+  const unsigned* chunk_begins;  // [chunks + 1], in units of 16 bytes
+  const unsigned* tile_begins;   // [row_tiles + 1], first chunks
+  const int* octets;             // [chunks], the first octet of each
+  FlatRest rest;
   unsigned tap_bytes[kMaxWgmmaTaps];  // from a pixel to the one that it reads with each tap
   FlatImage image;
   int out_channels, group_out_channels;
@@ -89,7 +105,8 @@ constexpr int kMaxFlatBlocks = 32;
 constexpr int kFlatTableHeader = 16;
 constexpr int kFlatTableBytes = kFlatTableHeader + 2 * 8 * kMaxFlatBlocks * kFlatWarpgroups;
 constexpr int kFlatTables = 2;
-// Behind these, two barriers for each table, each warp's rows, and each stage.
+// Behind these, two barriers for each table, each warp's rows, and each stage; and where some of X is left to be made
+// flat, a barrier and room for each slot of the warps that do.
 constexpr int kFlatBesides = kFlatWarps * (16 * kFlatRowBytes + 16) + kFlatTables * (kFlatTableBytes + 16);
 
 }  // namespace sparseconv::cuda

@@ -61,69 +61,117 @@ __device__ __forceinline__ void FlattenPixel(const FlattenParams& p, int pixel, 
   }
 }
 
-// An octet of some rows of an image. T is the type of X, Half or float; `shared` has room for a chunk's rows of eight
-// channels, and a barrier.
+// An octet of a chunk of an image's rows, whose channels come to shared memory by the copy engine. To be used by whole
+// warps: the first eight lanes of each have a channel each. T is the type of X, Half or float.
+template <class T>
+class FlatRows {
+ public:
+  // The lane's channel of an octet.
+  static __device__ __forceinline__ int ChannelOf(const FlattenParams& p, int octet) {
+    return p.channels[kOctet * octet + static_cast<int>(threadIdx.x % kOctet)];
+  }
+
+  FlatRows() = default;
+  // `chunk` is of all images; `room` is for its rows of eight channels.
+  __device__ __forceinline__ FlatRows(const FlattenParams& p, int chunk, int octet, int channel, Shared room)
+      : octet_(octet) {
+    image_ = Divide(chunk, p.by_chunks);
+    chunk_ = chunk - image_ * p.chunks;
+    first_row_ = chunk_ * p.chunk_rows;
+    end_row_ = min(first_row_ + p.chunk_rows, p.image.rows);
+    first_y_ = max(first_row_ - p.pads_begin[0], 0);
+    end_y_ = min(end_row_ - p.pads_begin[0], p.in_h);
+    const long long plane = static_cast<long long>(image_) * p.in_channels + channel;
+    from_ = static_cast<const unsigned char*>(p.x) + kElementBytes * ((plane * p.in_h + first_y_) * p.in_w);
+    const unsigned to = room + threadIdx.x % kOctet * static_cast<unsigned>(p.channel_bytes) + Skipped();
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) rows_[i] = __shfl_sync(0xFFFFFFFFu, channel < 0 ? kNone : to, i);
+  }
+
+  // By one warp. Copies begin at multiples of 16 bytes, in memory as in shared memory.
+  __device__ __forceinline__ void Bring(const FlattenParams& p, Shared room, Shared arrived) const {
+    const unsigned lane = threadIdx.x % 32;
+    const auto bytes = static_cast<unsigned>(kElementBytes * max(end_y_ - first_y_, 0) * p.in_w);
+    unsigned to = kNone;
+#pragma unroll
+    for (unsigned i = 0; i < kOctet; ++i) to = lane == i ? rows_[i] : to;
+    if (lane < kOctet && to != kNone && bytes > 0) {
+      const unsigned copied = (Skipped() + bytes + kAligned - 1) / kAligned * kAligned;
+      ExpectBytes(arrived, copied);
+      CopyBulk(room + lane * static_cast<unsigned>(p.channel_bytes), from_ - Skipped(), copied, arrived);
+    }
+    __syncwarp();
+    if (lane == 0) Arrive(arrived);
+  }
+
+  // By so many threads, when all has come: each so many pixels at once.
+  template <int kAtOnce>
+  __device__ __forceinline__ void Write(const FlattenParams& p, int thread, int threads, Magnitude& magnitude) const {
+    const int first = (image_ * p.image.rows + first_row_) * p.image.row_pixels;
+    const bool is_last = image_ == p.batch - 1 && chunk_ == p.chunks - 1;
+    const int end = is_last ? p.num_pixels : min(first + (end_row_ - first_row_) * p.image.row_pixels, p.num_pixels);
+    uint4* out = static_cast<uint4*>(p.out) + static_cast<long long>(octet_) * p.num_pixels;
+    for (int begin = first + thread; begin < end; begin += kAtOnce * threads) {
+      T values[kAtOnce][kOctet];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) Load(p, begin + i * threads - first, values[i]);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int pixel = begin + i * threads;
+        if (pixel < end) out[pixel] = RoundedEight(values[i], magnitude);
+      }
+    }
+  }
+
+ private:
+  static constexpr int kOctet = 8, kElementBytes = sizeof(T);
+  static constexpr unsigned kAligned = 16, kNone = 0xFFFFFFFFu;
+
+  __device__ __forceinline__ unsigned Skipped() const {
+    return static_cast<unsigned>(reinterpret_cast<unsigned long long>(from_) % kAligned);
+  }
+
+  // A pixel's channels, `pixel` of those of the chunk; zeros where that is padding.
+  __device__ __forceinline__ void Load(const FlattenParams& p, int pixel, T (&values)[kOctet]) const {
+    const int row = Divide(pixel, p.image.by_row_pixels);
+    const int y = first_row_ + row - p.pads_begin[0], x = pixel - row * p.image.row_pixels - p.pads_begin[1];
+    const bool is_inside = y >= first_y_ && y < end_y_ && static_cast<unsigned>(x) < static_cast<unsigned>(p.in_w);
+    const auto at = static_cast<unsigned>(kElementBytes * ((y - first_y_) * p.in_w + x));
+#pragma unroll
+    for (int i = 0; i < kOctet; ++i) {
+      values[i] = T{0};
+      if (is_inside && rows_[i] != kNone) values[i] = LoadSharedAs<T>(rows_[i] + at);
+    }
+  }
+
+  int octet_, image_, chunk_;  // the chunk, of its image
+  int first_row_, end_row_;    // of the flat image
+  int first_y_, end_y_;        // of X
+  const unsigned char* from_;  // where the lane's channel begins
+  Shared rows_[kOctet];        // and where each is, or kNone
+};
+
+// `shared` has room for a chunk's rows of eight channels, and a barrier.
 template <class T>
 __device__ __forceinline__ void FlattenRows(const FlattenParams& p, const void* shared) {
-  constexpr int kOctet = 8, kElementBytes = sizeof(T);
   LetNextLaunchBegin();
-  const int thread = static_cast<int>(threadIdx.x), octet = static_cast<int>(blockIdx.y);
-  const int image = Divide(static_cast<int>(blockIdx.x), p.by_chunks);
-  const int chunk = static_cast<int>(blockIdx.x) - image * p.chunks;
-  const int first_row = chunk * p.chunk_rows, end_row = min(first_row + p.chunk_rows, p.image.rows);
-  const int first_y = max(first_row - p.pads_begin[0], 0), end_y = min(end_row - p.pads_begin[0], p.in_h);
-  const Shared room = SharedAddress(shared), arrived = room + static_cast<unsigned>(kOctet * p.channel_bytes);
+  const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
+  const int chunk = static_cast<int>(blockIdx.x), octet = static_cast<int>(blockIdx.y);
+  const Shared room = SharedAddress(shared), arrived = room + static_cast<unsigned>(8 * p.channel_bytes);
   if (thread == 0) {
     InitBarrier(arrived, 1);
     FenceBarrierInit();
   }
-  OctetChannels channels;
-  channels.Load(p.channels, octet);
-  // Copies begin at multiples of 16 bytes, in memory as in shared memory.
-  const unsigned char* from[kOctet];
-  unsigned skipped[kOctet];
-#pragma unroll
-  for (int i = 0; i < kOctet; ++i) {
-    const long long plane = static_cast<long long>(image) * p.in_channels + channels.of[i];
-    from[i] = static_cast<const unsigned char*>(p.x) + kElementBytes * ((plane * p.in_h + first_y) * p.in_w);
-    skipped[i] = static_cast<unsigned>(reinterpret_cast<unsigned long long>(from[i]) % 16);
-  }
+  const FlatRows<T> rows(p, chunk, octet, FlatRows<T>::ChannelOf(p, octet), room);
   __syncthreads();
   WaitForLaunchBefore();
-  if (thread == 0) {
-    const auto bytes = static_cast<unsigned>(kElementBytes * max(end_y - first_y, 0) * p.in_w);
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      if (channels.of[i] < 0 || bytes == 0) continue;
-      const unsigned copied = (skipped[i] + bytes + 15) / 16 * 16;
-      ExpectBytes(arrived, copied);
-      CopyBulk(room + static_cast<unsigned>(i * p.channel_bytes), from[i] - skipped[i], copied, arrived);
-    }
-    Arrive(arrived);
+  if (thread < 32) rows.Bring(p, room, arrived);
+  if (chunk == 0 && octet == 0) {
+    for (int word = thread; word < p.progress_words; word += threads) p.progress[word] = 0;
   }
   WaitForBarrier(arrived, 0);
-
   Magnitude magnitude;
-  const int first = (image * p.image.rows + first_row) * p.image.row_pixels;
-  const bool is_last = image == p.batch - 1 && chunk == p.chunks - 1;
-  const int end = is_last ? p.num_pixels : min(first + (end_row - first_row) * p.image.row_pixels, p.num_pixels);
-  uint4* out = static_cast<uint4*>(p.out) + static_cast<long long>(octet) * p.num_pixels;
-  for (int pixel = first + thread; pixel < end; pixel += static_cast<int>(blockDim.x)) {
-    const int row = Divide(pixel - first, p.image.by_row_pixels);
-    const int y = first_row + row - p.pads_begin[0];
-    const int x = pixel - first - row * p.image.row_pixels - p.pads_begin[1];
-    const bool is_inside = y >= first_y && y < end_y && static_cast<unsigned>(x) < static_cast<unsigned>(p.in_w);
-    const auto at = static_cast<unsigned>(kElementBytes * ((y - first_y) * p.in_w + x));
-    T values[kOctet];
-#pragma unroll
-    for (int i = 0; i < kOctet; ++i) {
-      values[i] = T{0};
-      if (is_inside && channels.of[i] >= 0) {
-        values[i] = LoadSharedAs<T>(room + static_cast<unsigned>(i * p.channel_bytes) + skipped[i] + at);
-      }
-    }
-    out[pixel] = RoundedEight(values, magnitude);
-  }
+  rows.template Write<1>(p, thread, threads, magnitude);
   NoteSeen<T, 2>(p.seen, magnitude);
 }
 

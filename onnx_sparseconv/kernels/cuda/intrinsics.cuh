@@ -583,6 +583,21 @@ __device__ __forceinline__ void WaitForBarrier(Shared barrier, unsigned parity) 
       : "memory");
 }
 
+// Whether the phase of a barrier is complete: 1, or 0.
+__device__ __forceinline__ unsigned IsComplete(Shared barrier, unsigned parity) {
+  unsigned complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n"
+      "}"
+      : "=r"(complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return complete;
+}
+
 // Copies `bytes` (a multiple of 16, both addresses too) and counts them at the barrier.
 __device__ __forceinline__ void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
   asm volatile(
@@ -597,6 +612,32 @@ __device__ __forceinline__ void CopyBulkCached(Shared to, const void* from, unsi
                "l"(from), "r"(bytes), "r"(barrier)
                : "memory");
 }
+
+// --- what blocks tell each other by memory -------------------------------------------------------------------------
+
+// Returns what was there before.
+__device__ __forceinline__ unsigned AddAtomic(unsigned* to, unsigned value) {
+  unsigned before;
+  asm volatile("atom.relaxed.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(to), "r"(value) : "memory");
+  return before;
+}
+__device__ __forceinline__ void OrAtomic(unsigned* to, unsigned bits) {
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(to), "r"(bits) : "memory");
+}
+
+// Adds, and waits for a count: what the threads of a warp that adds wrote before, who waits reads behind that. Where it
+// is the copy engine that reads, both need FenceMemoryForCopyEngine between.
+__device__ __forceinline__ void AddReleased(unsigned* to, unsigned value) {
+  asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
+}
+__device__ __forceinline__ void WaitForCount(const unsigned* from, unsigned count) {
+  for (unsigned found = 0;;) {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(found) : "l"(from) : "memory");
+    if (found >= count) return;
+    __nanosleep(50);
+  }
+}
+__device__ __forceinline__ void FenceMemoryForCopyEngine() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // --- blocks of a cluster, which run at the same time ---------------------------------------------------------------
 

@@ -142,6 +142,7 @@ WRONG = {
         "but others of the warp are at barrier",
     ),
     "half a warp": ("if (t % 2) WaitAtBarrier(1, 96);", "deadlock: 48 threads wait for copies, for their warp"),
+    "a count that nobody reaches": ("if (t == 0) WaitForCount(x, 0xFFFFFFFFu);", "deadlock: 1 threads wait"),
     "barrier 0": ("WaitAtBarrier(0, 96);", "barrier 0 is that of __syncthreads"),
     "barrier 16": ("ArriveAtBarrier(16, 96);", "there is no barrier 16"),
     "barrier -1": ("WaitAtBarrier(-1, 96);", "there is no barrier -1"),

@@ -10,8 +10,8 @@ extern "C" {
 
 // `entries` tells of each weight, [K][C / group][R][S], whether it is none of zero. layer: C, K, group, R, S, strides,
 // dilations, pads before X, then sizes of X and of Y, batch, bytes of an element, multiprocessors. Returns 0 where the
-// weight is not packed; else writes its steps, row tiles and whether they are dense, and returns 1. Returns 2 where
-// there is a launch as well, with its cycles, eights of pixels, tiles and blocks.
+// weight is not packed; else writes its steps and pairs, row tiles and whether they are dense, and returns 1. Returns 2
+// where there is a launch as well, with its cycles, eights of pixels, tiles and blocks.
 __attribute__((visibility("default"))) int probe_flat(const unsigned char* entries, const long long* layer,
                                                       double* found) {
   ConvGeometry geometry;
@@ -43,8 +43,9 @@ __attribute__((visibility("default"))) int probe_flat(const unsigned char* entri
   const auto packed = PackFlatWeight(weight, geometry);
   if (!packed) return 0;
   found[0] = static_cast<double>(packed->form.num_steps);
-  found[1] = packed->form.row_tiles;
-  found[2] = packed->form.products == FlatProducts::kDense;
+  found[1] = static_cast<double>(packed->form.num_pairs);
+  found[2] = packed->form.row_tiles;
+  found[3] = packed->form.products == FlatProducts::kDense;
 
   DeviceFacts device{};
   device.architecture = 90;
@@ -52,10 +53,10 @@ __attribute__((visibility("default"))) int probe_flat(const unsigned char* entri
   device.num_multiprocessors = static_cast<int>(layer[17]);
   const auto launch = ChooseFlatLaunch(geometry, sizes, layer[15], device, packed->form, layer[16]);
   if (!launch) return 1;
-  found[3] = launch->cycles;
-  found[4] = launch->blocks;
-  found[5] = launch->params.num_tiles;
-  found[6] = launch->shape.grid[0];
+  found[4] = launch->cycles;
+  found[5] = launch->blocks;
+  found[6] = launch->params.num_tiles;
+  found[7] = launch->shape.grid[0];
   return 2;
 }
 

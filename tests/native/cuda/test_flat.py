@@ -99,6 +99,47 @@ def test_too_few_zeros_for_an_order(make_session, driver, layer, density, dtype)
     run_flat(session, driver, case, (batch, weight_shape[1] * case.geometry.group, *size), "flat_dense")
 
 
+@pytest.mark.parametrize(
+    ("weight_shape", "geometry", "density"),
+    [
+        ((384, 160, 3, 3), geometry_2d(pad=1), 0.1),
+        ((130, 160, 3, 3), geometry_2d(stride=2, pad=1), 0.12),
+        ((128, 96, 5, 5), geometry_2d(5, pad=2), 0.1),
+        ((64, 96, 5, 3), ConvGeometry((5, 3), (2, 3), (2, 0, 1, 2), (1, 1)), 0.13),
+        ((96, 64, 1, 7), ConvGeometry((1, 7), (1, 1), (0, 3, 0, 3), (1, 1)), 0.14),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_entries_that_are_the_third_of_their_neighbours(make_session, driver, weight_shape, geometry, density, dtype):  # noqa: PLR0917
+    case = SparseConvCase(random_weight(weight_shape, density, dtype=dtype), geometry, Activation.RELU, dtype=dtype)
+    session = make_session(make_model(case), cuda_kernel="flat")
+    run_flat(session, driver, case, (2, weight_shape[1], 13, 14))
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+def test_a_row_without_zeros(make_session, driver, dtype):
+    """Chunks of its row tile have so many pairs that some of these are a chunk by themselves."""
+    weight = random_weight((384, 160, 3, 3), 0.02, dtype=dtype)
+    weight[7] = random_weight((1, 160, 3, 3), 1.0, dtype=dtype)
+    case = SparseConvCase(weight, geometry_2d(pad=1), Activation.NONE, dtype=dtype)
+    run_flat(make_session(make_model(case), cuda_kernel="flat"), driver, case, (5, 160, 14, 14))
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_some_of_x_is_left_to_the_kernel(make_session, driver, dtype, has_residual):
+    """Where there are several turns of tiles; not of halves with a residual."""
+    driver.set_device(num_multiprocessors=2)
+    case = dataclasses.replace(CASE, weight=CASE.weight.astype(dtype), dtype=dtype, has_residual=has_residual)
+    session = make_session(make_model(case), cuda_kernel="flat")
+    session.run(None, random_inputs(case, (12, 160, 28, 28)))
+    (flatten, grid, *_), _ = driver.take_launches()
+    chunks = 12 * math.ceil(8 * 29 * 28 * dtype.itemsize / 6144)
+    assert flatten == flatten_of(case, (12, 160, 28, 28))
+    assert (grid[0] < chunks) == (dtype == FLOAT or not has_residual)
+
+
 @pytest.mark.parametrize("activation", list(Activation))
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 def test_activations_and_a_residual(make_session, driver, activation, dtype):

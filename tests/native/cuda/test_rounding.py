@@ -29,6 +29,7 @@ LINEAR_POINTWISE = SparseConvCase(random_weight((70, 40, 1, 1), 0.1), geometry_2
 STRIDED_POINTWISE = SparseConvCase(random_weight((72, 40, 1, 1), 0.1), geometry_2d(1, 2, 0))
 STRIDED = SparseConvCase(random_weight((24, 12, 5, 5), 0.2), geometry_2d(5, 2, 2))
 WIDE = SparseConvCase(random_weight((64, 160, 3, 3), 0.1), geometry_2d(pad=1), Activation.NONE)
+FLAT = SparseConvCase(random_weight((64, 160, 3, 3), 0.03), geometry_2d(pad=1), Activation.NONE)
 GROUPED = SparseConvCase(
     random_weight((48, 12, 3, 3), 0.3), dataclasses.replace(geometry_2d(pad=1), group=2), Activation.NONE
 )
@@ -94,6 +95,9 @@ ROUNDED = [
     ("wgmma", 4, STRIDED_POINTWISE, (5, 40, 28, 27), ["gather_f32", "pointwise_f32"]),
     ("gemm", 4, STRIDED_POINTWISE, (5, 40, 28, 28), ["gemm_boxes_f32"]),
     ("gemm", 132, LONG_POINTWISE, (3, 1024, 7, 7), ["gemm_planes_f32"]),
+    ("flat", 132, FLAT, (2, 160, 14, 14), ["flatten_rows_f32", "flat_f32"]),
+    ("flat", 1, FLAT, (7, 160, 14, 14), ["flatten_rows_f32", "flat_f32"]),
+    ("flat", 4, FLAT, (9, 160, 7, 7), ["flatten_f32", "flat_f32"]),
     ("cluster", 132, WIDE, (2, 160, 14, 14), ["cluster_f32"]),
     ("cluster", 8, WIDE, (5, 160, 4, 7), ["cluster_f32"]),
     ("cluster", 132, GROUPED, (2, 24, 11, 13), ["cluster_f32"]),

@@ -74,7 +74,7 @@ constexpr unsigned char kGuardByte = 0xFD;              // the same, but another
 constexpr uint64_t kBarrierMark = 0xBA441E4BA441E4BAull;
 constexpr int kNumberedBarriers = 16;  // of a block; number 0 is that of __syncthreads
 
-enum class Wait { kNothing, kBlock, kWarp, kBarrier, kNumberedBarrier, kArrival, kCluster, kDone };
+enum class Wait { kNothing, kBlock, kWarp, kBarrier, kNumberedBarrier, kCount, kArrival, kCluster, kDone };
 
 struct Copy {
   unsigned char* to;
@@ -91,6 +91,8 @@ struct Fiber {
   const char* site = nullptr;  // of the __syncthreads
   unsigned barrier = 0;        // of WaitForBarrier or WaitAtBarrier
   unsigned parity = 0;
+  const unsigned* counted = nullptr;  // of WaitForCount
+  unsigned count = 0;
   bool may_begin_early = false, has_waited = false;
   bool has_arrived = false;  // at the cluster barrier of a phase, and not waited there
   unsigned arrival_phase = 0;
@@ -412,6 +414,15 @@ void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number) {
   std::memcpy(pointer, from, bytes / 2);  // the rest arrives when it is waited for
   barrier.copies.push_back({pointer, from, bytes});
 }
+
+void WaitForCount(const unsigned* from, unsigned count) {
+  state.current->wait = Wait::kCount;
+  state.current->counted = from;
+  state.current->count = count;
+  SwitchToScheduler();
+}
+
+bool IsComplete(unsigned number, unsigned parity) { return FindBarrier(number).phase % 2 != parity; }
 
 void WaitForBarrier(unsigned number, unsigned parity) {
   // The copies arrive only when no other thread can go on.
@@ -922,7 +933,7 @@ void CompleteBlockBarrier() {
                     waiting_for_cluster, state.num_threads, done, PendingBarriers().c_str());
   }
   if (waiting == 0) {
-    return SetError("deadlock: %u threads wait for copies, for their warp or at numbered barriers%s",
+    return SetError("deadlock: %u threads wait for copies, for their warp, for a count or at numbered barriers%s",
                     state.num_threads - done, PendingBarriers().c_str());
   }
   if (waiting < state.num_threads) {
@@ -960,6 +971,7 @@ bool RunThreads(bool is_falling) {
     bool any = false, all_done = true;
     for (unsigned i = 0; i < state.num_threads && !state.has_failed; ++i) {
       Fiber& fiber = state.fibers[is_falling ? state.num_threads - 1 - i : i];
+      if (fiber.wait == Wait::kCount && *fiber.counted >= fiber.count) fiber.wait = Wait::kNothing;
       if (fiber.wait == Wait::kNothing) {
         Resume(fiber);
         any = true;

@@ -99,6 +99,9 @@ void ArriveAfterCopies(unsigned number);
 void ExpectBytes(unsigned number, unsigned bytes);
 void CopyBulk(unsigned to, const void* from, unsigned bytes, unsigned number);
 void WaitForBarrier(unsigned number, unsigned parity);
+bool IsComplete(unsigned number, unsigned parity);
+// In global memory.
+void WaitForCount(const unsigned* from, unsigned count);
 void StoreBulk(void* to, unsigned from, unsigned bytes);
 // Boxes of tensors of three axes; where one begins, the innermost axis first.
 struct BoxPlace {

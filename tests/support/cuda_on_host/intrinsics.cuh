@@ -248,6 +248,19 @@ void WaitForCopies() {
   cuda_on_host::WaitForCopies(kPending);
 }
 
+inline unsigned AddAtomic(unsigned* to, unsigned value) {
+  const unsigned before = LoadWritten(to);
+  *to = before + value;
+  return before;
+}
+inline void OrAtomic(unsigned* to, unsigned bits) { *to = LoadWritten(to) | bits; }
+inline void AddReleased(unsigned* to, unsigned value) { AddAtomic(to, value); }
+inline void WaitForCount(const unsigned* from, unsigned count) {
+  static_cast<void>(LoadWritten(from));
+  cuda_on_host::WaitForCount(from, count);
+}
+inline void FenceMemoryForCopyEngine() {}
+
 inline unsigned ClusterRank() { return cuda_on_host::ClusterRank(); }
 inline unsigned ClusterSize() { return cuda_on_host::ClusterSize(); }
 inline void ArriveAtCluster() { cuda_on_host::ArriveAtCluster(); }
@@ -273,6 +286,7 @@ inline void ArriveAfterCopies(Shared barrier) { cuda_on_host::ArriveAfterCopies(
 inline void ExpectBytes(Shared barrier, unsigned bytes) { cuda_on_host::ExpectBytes(barrier, bytes); }
 inline bool IsElected() { return threadIdx.x % 32 == 0; }
 inline void WaitForBarrier(Shared barrier, unsigned parity) { cuda_on_host::WaitForBarrier(barrier, parity); }
+inline unsigned IsComplete(Shared barrier, unsigned parity) { return cuda_on_host::IsComplete(barrier, parity); }
 inline void CopyBulk(Shared to, const void* from, unsigned bytes, Shared barrier) {
   cuda_on_host::CopyBulk(to, from, bytes, barrier);
 }

@@ -379,12 +379,23 @@ void Launcher::LaunchFlat(const Call& call) const {
   while (1 << params.out_shift > columns) --params.out_shift;
   FillRecompute(call, &params.recompute);
   const bool by_rows = launch.flatten_rows && reinterpret_cast<uintptr_t>(params.x) % kVectorBytes == 0;
-  const FlattenLaunch& before = by_rows ? *launch.flatten_rows : launch.flatten;
+  FlattenLaunch before = by_rows ? *launch.flatten_rows : launch.flatten;
+  if (node_.is_half() && params.epilogue.residual != nullptr) {
+    // Warps that bring residuals have no time for X.
+    if (by_rows) before.shape.grid[0] = launch.num_chunks;
+    before.params.progress_words = 0;
+  }
   FlattenParams flatten = before.params;
   node_.flat->Fill(&flatten);
   flatten.x = params.x;
   std::optional<ort::DeviceScratch> x;
-  params.x = flatten.out = LendHalves(call, before.bytes, BlocksOf(before.shape), &flatten.seen, &params.recompute, &x);
+  const size_t progress_bytes = static_cast<size_t>(flatten.progress_words) * sizeof(unsigned);
+  params.x = flatten.out =
+      LendHalves(call, before.bytes + progress_bytes, BlocksOf(before.shape), &flatten.seen, &params.recompute, &x);
+  flatten.progress = reinterpret_cast<unsigned*>(static_cast<unsigned char*>(flatten.out) + before.bytes);
+  params.rest.flatten = flatten;
+  params.rest.progress = flatten.progress;
+  if (flatten.progress_words == 0) params.rest.num_units = 0;
   cuda::Launch(node_.flat->kernels.Flatten(by_rows), before.shape, flatten, call.stream);
   cuda::Launch(node_.flat->kernels.Product(launch.blocks), launch.shape, params, call.stream);
 }

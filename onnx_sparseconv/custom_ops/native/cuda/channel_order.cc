@@ -8,7 +8,6 @@
 namespace sparseconv::cuda {
 namespace {
 
-constexpr int kStepQuads = kWgmmaChannels / kQuadColumns;
 constexpr int kStepCost = 8;  // of a further step, in entries that need it
 
 // Most are empty, and a count is not one instruction on every CPU.
@@ -18,19 +17,20 @@ int CostOf(int more) { return more + (more > 0 ? kStepCost : 0); }
 
 }  // namespace
 
-ChannelOrder::ChannelOrder(const std::vector<TileRows>& rows, int channels, int places, int sets)
+ChannelOrder::ChannelOrder(const std::vector<TileRows>& rows, int channels, int places, int sets, int further_places)
     : rows_(rows),
       sets_(sets),
+      step_quads_(further_places / kQuadColumns),
       order_(static_cast<size_t>(places), -1),
       more_(Index(places / kQuadColumns, 0)),
-      step_more_(Index(places / kWgmmaChannels, 0)),
+      step_more_(Index(places / further_places, 0)),
       quad_more_(static_cast<size_t>(places / kQuadColumns)),
       changes_(static_cast<size_t>(2 * sets)) {
   Fill(channels);
   for (int quad = 0; quad < places / kQuadColumns; ++quad) {
     for (int set = 0; set < sets_; ++set) {
       const int more = more_[Index(quad, set)] = MoreOf(quad, set);
-      step_more_[Index(quad / kStepQuads, set)] += more;
+      step_more_[Index(quad / step_quads_, set)] += more;
       quad_more_[static_cast<size_t>(quad)] += more;
     }
   }
@@ -100,7 +100,7 @@ bool ChannelOrder::ImprovePairs() {
 
 bool ChannelOrder::TryExchange(size_t i, size_t j) {
   const int quads[2] = {static_cast<int>(i) / kQuadColumns, static_cast<int>(j) / kQuadColumns};
-  const int steps[2] = {quads[0] / kStepQuads, quads[1] / kStepQuads};
+  const int steps[2] = {quads[0] / step_quads_, quads[1] / step_quads_};
   std::swap(order_[i], order_[j]);
   int saved = 0;
   for (int set = 0; set < sets_; ++set) {

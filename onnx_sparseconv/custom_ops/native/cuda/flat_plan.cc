@@ -19,6 +19,8 @@ constexpr int64_t kFlattenThreads = 256, kMaxFlattenThreads = 1024;
 // Of the rows that a block has brought by the copy engine, about, and the most. Of floats, few blocks are better, see
 // below. Copies of small planes take longer than the other kernel.
 constexpr int64_t kHalfRowsBytes = 8192, kFloatRowsBytes = 32768, kMostRowsBytes = 48 * 1024;
+// Likewise, where a warp of the flat kernel has them brought, two stages of which are enough beside that.
+constexpr int64_t kRestRowsBytes = 6144, kLeastStages = 2;
 constexpr int64_t kLeastRowsPlane = 128;
 constexpr int64_t kOctet = 8, kAligned = 16;
 // Of floats, since each block notes how large its values are, and all blocks of the launch behind look at all.
@@ -41,7 +43,11 @@ constexpr Costs kDenseHalfCosts = {20.5, 6.9, 1900.0, 139.0, 7700.0, 360.0, 40.0
 constexpr Costs kDenseFloatCosts = {47.0, 5.4, 4300.0, 337.0, 5700.0, 360.0, 40.0};
 constexpr double kStepBytes = 2304.0, kDenseStepBytes = 2048.0;
 // To make X flat: of its launch, and bytes read and written a cycle.
-constexpr double kFlattenCycles = 2000.0, kFlattenBytesACycle = 12.0;
+constexpr double kFlattenCycles = 2000.0, kFlattenBytesACycle = 15.0;
+// What is left of X to be made flat beside products takes so much of that still, of halves more, for there, products
+// wait for shared memory most. With fewer turns of tiles, the second one would wait.
+constexpr double kHalfBeside = 0.8, kFloatBeside = 0.55;
+constexpr int64_t kLeastHalfTurns = 3, kLeastFloatTurns = 2;
 
 // Rows, or columns, of flat images.
 struct FlatAxis {
@@ -85,6 +91,7 @@ class Planner {
         device_(device),
         weight_(weight),
         element_bytes_(element_bytes),
+        is_float_(element_bytes > kHalfBytes),
         is_dense_(weight.products == FlatProducts::kDense),
         chunk_octets_(is_dense_ ? kFlatDenseOctets : kFlatOctets),
         y_(AxisOf(geometry, sizes, 1)),
@@ -111,8 +118,8 @@ class Planner {
   }
 
   const Costs& CostsOfKernel() const {
-    if (is_dense_) return element_bytes_ > 2 ? kDenseFloatCosts : kDenseHalfCosts;
-    return element_bytes_ > 2 ? kFloatCosts : kHalfCosts;
+    if (is_dense_) return is_float_ ? kDenseFloatCosts : kDenseHalfCosts;
+    return is_float_ ? kFloatCosts : kHalfCosts;
   }
 
   void Try(int blocks) {
@@ -120,7 +127,7 @@ class Planner {
     const int64_t stage_pixels = RoundUp(tile_pixels + reach_, kPixelUnit);
     const int64_t stage_bytes = RoundUp(chunk_octets_ * kPixelBytes * stage_pixels + weight_.max_chunk_bytes, 128);
     const int64_t room = device_.max_shared_bytes - kReservedSharedBytes - kFlatBesides;
-    const int64_t stages = std::min(room / (stage_bytes + 16), kFlatStages);
+    int64_t stages = std::min(room / (stage_bytes + 16), kFlatStages);
     if (stages <= 0) return;
     // The last pixel that is an output is in one of the tiles.
     const int64_t pixels = (batch_ - 1) * rows_ * row_pixels_ + (y_.out - 1) * row_pixels_ + x_.out;
@@ -131,26 +138,39 @@ class Planner {
     if (!flatten) return;
 
     const int64_t num_blocks = std::min<int64_t>(tiles, device_.num_multiprocessors);
+    const int64_t turns = CeilDivide(tiles, num_blocks);
+    const int64_t first_tiles = turns >= (is_float_ ? kLeastFloatTurns : kLeastHalfTurns) ? num_blocks : tiles;
+    const int64_t first_pixels = (first_tiles - 1) / weight_.row_tiles * tile_pixels + stage_pixels;
+    const auto rows = ChooseRows(*flatten, first_pixels, room - std::min(stages, kLeastStages) * (stage_bytes + 16));
+    if (rows) stages = std::min((room - rows->shared_bytes) / (stage_bytes + 16), stages);
     const double steps = static_cast<double>(weight_.num_steps) / weight_.row_tiles;
     const double chunks = static_cast<double>(weight_.num_chunks) / weight_.row_tiles;
     const Costs& costs = CostsOfKernel();
-    const double products = steps * (costs.step + blocks * costs.step_block);
+    const double pairs = static_cast<double>(weight_.num_pairs) / weight_.row_tiles;
+    const Costs& of_pairs = is_float_ ? kDenseFloatCosts : kDenseHalfCosts;
+    const double products =
+        steps * (costs.step + blocks * costs.step_block) + pairs * (of_pairs.step + blocks * of_pairs.step_block);
     const double staged = chunks * static_cast<double>(chunk_octets_ * kPixelBytes * stage_pixels) +
-                          steps * (is_dense_ ? kDenseStepBytes : kStepBytes);
+                          steps * (is_dense_ ? kDenseStepBytes : kStepBytes) + pairs * kDenseStepBytes;
     const double of_tile = std::max(products, staged / costs.staged_bytes) + chunks * costs.chunk + costs.store +
                            blocks * costs.store_block;
     const auto x_bytes = static_cast<double>(element_bytes_ * batch_ * geometry_.in_channels * y_.size * x_.size);
-    const double before = kFlattenCycles + (x_bytes + static_cast<double>(flatten->bytes)) /
+    const double saved = rows ? rows->left * (1.0 - (is_float_ ? kFloatBeside : kHalfBeside)) : 0.0;
+    const double before = kFlattenCycles + (1.0 - saved) * (x_bytes + static_cast<double>(flatten->bytes)) /
                                                (kFlattenBytesACycle * device_.num_multiprocessors);
-    const double cycles = before + costs.begin + static_cast<double>(CeilDivide(tiles, num_blocks)) * of_tile;
+    const double cycles = before + costs.begin + static_cast<double>(turns) * of_tile;
     if (best_ && cycles >= best_->cycles) return;
 
     FlatLaunch& launch = best_.emplace();
     launch.blocks = blocks;
     launch.cycles = cycles;
     launch.flatten = *flatten;
-    launch.flatten_rows = FlattenRows(*flatten);
     FlatParams& params = launch.params;
+    if (rows) {
+      launch.flatten_rows = rows->launch;
+      launch.num_chunks = static_cast<unsigned>(batch_ * rows->launch.params.chunks);
+      params.rest = rows->rest;
+    }
     for (int64_t tap = 0; tap < geometry_.taps(); ++tap) {
       params.tap_bytes[tap] = static_cast<unsigned>(kPixelBytes * PixelOf(tap));
     }
@@ -177,13 +197,57 @@ class Planner {
     launch.shape.grid[0] = static_cast<unsigned>(num_blocks);
     launch.shape.threads = kFlatThreads;
     launch.shape.begins_early = true;
-    launch.shape.dynamic_shared_bytes = static_cast<unsigned>(stages * (stage_bytes + 16) + kFlatBesides);
+    launch.shape.dynamic_shared_bytes =
+        static_cast<unsigned>(stages * (stage_bytes + 16) + kFlatBesides + (rows ? rows->shared_bytes : 0));
   }
 
-  // The same by rows that the copy engine brings; nothing where it cannot, or should not.
-  std::optional<FlattenLaunch> FlattenRows(FlattenLaunch flatten) const {
-    const int64_t row_bytes = element_bytes_ * x_.size,
-                  rows_bytes = element_bytes_ > 2 ? kFloatRowsBytes : kHalfRowsBytes;
+  // X made flat by rows, and what of it is left to the flat kernel.
+  struct Rows {
+    FlattenLaunch launch;
+    FlatRest rest{};
+    int64_t shared_bytes = 0;  // of the flat kernel, for that
+    double left = 0.0;         // what share of X that is
+  };
+
+  // What lies behind `first_pixels`, which tiles of the first turn read, is left where there is room for it.
+  std::optional<Rows> ChooseRows(const FlattenLaunch& flatten, int64_t first_pixels, int64_t room) const {
+    if (auto first = FlattenRows(flatten, kRestRowsBytes)) {
+      const unsigned chunks = first->shape.grid[0], first_chunks = ChunksOf(first->params, first_pixels);
+      const int64_t bytes =
+          kFlatAssistingWarps * kFlatRestSlots * (kFlatRestHeader + kOctet * first->params.channel_bytes);
+      first->shape.grid[0] = first_chunks;
+      if (first_chunks < chunks && bytes <= room && !HasTooMany(first->shape)) {
+        Rows rows{*first};
+        rows.launch.params.progress_words = static_cast<int>(1 + 2 * (chunks - first_chunks));
+        rows.rest.first_chunk = static_cast<int>(first_chunks);
+        rows.rest.num_units = (chunks - first_chunks) * first->shape.grid[1];
+        rows.rest.by_octets = MakeDivisor(weight_.num_octets);
+        rows.shared_bytes = bytes;
+        rows.left = 1.0 - static_cast<double>(first_chunks) / chunks;
+        return rows;
+      }
+    }
+    const auto all = FlattenRows(flatten, is_float_ ? kFloatRowsBytes : kHalfRowsBytes);
+    if (!all || HasTooMany(all->shape)) return {};
+    return Rows{*all};
+  }
+
+  bool HasTooMany(const LaunchShape& shape) const {
+    return is_float_ && int64_t{shape.grid[0]} * shape.grid[1] > kMaxSeen;
+  }
+
+  // Of rows of all images, how many have the first so many pixels.
+  unsigned ChunksOf(const FlattenParams& params, int64_t pixels) const {
+    const int64_t image = (pixels - 1) / (rows_ * row_pixels_);
+    if (image >= batch_) return static_cast<unsigned>(batch_ * params.chunks);
+    const int64_t row = (pixels - 1) % (rows_ * row_pixels_) / row_pixels_;
+    return static_cast<unsigned>(image * params.chunks + row / params.chunk_rows + 1);
+  }
+
+  // The same by rows that the copy engine brings, about so many bytes of them at a time; nothing where it cannot, or
+  // should not.
+  std::optional<FlattenLaunch> FlattenRows(FlattenLaunch flatten, int64_t rows_bytes) const {
+    const int64_t row_bytes = element_bytes_ * x_.size;
     if (geometry_.strides[1] > 1 || geometry_.strides[2] > 1 || y_.size * x_.size < kLeastRowsPlane) return {};
     if (geometry_.in_channels * y_.size * row_bytes % kAligned != 0) return {};
     const int64_t chunks = std::min(CeilDivide(kOctet * rows_ * row_bytes, rows_bytes), rows_);
@@ -194,8 +258,7 @@ class Planner {
     params.by_chunks = MakeDivisor(params.chunks);
     const int64_t channel_bytes = RoundUp(chunk_rows * row_bytes, kAligned) + kAligned;
     const int64_t bytes = kOctet * channel_bytes + 8;
-    const int64_t blocks = batch_ * params.chunks * weight_.num_octets;
-    if (bytes > kMostRowsBytes || (element_bytes_ > 2 && blocks > kMaxSeen)) return {};
+    if (bytes > kMostRowsBytes) return {};
     params.channel_bytes = static_cast<int>(channel_bytes);
     flatten.shape.threads = kFlattenRowsThreads;
     flatten.shape.grid[0] = static_cast<unsigned>(batch_ * params.chunks);
@@ -225,7 +288,7 @@ class Planner {
     flatten.shape.begins_early = true;
     int64_t threads = kFlattenThreads, octets = 1;
     const auto blocks = [&] { return CeilDivide(pixels, threads) * CeilDivide(int64_t{weight_.num_octets}, octets); };
-    if (element_bytes_ > 2) {
+    if (is_float_) {
       while (threads < kMaxFlattenThreads && blocks() > kMaxSeen) threads *= 2;
       while (octets < weight_.num_octets && blocks() > kMaxSeen) octets *= 2;
     }
@@ -244,7 +307,7 @@ class Planner {
   const DeviceFacts& device_;
   const FlatForm& weight_;
   const int64_t element_bytes_;
-  const bool is_dense_;
+  const bool is_float_, is_dense_;
   const int64_t chunk_octets_;
   const FlatAxis y_, x_;
   const int64_t row_pixels_, rows_;

@@ -28,7 +28,9 @@ struct FlatLaunch {
   double cycles = 0.0;  // of a multiprocessor, about, with those of the launch before
   LaunchShape shape;
   FlattenLaunch flatten;
-  std::optional<FlattenLaunch> flatten_rows;  // instead, where X begins at a multiple of 16 bytes
+  // Instead, where X begins at a multiple of 16 bytes; all chunks of rows, some of which may be left to the kernel.
+  std::optional<FlattenLaunch> flatten_rows;
+  unsigned num_chunks = 0;
 };
 
 // Nothing where a tile's pixels do not fit shared memory, X is empty, or the tensors are too large. `batch` is at least

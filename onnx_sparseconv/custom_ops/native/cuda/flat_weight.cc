@@ -23,16 +23,16 @@ constexpr int64_t kMaxChannels = 2048;
 // Of taps, in rows and columns of X.
 constexpr int64_t kMaxReach = 256;
 // Of a chunk: with more, it leaves little room for what its taps read.
-constexpr int64_t kMaxChunkSteps = 18;
+constexpr size_t kMaxChunkSteps = 18;
+constexpr size_t kPairCountShift = 16;  // of a chunk's first word
 // Of the search for a better order, which takes about 15 ns a set.
 // There is no such order for more entries, and with so many sets to be looked at for the first one, it takes a second.
 constexpr double kMaxDensity = 0.3;
 constexpr int64_t kMaxLookedAt = int64_t{1} << 31;
 constexpr int kMaxPasses = 4;
 constexpr int64_t kMaxSets = 1'500'000;
-// Of all steps, that come a second time. With more of them from the beginning, the search is not worth its time, less
-// so where it ends before all pairs were looked at; with more in the end, other kernels are faster.
-constexpr double kMaxFurtherFirst = 0.45, kMaxFurtherFirstOfMany = 0.37, kMaxFurther = 0.3;
+// Octets with strays for each step, in the beginning. With more of them, dense steps are faster.
+constexpr double kMaxStrayOctets = 1.2;
 
 // Taps that read the same rows and columns between strides, those at `row` and `column`.
 struct Place {
@@ -100,18 +100,11 @@ class Packer {
   }
 
   std::optional<std::vector<int>> FindOrder() const {
-    ChannelOrder order(rows_, channels_, group_places_, taps_ * group_tiles_);
-    if (FurtherShare(order) > (CanSearchAll() ? kMaxFurtherFirst : kMaxFurtherFirstOfMany)) return {};
-    order.Improve(kMaxPasses, kMaxSets);
-    if (FurtherShare(order) > kMaxFurther) return {};
-    return order.places();
-  }
-
-  bool CanSearchAll() const { return int64_t{group_places_} * group_places_ * taps_ * group_tiles_ <= kMaxSets; }
-
-  double FurtherShare(const ChannelOrder& order) const {
+    ChannelOrder order(rows_, channels_, group_places_, taps_ * group_tiles_, kOctetPlaces);
     const auto steps = static_cast<double>(group_places_ / chunk_places_ * taps_ * group_tiles_);
-    return static_cast<double>(order.further_steps()) / steps;
+    if (static_cast<double>(order.further_steps()) > kMaxStrayOctets * steps) return {};
+    order.Improve(kMaxPasses, kMaxSets);
+    return order.places();
   }
 
   size_t SetIndex(int channel, int tap, int tile) const {
@@ -158,56 +151,139 @@ class Packer {
     }
   }
 
-  // The entries of a tap of 32 places that are the first two of their neighbours (level 0), or the others (level 1); of
-  // 16, all.
+  using Values = std::array<uint8_t, kWgmmaValueBytes>;
+  // Of one tap: the entries of 32 places that are the first two of their neighbours; of 16, all.
   struct Step {
-    int tap;
-    std::array<uint8_t, kWgmmaValueBytes> values;
+    uint32_t tap;
+    Values values;
     std::array<uint8_t, kWgmmaPlaceBytes> places;
+  };
+  // An octet of a chunk, and a tap. What is there to have a pair has no entries in it.
+  struct OctetTap {
+    int octet, tap;
+    bool has_strays = true;
+  };
+  struct Pair {
+    uint32_t word;
+    Values values;
   };
 
   void AddChunks(const Place& place, int tile, const int* channels, int octet) {
     std::vector<Step> steps;
-    for (const int tap : place.taps) {
-      for (int level = 0; level < (is_dense_ ? 1 : 2); ++level) AddStep(tap, tile, channels, level, &steps);
-    }
-    const auto count = static_cast<int64_t>(steps.size()), parts = CeilDivide(count, kMaxChunkSteps);
-    for (int64_t part = 0; part < parts; ++part) {
-      AddChunk(&steps[static_cast<size_t>(part * count / parts)],
-               static_cast<size_t>((part + 1) * count / parts - part * count / parts), octet);
+    for (const int tap : place.taps) AddStep(tap, tile, channels, &steps);
+    std::vector<Pair> pairs;
+    if (!is_dense_) AddPairs(place, tile, channels, &pairs);
+    const size_t count = steps.size() + pairs.size();
+    const size_t parts = (count + kMaxChunkSteps - 1) / kMaxChunkSteps;
+    for (size_t part = 0; part < parts; ++part) {
+      const size_t begin = part * count / parts, end = (part + 1) * count / parts, all = steps.size();
+      AddChunk(steps.data() + std::min(begin, all), std::min(end, all) - std::min(begin, all),
+               pairs.data() + (std::max(begin, all) - all), std::max(end, all) - std::max(begin, all), octet);
     }
   }
 
-  void AddStep(int tap, int tile, const int* channels, int level, std::vector<Step>* steps) const {
+  void AddStep(int tap, int tile, const int* channels, std::vector<Step>* steps) const {
     Step step;
-    step.tap = tap;
-    const auto has_entry = [&](int channel, int row) { return (rows_[SetIndex(channel, tap, tile)] >> row & 1) != 0; };
-    const auto value = [&](int channel, int row) {
-      return values_[static_cast<size_t>(channel * taps_ + tap) * kWgmmaTileRows + static_cast<size_t>(row)];
-    };
+    step.tap = static_cast<uint32_t>(tap);
+    const auto has_entry = [&](int channel, int row) { return (RowsOf(channel, tap, tile) >> row & 1) != 0; };
+    const auto value = [&](int channel, int row) { return ValueOf(channel, tap, row); };
     const bool has_entries =
         is_dense_ ? WriteDenseWgmma(channels, has_entry, value, step.values.data())
-                  : WriteWgmmaLevel(channels, level, has_entry, value, step.values.data(), step.places.data());
+                  : WriteWgmmaLevel(channels, 0, has_entry, value, step.values.data(), step.places.data());
     if (has_entries) steps->push_back(step);
   }
 
-  void AddChunk(const Step* steps, size_t count, int octet) {
+  // Octets are paired with those behind them, or with themselves where the taps are of one row.
+  void AddPairs(const Place& place, int tile, const int* channels, std::vector<Pair>* pairs) const {
+    std::vector<OctetTap> left;
+    for (int octet = 0; octet < kFlatOctets; ++octet) {
+      for (const int tap : place.taps) {
+        TileRows strays = 0;
+        for (int i = 0; i < kOctetPlaces; ++i) strays |= StraysOf(&channels[octet * kOctetPlaces], i, tap, tile);
+        if (strays != 0) left.push_back({octet, tap});
+      }
+    }
+    const auto width = static_cast<int>(geometry_.kernel_shape[2]);
+    while (!left.empty()) {
+      const OctetTap first = left.front();
+      left.erase(left.begin());
+      // The last ones have most octets before them.
+      const auto found = std::find_if(left.rbegin(), left.rend(), [&](const OctetTap& other) {
+        return other.octet > first.octet || other.tap / width == first.tap / width;
+      });
+      if (found != left.rend()) {
+        AddPair(first, *found, tile, channels, pairs);
+        left.erase(std::next(found).base());
+      } else if (first.octet + 1 < kFlatOctets) {
+        AddPair(first, {kFlatOctets - 1, first.tap, false}, tile, channels, pairs);
+      } else {
+        AddPair({0, first.tap, false}, first, tile, channels, pairs);
+      }
+    }
+  }
+
+  void AddPair(const OctetTap& first, const OctetTap& second, int tile, const int* channels,
+               std::vector<Pair>* pairs) const {
+    Pair pair;
+    pair.word = static_cast<uint32_t>(first.octet | first.tap << 8 | second.octet << 16) |
+                static_cast<uint32_t>(second.tap) << 24;
+    std::memset(pair.values.data(), 0, pair.values.size());
+    for (int column = 0; column < 2 * kOctetPlaces; ++column) {
+      const OctetTap& of = column < kOctetPlaces ? first : second;
+      const int* octet = &channels[of.octet * kOctetPlaces];
+      const int place = column % kOctetPlaces;
+      const TileRows strays = of.has_strays ? StraysOf(octet, place, of.tap, tile) : 0;
+      for (int row = 0; row < kWgmmaTileRows; ++row) {
+        if ((strays >> row & 1) == 0) continue;
+        const uint16_t half = ValueOf(octet[place], of.tap, row);
+        std::memcpy(pair.values.data() + WgmmaValueAt(row, column), &half, sizeof(half));
+      }
+    }
+    pairs->push_back(pair);
+  }
+
+  // The rows of which the entry at a place of an octet is the third of its neighbours, or the fourth.
+  TileRows StraysOf(const int* octet, int place, int tap, int tile) const {
+    TileRows any = 0, two = 0;  // of those before
+    for (int i = place / kQuadColumns * kQuadColumns; i < place; ++i) {
+      two |= any & RowsOf(octet[i], tap, tile);
+      any |= RowsOf(octet[i], tap, tile);
+    }
+    return two & RowsOf(octet[place], tap, tile);
+  }
+
+  // That have an entry of a channel, or of none.
+  TileRows RowsOf(int channel, int tap, int tile) const {
+    return channel < 0 ? 0 : rows_[SetIndex(channel, tap, tile)];
+  }
+  uint16_t ValueOf(int channel, int tap, int row) const {
+    return values_[static_cast<size_t>(channel * taps_ + tap) * kWgmmaTileRows + static_cast<size_t>(row)];
+  }
+
+  void AddChunk(const Step* steps, size_t num_steps, const Pair* pairs, size_t num_pairs, int octet) {
     FlatForm& form = packed_.form;
     const size_t begin = packed_.chunks.size();
     const size_t place_bytes = is_dense_ ? 0 : kWgmmaPlaceBytes;
-    const size_t bytes = static_cast<size_t>(form.header_bytes) + count * (kWgmmaValueBytes + place_bytes);
+    const size_t bytes =
+        static_cast<size_t>(form.header_bytes) + (num_steps + num_pairs) * kWgmmaValueBytes + num_steps * place_bytes;
     packed_.octets.push_back(octet);
     packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
     packed_.chunks.resize(begin + bytes);
     form.max_chunk_bytes = std::max(form.max_chunk_bytes, static_cast<int>(bytes));
-    form.num_steps += static_cast<int64_t>(count);
-    std::vector<uint32_t> words{static_cast<uint32_t>(count)};
+    form.num_steps += static_cast<int64_t>(num_steps);
+    form.num_pairs += static_cast<int64_t>(num_pairs);
+    std::vector<uint32_t> words{static_cast<uint32_t>(num_steps | num_pairs << kPairCountShift)};
     uint8_t* const header = packed_.chunks.data() + begin;
-    uint8_t* const values = header + form.header_bytes;
-    for (size_t i = 0; i < count; ++i) {
-      words.push_back(static_cast<uint32_t>(steps[i].tap));
-      std::memcpy(values + i * kWgmmaValueBytes, steps[i].values.data(), kWgmmaValueBytes);
-      std::memcpy(values + count * kWgmmaValueBytes + i * place_bytes, steps[i].places.data(), place_bytes);
+    uint8_t* values = header + form.header_bytes;
+    uint8_t* places = values + (num_steps + num_pairs) * kWgmmaValueBytes;
+    for (size_t i = 0; i < num_steps; ++i, places += place_bytes) {
+      words.push_back(steps[i].tap);
+      values = std::copy(steps[i].values.begin(), steps[i].values.end(), values);
+      std::memcpy(places, steps[i].places.data(), place_bytes);
+    }
+    for (size_t i = 0; i < num_pairs; ++i) {
+      words.push_back(pairs[i].word);
+      values = std::copy(pairs[i].values.begin(), pairs[i].values.end(), values);
     }
     std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
   }

@@ -6,13 +6,17 @@
 // convolution has strides, taps that read other rows or columns between two that are one stride apart are in other
 // chunks. A chunk is
 //
-//   header   [header_bytes]   32-bit words: the number of steps, then the tap of each
-//   values   [steps][2048]    as wgmma_operand.h has them
-//   places   [steps][256]     not where it is dense
+//   header   [header_bytes]           32-bit words: the number of steps, and of pairs (from bit 16 on); then the tap of
+//                                     each step; then of each pair, the first octet of the chunk (bits 0 to 7), a tap
+//                                     (8 to 15), the second octet (16 to 23) and a tap
+//   values   [steps + pairs][2048]    as wgmma_operand.h has them
+//   places   [steps][256]             not where it is dense
 //
-// Of each tap there is a step with the first two entries of all neighbours, and where rows have more, one with the
-// others; dense, one with all. Steps and chunks without entries are left out. Where a chunk has many steps, they are
-// shared out among several of the same places.
+// Of each tap there is a step with the first two entries of all neighbours; dense, one with all. Where a row has more
+// entries, these are strays: few of the octets have any for a tap. A pair multiplies two octets, each by a tap, by the
+// strays of all rows, as a dense step does; what it reads for the second octet is behind what it does for the first.
+// Steps, pairs and chunks without entries are left out. Where a chunk has many steps, they are shared out among several
+// of the same places.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +36,7 @@ struct FlatForm {
   int num_places = 0;  // between strides, each of which has so many octets
   int header_bytes = 0;
   int max_chunk_bytes = 0;
-  int64_t num_chunks = 0, num_steps = 0;  // of all row tiles
+  int64_t num_chunks = 0, num_steps = 0, num_pairs = 0;  // of all row tiles
 };
 
 struct FlatWeight {
@@ -49,7 +53,7 @@ struct FlatWeight {
 // warpgroups, too (HasWgmmaForm).
 bool HasFlatForm(const ConvGeometry& geometry);
 
-// Nothing where no order leaves few further steps, with too few zeros, and with its zeros it is too large.
+// Nothing where all orders leave many strays, with too few zeros, and with its zeros it is too large.
 std::optional<FlatWeight> PackFlatWeight(const SparseWeight& weight, const ConvGeometry& geometry);
 
 }  // namespace sparseconv::cuda

@@ -41,7 +41,7 @@ class Packer {
     std::vector<Steps> tiles;
     for (int tile = 0; tile < packed_.form.row_tiles; ++tile) {
       ReadTile(tile);
-      ChannelOrder order(rows_, channels_, packed_.form.places, taps_);
+      ChannelOrder order(rows_, channels_, packed_.form.places, taps_, kStepPlaces);
       order.Improve(kMaxPasses, kMaxSets);
       packed_.channels.insert(packed_.channels.end(), order.places().begin(), order.places().end());
       tiles.push_back(MakeSteps(order.places()));
