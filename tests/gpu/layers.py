@@ -71,6 +71,8 @@ FLAT = {
     "3x3, stride 2": ((256, 256, 3, 3), geometry_2d(3, 2, 1), (9, 256, 28, 28)),
     "3x3, dilation 2": ((64, 72, 3, 3), geometry_2d(3, 1, 2, 2), (8, 72, 20, 16)),
     "3x3, groups": ((128, 80, 3, 3), geometry_2d(group=2), (8, 160, 18, 20)),
+    # Several turns of tiles, so that some of X is left to the kernel; and rows with third non-zeros.
+    "3x3, many rows": ((2048, 64, 3, 3), geometry_2d(), (9, 64, 28, 28)),
     "5x5": ((64, 96, 5, 5), geometry_2d(5, 1, 2), (5, 96, 14, 14)),
     "1-D": ((100, 300, 3), conv1d(3, 2, (1, 1)), (16, 300, 56)),
 }
