@@ -62,7 +62,7 @@ _REST_ROWS_BYTES, _REST_SLOTS, _REST_HEADER, _LEAST_ROWS_PLANE, _MOST_SEEN = 614
 # and 32 to 1024 rows of 2 to 49 taps, with 78% to 96% zeros; and of the one that it ends with, fitted to 119 of 14
 # shapes, with 84% to 96%. Of these, pairs for each step are 0.027 off (root mean square).
 _FIRST_ORDER, _LAST_ORDER = (1.295, 0.676), (3.3, 1.0)
-_MOST_STRAY_OCTETS = 1.2
+_MOST_STRAY_OCTETS, _MOST_DENSITY = 1.2, 0.3
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,8 @@ class FlatSteps:
 
 def flat_steps(layer: SparseLayer) -> FlatSteps | None:
     """As many steps as weights at random take; None where the library would not pack the weight."""
-    if 4 * _stray_share(layer, _FIRST_ORDER) <= _MOST_STRAY_OCTETS:
+    is_sparse = np.count_nonzero(layer.used_weights) <= _MOST_DENSITY * layer.weight.size
+    if is_sparse and 4 * _stray_share(layer, _FIRST_ORDER) <= _MOST_STRAY_OCTETS:
         chunks, taps = math.ceil(layer.group_in_channels / CHANNELS), math.prod(layer.kernel_shape)
         octets = 4 * taps * _stray_share(layer, _LAST_ORDER)
         # An octet that is left over has a pair, too.
@@ -228,7 +229,7 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     stage_pixels = round_up(tile_pixels + call.y.reach * row_pixels + call.x.reach, _PIXEL_UNIT)
     of_octets = call.steps.channels // _OCTET * _PIXEL_BYTES * stage_pixels
     of_weight = _HEADER_BYTES + math.ceil(max(chunks)) * call.steps.bytes_of_step
-    of_weight += math.ceil(call.steps.pairs / len(chunks)) * _DENSE_STEP_BYTES
+    of_weight += _most_pairs(call.steps.pairs / len(chunks)) * _DENSE_STEP_BYTES
     stage_bytes = round_up(of_octets + of_weight, _STAGE_UNIT)
     if stage_bytes + _BARRIER_BYTES > _ROOM:
         return None
@@ -256,6 +257,11 @@ def _plan(call: _Call, blocks: int) -> FlatPlan | None:
     before = _FLATTEN_CYCLES + (1 - saved) * moved / (_FLATTEN_BYTES_A_CYCLE * int(call.multiprocessors))
     cycles = before + costs.begin + turns * of_tile
     return FlatPlan(cycles, tiles, 1, blocks=blocks)
+
+
+def _most_pairs(mean: float) -> int:
+    """Of the chunk that has most of them, about: the largest one needs room."""
+    return math.ceil(mean + 1.75 * math.sqrt(mean))
 
 
 def _share_left(call: _Call, first_pixels: int, room: int) -> float:

@@ -291,7 +291,7 @@ class FlatConv {
       if (pairs == 0) return;
       // Products of another shape are in no order with these.
       WaitForProducts<0>();
-      if (steps == 0) ReleaseBefore(at);
+      if (steps == 0) ReleaseBefore(at);  // pairs alone are never a tile's first chunk
       MultiplyPairs(stage + first, header + 4 + 4 * steps, Moved(a, steps * kValueBytes), pairs);
       WaitForProducts<0>();
     }

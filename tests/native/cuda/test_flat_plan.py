@@ -79,7 +79,7 @@ def pack():
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("batch", "density"), [(1, 0.05), (5, 0.05), (64, 0.05), (9, 0.5)])
+@pytest.mark.parametrize(("batch", "density"), [(1, 0.05), (5, 0.05), (64, 0.05), (64, 0.1), (9, 0.5)])
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 def test_the_plan_is_the_librarys(pack, form, batch, density, dtype):
     weight_shape, size, geometry = form
@@ -154,6 +154,7 @@ def test_steps_of_random_weights_are_about_those_that_are_packed(pack, shape, de
         ((64, 64, 3, 3), 0.16, False),
         ((64, 64, 3, 3), 0.1, True),
         ((64, 72, 3, 3), 0.4, False),
+        ((8, 256, 3, 3), 0.33, False),
     ],
     ids=str,
 )
