@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -103,10 +104,11 @@ class FlatSteps:
 
 def flat_steps(layer: SparseLayer) -> FlatSteps | None:
     """As many steps as weights at random take; None where the library would not pack the weight."""
-    is_sparse = np.count_nonzero(layer.used_weights) <= _MOST_DENSITY * layer.weight.size
-    if is_sparse and 4 * _stray_share(layer, _FIRST_ORDER) <= _MOST_STRAY_OCTETS:
+    density = np.count_nonzero(layer.used_weights) / layer.weight.size
+    thirds = _third_share(layer, density)
+    if density <= _MOST_DENSITY and 4 * _stray_share(layer, thirds, _FIRST_ORDER) <= _MOST_STRAY_OCTETS:
         chunks, taps = math.ceil(layer.group_in_channels / CHANNELS), math.prod(layer.kernel_shape)
-        octets = 4 * taps * _stray_share(layer, _LAST_ORDER)
+        octets = 4 * taps * _stray_share(layer, thirds, _LAST_ORDER)
         # An octet that is left over has a pair, too.
         pairs = octets / 2 + (1 - math.exp(-2 * octets)) / 4
         return FlatSteps(chunks * taps, pairs=chunks * pairs)
@@ -117,9 +119,8 @@ def flat_steps(layer: SparseLayer) -> FlatSteps | None:
     return FlatSteps(dense, is_dense=True)
 
 
-def _stray_share(layer: SparseLayer, order: tuple[float, float]) -> float:
+def _stray_share(layer: SparseLayer, thirds: float, order: tuple[float, float]) -> float:
     """Of octets and taps, those of which 64 rows have entries that are the third of their neighbours."""
-    thirds = _third_share(layer)
     if thirds == 0:
         return 0.0
     strength, power = order
@@ -129,9 +130,8 @@ def _stray_share(layer: SparseLayer, order: tuple[float, float]) -> float:
     return 1 - math.exp(-of_octet * layer.group_in_channels ** (-strength / of_four**power))
 
 
-def _third_share(layer: SparseLayer) -> float:
+def _third_share(layer: SparseLayer, density: float) -> float:
     """Probability that a row has more than two entries in four neighbours: no more channels of them than have to be."""
-    density = np.count_nonzero(layer.used_weights) / layer.weight.size
     channels, fours = layer.group_in_channels, math.ceil(layer.group_in_channels / CHANNELS) * CHANNELS // 4
     together = math.ceil(channels / fours)
     of_full = density**3 if together == 3 else density**3 * (4 - 3 * density)
@@ -215,6 +215,15 @@ class _Call:
     y: _Axis
     x: _Axis
 
+    @cached_property
+    def rows(self) -> int:
+        """Of a flat image."""
+        return self.y.count(1)
+
+    @cached_property
+    def row_pixels(self) -> int:
+        return self.x.count(_LEAST_ROW_PIXELS)
+
 
 def _axes(layer: SparseLayer) -> Iterator[_Axis]:
     sizes = zip(layer.in_size or (0, 0), out_size(layer), strict=True)
@@ -223,8 +232,7 @@ def _axes(layer: SparseLayer) -> Iterator[_Axis]:
 
 
 def _plan(call: _Call, blocks: int) -> FlatPlan | None:
-    layer, chunks = call.layer, _chunks(call)
-    row_pixels, rows = call.x.count(_LEAST_ROW_PIXELS), call.y.count(1)
+    layer, chunks, rows, row_pixels = call.layer, _chunks(call), call.rows, call.row_pixels
     tile_pixels = WARPGROUPS * _BLOCK_PIXELS * blocks
     stage_pixels = round_up(tile_pixels + call.y.reach * row_pixels + call.x.reach, _PIXEL_UNIT)
     of_octets = call.steps.channels // _OCTET * _PIXEL_BYTES * stage_pixels
@@ -266,7 +274,7 @@ def _most_pairs(mean: float) -> int:
 
 def _share_left(call: _Call, first_pixels: int, room: int) -> float:
     """Of X, what is made flat by the kernel itself, behind the first pixels, where there is room for it."""
-    layer, row_pixels, rows = call.layer, call.x.count(_LEAST_ROW_PIXELS), call.y.count(1)
+    layer, rows, row_pixels = call.layer, call.rows, call.row_pixels
     row_bytes = layer.element_type.itemsize * call.x.size
     is_aligned = layer.in_channels * call.y.size * row_bytes % _ALIGNED == 0
     if max(layer.strides) > 1 or call.y.size * call.x.size < _LEAST_ROWS_PLANE or not is_aligned:

@@ -382,7 +382,7 @@ void Launcher::LaunchFlat(const Call& call) const {
   FlattenLaunch before = by_rows ? *launch.flatten_rows : launch.flatten;
   if (node_.is_half() && params.epilogue.residual != nullptr) {
     // Warps that bring residuals have no time for X.
-    if (by_rows) before.shape.grid[0] = launch.num_chunks;
+    if (by_rows) before.shape.grid[0] = static_cast<unsigned>(before.params.batch * before.params.chunks);
     before.params.progress_words = 0;
   }
   FlattenParams flatten = before.params;

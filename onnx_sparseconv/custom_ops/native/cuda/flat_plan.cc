@@ -168,7 +168,6 @@ class Planner {
     FlatParams& params = launch.params;
     if (rows) {
       launch.flatten_rows = rows->launch;
-      launch.num_chunks = static_cast<unsigned>(batch_ * rows->launch.params.chunks);
       params.rest = rows->rest;
     }
     for (int64_t tap = 0; tap < geometry_.taps(); ++tap) {

@@ -28,9 +28,8 @@ struct FlatLaunch {
   double cycles = 0.0;  // of a multiprocessor, about, with those of the launch before
   LaunchShape shape;
   FlattenLaunch flatten;
-  // Instead, where X begins at a multiple of 16 bytes; all chunks of rows, some of which may be left to the kernel.
+  // Instead, where X begins at a multiple of 16 bytes, of all chunks of rows but those that `params.rest` has.
   std::optional<FlattenLaunch> flatten_rows;
-  unsigned num_chunks = 0;
 };
 
 // Nothing where a tile's pixels do not fit shared memory, X is empty, or the tensors are too large. `batch` is at least

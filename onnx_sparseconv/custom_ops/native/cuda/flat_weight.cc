@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "../checked.h"
@@ -23,7 +24,7 @@ constexpr int64_t kMaxChannels = 2048;
 // Of taps, in rows and columns of X.
 constexpr int64_t kMaxReach = 256;
 // Of a chunk: with more, it leaves little room for what its taps read.
-constexpr size_t kMaxChunkSteps = 18;
+constexpr int64_t kMaxChunkSteps = 18;  // pairs among them
 constexpr size_t kPairCountShift = 16;  // of a chunk's first word
 // Of the search for a better order, which takes about 15 ns a set.
 // There is no such order for more entries, and with so many sets to be looked at for the first one, it takes a second.
@@ -151,40 +152,35 @@ class Packer {
     }
   }
 
-  using Values = std::array<uint8_t, kWgmmaValueBytes>;
-  // Of one tap: the entries of 32 places that are the first two of their neighbours; of 16, all.
+  // Of one tap: the entries of 32 places that are the first two of their neighbours; of 16, all. Or a pair, which has
+  // no places.
   struct Step {
-    uint32_t tap;
-    Values values;
-    std::array<uint8_t, kWgmmaPlaceBytes> places;
+    uint32_t word = 0;
+    bool is_pair = false;
+    std::array<uint8_t, kWgmmaValueBytes> values{};
+    std::array<uint8_t, kWgmmaPlaceBytes> places{};
   };
   // An octet of a chunk, and a tap. What is there to have a pair has no entries in it.
   struct OctetTap {
     int octet, tap;
     bool has_strays = true;
   };
-  struct Pair {
-    uint32_t word;
-    Values values;
-  };
 
+  // Pairs come last.
   void AddChunks(const Place& place, int tile, const int* channels, int octet) {
     std::vector<Step> steps;
     for (const int tap : place.taps) AddStep(tap, tile, channels, &steps);
-    std::vector<Pair> pairs;
-    if (!is_dense_) AddPairs(place, tile, channels, &pairs);
-    const size_t count = steps.size() + pairs.size();
-    const size_t parts = (count + kMaxChunkSteps - 1) / kMaxChunkSteps;
-    for (size_t part = 0; part < parts; ++part) {
-      const size_t begin = part * count / parts, end = (part + 1) * count / parts, all = steps.size();
-      AddChunk(steps.data() + std::min(begin, all), std::min(end, all) - std::min(begin, all),
-               pairs.data() + (std::max(begin, all) - all), std::max(end, all) - std::max(begin, all), octet);
+    if (!is_dense_) AddPairs(place, tile, channels, &steps);
+    const auto count = static_cast<int64_t>(steps.size()), parts = CeilDivide(count, kMaxChunkSteps);
+    for (int64_t part = 0; part < parts; ++part) {
+      AddChunk(&steps[static_cast<size_t>(part * count / parts)],
+               static_cast<size_t>((part + 1) * count / parts - part * count / parts), octet);
     }
   }
 
   void AddStep(int tap, int tile, const int* channels, std::vector<Step>* steps) const {
     Step step;
-    step.tap = static_cast<uint32_t>(tap);
+    step.word = static_cast<uint32_t>(tap);
     const auto has_entry = [&](int channel, int row) { return (RowsOf(channel, tap, tile) >> row & 1) != 0; };
     const auto value = [&](int channel, int row) { return ValueOf(channel, tap, row); };
     const bool has_entries =
@@ -194,7 +190,7 @@ class Packer {
   }
 
   // Octets are paired with those behind them, or with themselves where the taps are of one row.
-  void AddPairs(const Place& place, int tile, const int* channels, std::vector<Pair>* pairs) const {
+  void AddPairs(const Place& place, int tile, const int* channels, std::vector<Step>* steps) const {
     std::vector<OctetTap> left;
     for (int octet = 0; octet < kFlatOctets; ++octet) {
       for (const int tap : place.taps) {
@@ -212,22 +208,22 @@ class Packer {
         return other.octet > first.octet || other.tap / width == first.tap / width;
       });
       if (found != left.rend()) {
-        AddPair(first, *found, tile, channels, pairs);
+        AddPair(first, *found, tile, channels, steps);
         left.erase(std::next(found).base());
       } else if (first.octet + 1 < kFlatOctets) {
-        AddPair(first, {kFlatOctets - 1, first.tap, false}, tile, channels, pairs);
+        AddPair(first, {kFlatOctets - 1, first.tap, false}, tile, channels, steps);
       } else {
-        AddPair({0, first.tap, false}, first, tile, channels, pairs);
+        AddPair({0, first.tap, false}, first, tile, channels, steps);
       }
     }
   }
 
   void AddPair(const OctetTap& first, const OctetTap& second, int tile, const int* channels,
-               std::vector<Pair>* pairs) const {
-    Pair pair;
+               std::vector<Step>* steps) const {
+    Step pair;
+    pair.is_pair = true;
     pair.word = static_cast<uint32_t>(first.octet | first.tap << 8 | second.octet << 16) |
                 static_cast<uint32_t>(second.tap) << 24;
-    std::memset(pair.values.data(), 0, pair.values.size());
     for (int column = 0; column < 2 * kOctetPlaces; ++column) {
       const OctetTap& of = column < kOctetPlaces ? first : second;
       const int* octet = &channels[of.octet * kOctetPlaces];
@@ -239,7 +235,7 @@ class Packer {
         std::memcpy(pair.values.data() + WgmmaValueAt(row, column), &half, sizeof(half));
       }
     }
-    pairs->push_back(pair);
+    steps->push_back(pair);
   }
 
   // The rows of which the entry at a place of an octet is the third of its neighbours, or the fourth.
@@ -260,12 +256,12 @@ class Packer {
     return values_[static_cast<size_t>(channel * taps_ + tap) * kWgmmaTileRows + static_cast<size_t>(row)];
   }
 
-  void AddChunk(const Step* steps, size_t num_steps, const Pair* pairs, size_t num_pairs, int octet) {
+  void AddChunk(const Step* steps, size_t count, int octet) {
     FlatForm& form = packed_.form;
     const size_t begin = packed_.chunks.size();
-    const size_t place_bytes = is_dense_ ? 0 : kWgmmaPlaceBytes;
-    const size_t bytes =
-        static_cast<size_t>(form.header_bytes) + (num_steps + num_pairs) * kWgmmaValueBytes + num_steps * place_bytes;
+    const auto num_pairs = static_cast<size_t>(std::count_if(steps, steps + count, std::mem_fn(&Step::is_pair)));
+    const size_t num_steps = count - num_pairs, place_bytes = is_dense_ ? 0 : kWgmmaPlaceBytes;
+    const size_t bytes = static_cast<size_t>(form.header_bytes) + count * kWgmmaValueBytes + num_steps * place_bytes;
     packed_.octets.push_back(octet);
     packed_.chunk_begins.push_back(static_cast<uint32_t>(begin / kChunkUnit));
     packed_.chunks.resize(begin + bytes);
@@ -274,16 +270,13 @@ class Packer {
     form.num_pairs += static_cast<int64_t>(num_pairs);
     std::vector<uint32_t> words{static_cast<uint32_t>(num_steps | num_pairs << kPairCountShift)};
     uint8_t* const header = packed_.chunks.data() + begin;
-    uint8_t* values = header + form.header_bytes;
-    uint8_t* places = values + (num_steps + num_pairs) * kWgmmaValueBytes;
-    for (size_t i = 0; i < num_steps; ++i, places += place_bytes) {
-      words.push_back(steps[i].tap);
-      values = std::copy(steps[i].values.begin(), steps[i].values.end(), values);
-      std::memcpy(places, steps[i].places.data(), place_bytes);
+    uint8_t* const values = header + form.header_bytes;
+    for (size_t i = 0; i < count; ++i) {
+      words.push_back(steps[i].word);
+      std::memcpy(values + i * kWgmmaValueBytes, steps[i].values.data(), kWgmmaValueBytes);
     }
-    for (size_t i = 0; i < num_pairs; ++i) {
-      words.push_back(pairs[i].word);
-      values = std::copy(pairs[i].values.begin(), pairs[i].values.end(), values);
+    for (size_t i = 0; i < num_steps; ++i) {
+      std::memcpy(values + count * kWgmmaValueBytes + i * place_bytes, steps[i].places.data(), place_bytes);
     }
     std::memcpy(header, words.data(), words.size() * sizeof(uint32_t));
   }
