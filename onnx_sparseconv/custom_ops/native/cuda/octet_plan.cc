@@ -219,7 +219,8 @@ class Planner {
     params.halo_columns = static_cast<int>(columns.halo);
     params.group_rows = static_cast<int>(group_rows);
     params.staging_sets = StagingSets(blocks);
-    params.rows_ahead = RowsAhead(columns, num_blocks);
+    const bool has_few_rows = tiles <= num_blocks && tile_rows <= kOctetWarpgroups * group_rows;
+    params.rows_ahead = RowsAhead(columns, num_blocks, has_few_rows);
     params.run = static_cast<int>(RunOf(columns, group_rows, tile_rows));
     if (params.run != 0) params.by_run = MakeDivisor(params.run);
     params.out_buffers = buffers;
@@ -243,7 +244,7 @@ class Planner {
   // Positions that each group of rows has together in a plane, or 0 where some have others. Of wide rows of halves, the
   // copy engine brings what is ahead, and what it stores is faster in smaller pieces.
   int64_t RunOf(const Columns& columns, int64_t group_rows, int64_t tile_rows) const {
-    if (is_words_ || (element_bytes_ == kHalfBytes && HasWideRows())) return 0;
+    if (is_words_ || HasWideHalves()) return 0;
     if (columns.tiles > 1) return group_rows == 1 && out_w_ % columns.of_tile == 0 ? columns.of_tile : 0;
     const bool are_whole = out_h_ % group_rows == 0 && (tile_rows % group_rows == 0 || tile_rows == out_h_);
     return are_whole ? group_rows * out_w_ : 0;
@@ -257,11 +258,13 @@ class Planner {
   }
 
   bool HasWideRows() const { return in_w_ * element_bytes_ > kShortRowBytes; }
+  bool HasWideHalves() const { return element_bytes_ == kHalfBytes && HasWideRows(); }
 
   // Rows of X that the second-level cache gets at a time, while as many are read. Of tiles of columns, a block would
-  // bring what others read.
-  int RowsAhead(const Columns& columns, int64_t num_blocks) const {
-    if (columns.tiles > 1 || is_words_) return 0;
+  // bring what others read. Of wide halves, a block that has but a few rows reads them as soon as the copy engine could
+  // bring them, channel by channel.
+  int RowsAhead(const Columns& columns, int64_t num_blocks, bool has_few_rows) const {
+    if (columns.tiles > 1 || is_words_ || (has_few_rows && HasWideHalves())) return 0;
     const int64_t row_bytes = in_w_ * geometry_.in_channels * element_bytes_ * num_blocks / weight_.row_tiles;
     int rows = 1;
     while (4 * rows * row_bytes <= kAheadBytes) rows *= 2;
