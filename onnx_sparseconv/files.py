@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
@@ -34,7 +35,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
                 yield Path(folder) / "output"
                 pass_on(Path(folder) / "output", Path(path))
             return
-        target = Path(path).resolve()
+        target = resolved(path)
         temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.tmp")
         with temporary.open("xb"):
             pass
@@ -46,6 +47,18 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+
+def resolved(path: str | Path) -> Path:
+    """A path without symbolic links.
+
+    Raises:
+        OSError: they lead in a circle.
+    """
+    try:
+        return Path(path).resolve()
+    except RuntimeError as error:  # what pathlib raises before Python 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
 
 
 def require_text_name(path: str | Path) -> None:

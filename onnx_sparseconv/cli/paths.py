@@ -7,20 +7,38 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from onnx_sparseconv.errors import ModelError, UsageError
-from onnx_sparseconv.files import identities, is_directory, is_there, same_file
+from onnx_sparseconv.files import identities, is_directory, is_there, resolved, same_file
 
 
 def require_not_an_input(output: Path, inputs: Iterable[Path]) -> None:
     """Refuse to write over a file that is read.
 
     Raises:
-        UsageError: ``output`` is one of ``inputs``, by whatever path, or a directory.
+        UsageError: ``output`` is one of ``inputs``, by whatever path, a directory, or a link that leads in a circle.
     """
     if is_directory(output):
         raise UsageError(f"{output} is a directory: give the name of a file")
+    try:
+        resolved(output)
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from error
     for path in inputs:
         if same_file(output, path):
             raise UsageError(f"the output {output} is the input {path}: give it another name")
+
+
+def require_inputs_spared(output: Path, inputs: Sequence[Path]) -> None:
+    """Refuse to write over a file that is read, or over one that holds the external data of a model that is read.
+
+    Raises:
+        UsageError: ``output`` is one of these files, by whatever path, or a directory.
+    """
+    from onnx_sparseconv.converter.model_io import data_files  # noqa: PLC0415
+
+    require_not_an_input(output, inputs)
+    # Nothing can be lost where nothing is; reading models takes its time.
+    if is_there(output):
+        require_not_an_input(output, [data for path in inputs for data in data_files(path)])
 
 
 def require_no_inputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:

@@ -166,7 +166,9 @@ def dense_from_sparse(sparse: SparseTensorProto) -> Array:
 
 
 def _constant_node(name: str, node: NodeProto) -> ConstantTensor | None:
-    """The value of a Constant node; None when it refers to a function's attribute."""
+    """The value of a Constant node; None when it has none, or refers to a function's attribute."""
+    if len(node.attribute) != 1:
+        return None
     attribute = node.attribute[0]
     if attribute.ref_attr_name:
         return None

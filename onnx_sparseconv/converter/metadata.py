@@ -27,7 +27,12 @@ def decisions_of(proto: ModelProto) -> list[dict[str, Any]]:
         layers = json.loads(text)["layers"]
     except (ValueError, KeyError, TypeError):
         return []
-    return [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
+    return [layer for layer in layers if _is_decision(layer)] if isinstance(layers, list) else []
+
+
+def _is_decision(layer: Any) -> bool:  # noqa: ANN401
+    named = ("name", "graph", "weight")
+    return isinstance(layer, dict) and all(isinstance(layer.get(key, ""), str) for key in named)
 
 
 def record(proto: ModelProto, version: str, layers: Sequence[LayerReport]) -> None:

@@ -21,7 +21,7 @@ from onnx.external_data_helper import load_external_data_for_model, set_external
 from onnx_sparseconv.converter.loose_models import name_apart, sort_nodes, state_output_shapes
 from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, read_special, require_text_name
+from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, read_special, require_text_name, resolved
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24
@@ -71,6 +71,7 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
         if any(uses_external_data(t) for t in iterate_tensors(proto)):
             raise ModelError("the model's data are in another file: load them, or give the model's path")
         _respell(proto)
+        _require_one_opset(proto, "the model")
         _check_proto(proto, "the model")
         return LoadedModel(proto, None, tensor_bytes(proto), external=False)
     path = Path(source)
@@ -83,6 +84,7 @@ def load(source: str | Path | ModelProto) -> LoadedModel:
         respelled = _respell(proto)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
+    _require_one_opset(proto, str(path))
     # What was read from a pipe is there no more.
     is_as_read = not respelled and not is_special(path)
     try:
@@ -130,7 +132,7 @@ def save(proto: ModelProto, path: str | Path, *, external: bool = False) -> int:
     if is_special(path):
         return _save_to_special(proto, Path(path), external)
     try:
-        path = Path(path).resolve()  # a link keeps being one: its target is replaced
+        path = resolved(path)  # a link keeps being one: its target is replaced
     except OSError as error:
         raise ModelError(f"{given}: cannot be written: {error.strerror or error}") from error
     data = path.with_name(data_name(path))
@@ -176,7 +178,7 @@ def data_files(path: Path) -> list[Path]:
     if is_special(path):  # a pipe is read once
         return []
     try:
-        proto = onnx.load_model(str(path), load_external_data=False)
+        proto = onnx.load_model(str(path), "protobuf", load_external_data=False)  # whatever its name ends in
     except (DecodeError, ValueError, OSError):
         return []
     entries = [e for t in iterate_tensors(proto) if uses_external_data(t) for e in t.external_data]
@@ -261,6 +263,14 @@ def _check_proto(proto: ModelProto, name: str) -> None:
         onnx.checker.check_model(proto)
     except Exception as error:
         raise ModelError(f"{name}: is not valid ONNX: {one_line(error)}") from error
+
+
+def _require_one_opset(proto: ModelProto, name: str) -> None:
+    """ONNX Runtime takes one of several versions, and what is written for it may mean the other."""
+    versions = sorted({o.version for o in proto.opset_import if not o.domain})
+    if len(versions) > 1:
+        listed = " and ".join(map(str, versions))
+        raise ModelError(f"{name}: imports ONNX's own operators in the versions {listed}: keep one of them")
 
 
 def _respell(proto: ModelProto) -> bool:

@@ -183,13 +183,19 @@ class _Walk:
             if producer.op_type == "Transpose":
                 shape = self._shape(producer.input[0], shapes)
                 perm = next((tuple(a.ints) for a in producer.attribute if a.name == "perm"), None)
-                return None if shape is None else tuple(shape[i] for i in perm) if perm else shape[::-1]
+                return None if shape is None else _transposed(shape, perm)
             if producer.op_type in _ARITHMETIC and all(operand in shapes for operand in producer.input):
                 return _broadcast([shapes[operand] for operand in producer.input])
             if producer.op_type not in _PASS_THROUGH:
                 return None
             name = producer.input[0]
         return None
+
+
+def _transposed(shape: tuple[int, ...], perm: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if not perm:
+        return shape[::-1]
+    return tuple(shape[i] for i in perm) if sorted(perm) == list(range(len(shape))) else None
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -240,11 +246,11 @@ def _static_shape(value: onnx.ValueInfoProto) -> tuple[int, ...] | None:
 
 
 def _constant_nodes(nodes: Iterable[NodeProto]) -> dict[str, tuple[int, ...]]:
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for node in nodes:
         for attribute in node.attribute if node.op_type == "Constant" else ():
             if attribute.name == "value":
-                found[node.output[0]] = tuple(attribute.t.dims)
+                found |= {name: tuple(attribute.t.dims) for name in node.output}
     return found
 
 

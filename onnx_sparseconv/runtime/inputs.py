@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnx_sparseconv.errors import ModelError, UsageError
-from onnx_sparseconv.files import is_there
+from onnx_sparseconv.files import OutputError, is_there
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -40,6 +41,10 @@ _BATCH_NAMES = ("n", "b", "batch", "batchsize", "batch_size", "bs", "num_images"
 # Larger arrays of made-up numbers repeat so many (a prime, so that no two rows or images are alike): making numbers
 # takes longer than the runs that they are for.
 _MOST_NUMBERS = 16_777_259
+# What numpy and zipfile raise of files that are broken, encrypted, or compressed in ways that they do not know.
+_UNREADABLE = (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+# Bytes of a name in a zip file, at most.
+_MAX_NAME = (1 << 16) - 1
 # Made-up inputs above this size are an accident, not a wish.
 _MAX_BYTES = 1 << 33
 
@@ -126,7 +131,7 @@ def read_npz(path: str | Path) -> dict[str, Array]:
             loaded = _load(stream, path)
             if isinstance(loaded, np.lib.npyio.NpzFile):
                 return {name: _array(loaded, name) for name in loaded.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _UNREADABLE as error:
         raise ModelError(f"{path}: not a readable .npz file of plain arrays ({error})") from error
     raise ModelError(f"{path}: one array without a name; inputs come from numpy.savez(path, name=array)")
 
@@ -141,15 +146,27 @@ def _load(stream: IO[bytes], path: str | Path) -> Any:  # noqa: ANN401
 
 def _array(loaded: Mapping[str, Array], name: str) -> Array:
     try:
-        return loaded[name]
+        array = loaded[name]
+    except MemoryError as error:
+        raise ValueError(f"{name!r} is larger than memory") from error
     except ValueError as error:
         if "allow_pickle" in str(error):
             raise ValueError(f"{name!r} holds Python objects") from error
         raise
+    if not isinstance(array, np.ndarray):  # numpy gives the bytes of what is no array
+        raise ValueError(f"{name!r} is no array")
+    return array
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Array]) -> None:
-    """Write arrays under any names (``numpy.savez`` refuses some) as an uncompressed ``.npz``."""
+    """Write arrays under any names (``numpy.savez`` refuses some) as an uncompressed ``.npz``.
+
+    Raises:
+        OutputError: no such file can hold one of the names.
+    """
+    for name in arrays:
+        if "\0" in name or len(f"{name}.npy".encode()) > _MAX_NAME:
+            raise OutputError(f"an .npz file cannot hold an array named {name[:40]!r}: rename that output of the model")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as file:
         for name, array in arrays.items():
             plain = array.astype(np.str_) if array.dtype == object else array

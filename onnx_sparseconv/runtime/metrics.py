@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnx_sparseconv.errors import UsageError
+
 Array = NDArray[Any]
 
 # Unit roundoff: the largest relative error of rounding a number to the type.
@@ -140,7 +142,13 @@ def derive_tolerance(depth: NumericalDepth, rtol: float | None = None, atol: flo
         depth: figures of the model.
         rtol: replaces the relative part.
         atol: replaces the absolute part.
+
+    Raises:
+        UsageError: one of these is negative, or no number.
     """
+    for name, value in ("rtol", rtol), ("atol", atol):
+        if value is not None and not value >= 0:  # NaN is neither
+            raise UsageError(f"{name} must be at least 0, got {value}")
     storage, accumulation = UNIT_ROUNDOFF[depth.storage], UNIT_ROUNDOFF[depth.accumulation]
     derived = SAFETY * math.sqrt(max(depth.depth, 1)) * (storage + math.sqrt(max(depth.dot_length, 1)) * accumulation)
     relative = derived if rtol is None else rtol

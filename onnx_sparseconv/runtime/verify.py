@@ -131,17 +131,15 @@ def verify(
         atol: replaces its absolute part.
 
     Raises:
-        UsageError: ``tf32`` is given for another provider, or threads are too many.
+        UsageError: ``tf32`` is given for another provider, threads are too many, or a number is out of its range.
         VerificationError: the models do not have the same inputs and outputs.
         SparseConvError: a model cannot be loaded or run, or the provider is not used (see `make_session`).
     """
     if tf32 and provider != "cuda":
         raise UsageError("TF32 (--tf32) needs --provider cuda")
     check_threads(threads)
-    structure = load_structure(converted)
-    depth = depth_of_comparison(load_structure(original), structure)
-    tolerance = derive_tolerance(rounded_to_tf32(depth) if tf32 else depth, rtol, atol)
-    nodes = sparse_nodes(structure)
+    if seed < 0:
+        raise UsageError(f"the seed must be at least 0, got {seed}")
     first = make_session(original, provider=REFERENCE_PROVIDER, threads=threads, use_library=False)
     wanted = model_inputs(first)
     arrays, source = _choose_inputs(wanted, inputs, shapes, batch, seed)
@@ -156,9 +154,14 @@ def verify(
             profile=None if provider == REFERENCE_PROVIDER else Path(directory) / "profile",
         )
         _require_same_interface(first, second)
+        # Of models that ONNX Runtime takes: others have one line of its own.
+        structure = load_structure(converted)
+        depth = depth_of_comparison(load_structure(original), structure)
+        tolerance = derive_tolerance(rounded_to_tf32(depth) if tf32 else depth, rtol, atol)
         expected = run_session(first, arrays, str(original))
         actual = run_session(second, in_types_of(second, arrays), str(converted))
         elsewhere = () if provider == REFERENCE_PROVIDER else _nodes_elsewhere(second, provider)
+    nodes = sparse_nodes(structure)
     kernels = kernels_of(nodes, use_library=use_library)
     if use_library:
         require_sparse_kernels_on(provider, kernels)

@@ -31,6 +31,12 @@ def models(tmp_path):
         "convert backup.onnx -o other.onnx --report model.onnx.json",
         "prune backup.onnx -o model.onnx --sparsity 0.99",
         "restore backup.onnx -o model.onnx",
+        "inspect backup.onnx -o model.onnx.data",
+        "verify backup.onnx backup.onnx -o model.onnx.data",
+        "bench backup.onnx backup.onnx -o model.onnx.data",
+        "run backup.onnx --inputs absent.npz -o model.onnx.data",
+        "tune backup.onnx -o model.onnx.data",
+        "tune backup.onnx -o decided --database model.onnx.data",
     ],
 )
 def test_external_data_of_an_input_are_not_written_over(sparseconv, models, monkeypatch, arguments):
@@ -45,6 +51,28 @@ def test_external_data_of_an_input_are_not_written_over(sparseconv, models, monk
     assert "is the input" in result.stderr
     assert result.stderr.count("\n") == 1
     assert {path.name: path.read_bytes() for path in models.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "inspect model.onnx -o circle",
+        "convert model.onnx -o circle",
+        "convert model.onnx -o other.onnx --report circle.html",
+        "prune model.onnx --sparsity 0.99 -o circle",
+        "verify model.onnx model.onnx -o circle",
+        "run model.onnx --inputs absent.npz -o circle",
+        "tune model.onnx -o circle",
+    ],
+)
+def test_links_that_lead_in_a_circle_are_one_line(sparseconv, models, monkeypatch, arguments):
+    monkeypatch.chdir(models)
+    for name in ("circle", "circle.html"):
+        (models / name).symlink_to(name)
+    result = sparseconv(*arguments.split())
+    assert result.exit_code == 2
+    assert "cannot be written: Too many levels of symbolic links" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
 def test_external_data_of_a_third_model_are_not_written_over(sparseconv, models, tmp_path):

@@ -75,6 +75,15 @@ def test_hostile_decisions_do_no_harm():
     assert weight.name != "X"
 
 
+@pytest.mark.parametrize("decision", [{"name": ["conv"]}, {"graph": {}}, {"weight": 3}])
+def test_decisions_of_another_form_are_left_out(decision):
+    proto, _ = convert(FEEDS["initializer"].build())
+    text = json.dumps({"layers": [{"name": "conv", "graph": "", "weight": "W", **decision}]})
+    next(p for p in proto.metadata_props if p.key == DECISIONS_KEY).value = text
+    assert decisions_of(proto) == []
+    restore(proto)
+
+
 def test_other_metadata_stay():
     source = FEEDS["initializer"].build()
     source.metadata_props.add(key="author", value="somebody")

@@ -526,6 +526,22 @@ def test_a_link_stays_a_link(tmp_path):
     assert inspect(target).converted_by
 
 
+def test_a_constant_without_a_value_is_known_at_run_time_alone():
+    _, report = convert(model([helper.make_node("Constant", [], ["W"]), conv()]), options=FORCE)
+    (layer,) = report.model.layers
+    assert layer.verdict.reason is Reason.RUNTIME_WEIGHT
+
+
+def test_two_versions_of_the_operators_are_refused(tmp_path):
+    proto = FEEDS["initializer"].build()
+    proto.opset_import.append(helper.make_opsetid("ai.onnx", proto.opset_import[0].version - 1))
+    with pytest.raises(ModelError, match="the model: imports ONNX's own operators in the versions"):
+        inspect(proto)
+    onnx.save(proto, tmp_path / "two.onnx")
+    with pytest.raises(ModelError, match=r"two\.onnx: imports ONNX's own operators"):
+        convert(tmp_path / "two.onnx", options=FORCE)
+
+
 LACKING = [(SPARSE_CONV, []), (SPARSE_CONV_ADD, ["X", ""]), (SPARSE_CONV, [""])]
 LACKING += [(concat_op(2), ["X", ""]), (concat_op(3), ["X", "", "X2", ""]), (concat_op(2), ["", "", "X2"])]
 

@@ -24,6 +24,16 @@ def _model(nodes, initializers=(), element=TensorProto.FLOAT, functions=(), outp
     )
 
 
+@pytest.mark.parametrize("perm", [(0, 1, 2, 9), (0, 1), (0, 0, 2, 3)])
+def test_axes_that_a_weight_does_not_have_say_nothing_of_its_shape(perm):
+    nodes = [
+        helper.make_node("Transpose", ["t"], ["w"], perm=perm),
+        helper.make_node("Constant", [], [], value=numpy_helper.from_array(np.zeros(3, np.float32))),
+        helper.make_node("Conv", ["x", "w"], ["y"]),
+    ]
+    assert numerical_depth(_model(nodes, [("t", (8, 4, 3, 3))])).dot_length == 1
+
+
 def test_a_chain_counts_every_layer_and_the_longest_dot_product():
     result = numerical_depth(networks.dense(networks.weights(layers=3)))
     assert (result.depth, result.dot_length, result.storage) == (3, 72, "float32")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.files import OutputError
 from onnx_sparseconv.runtime.inputs import (
     ModelInput,
     check_inputs,
@@ -177,3 +181,38 @@ def test_files_that_are_no_inputs_are_refused(tmp_path):
         with pytest.raises(ModelError, match=f"{name}: .*{message}") as caught:
             read_npz(tmp_path / name)
         assert "pickle" not in str(caught.value)
+
+
+def zipped(path, name="x.npy", compression=zipfile.ZIP_STORED, changes=()):
+    """An array in a zip file, some of whose bytes are then changed: (of the directory at its end, where, to what)."""
+    array = io.BytesIO()
+    np.save(array, np.ones(9, np.float32))
+    with zipfile.ZipFile(path, "w", compression) as file:
+        file.writestr(name, array.getvalue() if name.endswith(".npy") else b"hello")
+    data = bytearray(path.read_bytes())
+    for of_directory, place, value in changes:
+        data[place + (data.rfind(b"PK\1\2") if of_directory else 0)] = value
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"changes": [(False, 6, 1), (True, 8, 1)]},  # encrypted
+        {"changes": [(False, 8, 9), (True, 10, 9)]},  # Deflate64
+        {"compression": zipfile.ZIP_LZMA, "changes": [(False, place, 255) for place in range(50, 80)]},
+        {"name": "x"},
+    ],
+    ids=["encrypted", "Deflate64", "broken LZMA", "no array"],
+)
+def test_what_a_zip_file_may_hold_besides_is_refused(tmp_path, how):
+    with pytest.raises(ModelError, match=r"x\.npz: not a readable \.npz file"):
+        read_npz(zipped(tmp_path / "x.npz", **how))
+
+
+@pytest.mark.parametrize("name", ["y" * 70000, "y\0a"])
+def test_names_that_no_zip_file_can_hold_are_refused(tmp_path, name):
+    with pytest.raises(OutputError, match="rename that output of the model"):
+        write_npz(tmp_path / "out.npz", {name: np.zeros(1)})
+    assert not (tmp_path / "out.npz").exists()

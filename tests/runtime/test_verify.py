@@ -180,6 +180,28 @@ def test_tf32_changes_nothing_in_the_tolerance_of_a_float16_model(pair, tmp_path
     assert with_tf32.tolerance == without.tolerance
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"rtol": float("nan")}, {"atol": float("nan")}, {"rtol": -1.0}, {"seed": -1}], ids=str
+)
+def test_numbers_out_of_their_range_are_refused(pair, wrong):
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))} must be at least 0"):
+        verify(*pair, **wrong)
+
+
+def test_a_function_that_calls_itself_is_refused(tmp_path, pair):
+    call = [helper.make_node("F", [a], [b], domain="f") for a, b in (("a", "t"), ("t", "b"))]
+    model = onnx.load(pair[0])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    model.functions.append(helper.make_function("f", "F", ["a"], ["b"], call, opsets))
+    model.opset_import.append(helper.make_opsetid("f", 1))
+    (output,) = model.graph.output
+    model.graph.node.append(helper.make_node("F", [output.name], ["of_function"], domain="f"))
+    output.name = "of_function"
+    onnx.save(model, tmp_path / "recursive.onnx")
+    with pytest.raises(ModelError, match="ONNX Runtime cannot load"):
+        verify(tmp_path / "recursive.onnx", tmp_path / "recursive.onnx")
+
+
 def test_tf32_needs_cuda(pair):
     with pytest.raises(UsageError, match=r"TF32 \(--tf32\) needs --provider cuda"):
         verify(*pair, tf32=True)

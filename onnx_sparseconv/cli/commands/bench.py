@@ -39,7 +39,7 @@ from onnx_sparseconv.cli.options import (
     ShapeOption,
     ThreadsOption,
 )
-from onnx_sparseconv.cli.paths import require_not_an_input
+from onnx_sparseconv.cli.paths import require_inputs_spared
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.text import count
 
@@ -98,7 +98,7 @@ def command(
     if inputs is not None and (shape or batch is not None):
         raise UsageError("--inputs fixes the shapes: leave --shape and --batch out")
     if output is not None:
-        require_not_an_input(output, [p for p in (original, converted, inputs) if p is not None])
+        require_inputs_spared(output, [p for p in (original, converted, inputs) if p is not None])
     cuda = CudaBench(dense_options.value, cuda_graph, rotate, kernel_config(kernel))
     plan = TimingPlan(warmup=warmup, seconds=seconds)
     with failures.stdout_kept_clean(), progress_bar("timing") as advance:

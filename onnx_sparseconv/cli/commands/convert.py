@@ -21,7 +21,7 @@ from onnx_sparseconv.cli.conversion.text import print_conversion, print_summary
 from onnx_sparseconv.cli.conversion.work import COMMAND, convert_model, exit_code, outcome_document
 from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.options import PrecisionChoice, ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import directories, require_distinct, require_not_an_input
+from onnx_sparseconv.cli.paths import directories, require_distinct, require_inputs_spared
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -239,7 +239,7 @@ def command(
         settings = replace(settings, tune=_tune_options(asked, settings))
     check_deciding(settings, 2 if is_folder else len(models))
     if database is not None:
-        require_not_an_input(database, [*models, *(path for path in (output, *reports) if path is not None)])
+        require_inputs_spared(database, [*models, *(path for path in (output, *reports) if path is not None)])
     if is_folder:
         if output is not None:
             raise UsageError("-o names one output, and a folder holds many models: use --out-dir")

@@ -27,7 +27,7 @@ from onnx_sparseconv.cli.exit_codes import ExitCode, worst
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.layers import images_table, inspect_table, reason_lines, refused_image_lines
 from onnx_sparseconv.cli.options import JsonOption, PrecisionChoice, ReportFileOption
-from onnx_sparseconv.cli.paths import require_not_an_input, suggested_output
+from onnx_sparseconv.cli.paths import require_inputs_spared, suggested_output
 from onnx_sparseconv.cli.tuning import BatchesOption
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.runtime.plain import to_plain
@@ -74,7 +74,7 @@ def command(
     counts output/input channels that are zero as a whole, MFLOP is the dense work for one image.
     """
     if output is not None:
-        require_not_an_input(output, models)
+        require_inputs_spared(output, models)
     if batch and not targets:
         raise UsageError("--batch needs --target")
     asked = Asked(_resolve(targets or ()), precision.value, tuple(batch or ()))

@@ -13,7 +13,7 @@ from onnx_sparseconv.cli.console import say
 from onnx_sparseconv.cli.conversion.converted import converted_document
 from onnx_sparseconv.cli.conversion.reports import PAGE_SUFFIXES, page_of
 from onnx_sparseconv.cli.exit_codes import ExitCode
-from onnx_sparseconv.cli.paths import require_not_an_input
+from onnx_sparseconv.cli.paths import require_inputs_spared
 from onnx_sparseconv.errors import ReportError, UsageError
 from onnx_sparseconv.files import is_special, write_text
 from onnx_sparseconv.runtime.plain import to_plain
@@ -71,7 +71,7 @@ def command(
     It is one file that needs no network.
     """
     inputs = [path for path in (source, decisions, verify, bench) if path is not None]
-    require_not_an_input(output, inputs)
+    require_inputs_spared(output, inputs)
     if output.suffix.lower() not in PAGE_SUFFIXES:
         raise UsageError(f"-o {output}: a page is HTML, so its name must end in .html")
     if not output.resolve().parent.is_dir():

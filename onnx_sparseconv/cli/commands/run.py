@@ -11,7 +11,7 @@ from onnx_sparseconv.cli import failures
 from onnx_sparseconv.cli.console import format_shape, format_time, say
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.options import NoLibraryOption, ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import require_not_an_input
+from onnx_sparseconv.cli.paths import require_inputs_spared
 
 NAME = "run"
 
@@ -44,7 +44,7 @@ def command(
     from onnx_sparseconv.runtime.inputs import write_npz  # noqa: PLC0415
     from onnx_sparseconv.runtime.run import run_model  # noqa: PLC0415
 
-    require_not_an_input(output, [model, inputs])
+    require_inputs_spared(output, [model, inputs])
     with failures.stdout_kept_clean():
         result = run_model(model, inputs, provider=provider.value, threads=threads, use_library=not no_library)
         with atomic_write(output) as temporary:

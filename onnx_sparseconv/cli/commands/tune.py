@@ -15,7 +15,7 @@ from onnx_sparseconv.cli.conversion.work import with_peaks
 from onnx_sparseconv.cli.exit_codes import ExitCode
 from onnx_sparseconv.cli.json_output import document, emit
 from onnx_sparseconv.cli.options import JsonOption, PrecisionChoice, ProviderChoice, ProviderOption, ThreadsOption
-from onnx_sparseconv.cli.paths import require_distinct, require_not_an_input, suggested_output
+from onnx_sparseconv.cli.paths import require_distinct, require_inputs_spared, suggested_output
 from onnx_sparseconv.cli.tuning import (
     BatchesOption,
     BudgetOption,
@@ -77,9 +77,9 @@ def command(
         provider, threads, preset, budget, database, tuple(batch or ()), tuple(shape or ()), cuda_graph
     )
     options = asked.options(targets=target or (), precision=precision.value)
-    require_not_an_input(output, [model])
+    require_inputs_spared(output, [model])
     if database is not None:
-        require_not_an_input(database, [model])
+        require_inputs_spared(database, [model])
         require_distinct([output, database])
     if not output.resolve().parent.is_dir():
         raise UsageError(f"-o {output}: there is no directory {output.resolve().parent}")

@@ -39,7 +39,7 @@ from onnx_sparseconv.cli.options import (
     ShapeOption,
     ThreadsOption,
 )
-from onnx_sparseconv.cli.paths import require_not_an_input
+from onnx_sparseconv.cli.paths import require_inputs_spared
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.text import count
 
@@ -99,7 +99,7 @@ def command(
     if kernel is not KernelChoice.AUTO and provider is not ProviderChoice.CUDA:
         raise UsageError("--kernel needs --provider cuda")
     if output is not None:
-        require_not_an_input(output, [p for p in (original, converted, inputs) if p is not None])
+        require_inputs_spared(output, [p for p in (original, converted, inputs) if p is not None])
     with failures.stdout_kept_clean():
         report = verify(
             original,

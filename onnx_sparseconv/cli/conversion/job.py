@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnx_sparseconv.cli.paths import require_distinct, require_models_spared, require_no_inputs
 from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.files import is_directory, is_special, is_there, same_file
+from onnx_sparseconv.files import is_directory, is_special, is_there, resolved, same_file
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.conversion import Precision
@@ -114,7 +114,10 @@ def check_reports(reports: Sequence[Path], jobs: Sequence[Job], out_dir: Path | 
         UsageError: says which.
     """
     for report in reports:
-        parent = report.resolve().parent
+        try:
+            parent = resolved(report).parent
+        except OSError as error:
+            raise UsageError(f"--report {report}: cannot be written: {error.strerror}") from error
         if not is_directory(parent) and (out_dir is None or parent != out_dir.resolve()):
             raise UsageError(f"--report {report}: there is no directory {parent}")
     require_no_inputs(reports, [job.decisions for job in jobs if job.decisions is not None])

@@ -101,7 +101,9 @@ def _variance_problem(node: NodeProto, name: str, variance: Array) -> str:
     """Variances are used with epsilon added; so much of them has to survive."""
     epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
     exact = variance.astype(np.float64)
-    wrong = np.abs(to_half(variance).astype(np.float64) - exact) > 2 * np.finfo(np.float16).eps * (exact + epsilon)
+    with np.errstate(invalid="ignore"):  # what is infinite stays so
+        lost = np.abs(to_half(variance).astype(np.float64) - exact)
+    wrong = lost > 2 * np.finfo(np.float16).eps * (exact + epsilon)
     return f"its variances {name!r} are too small for float16" if wrong.any() else ""
 
 
