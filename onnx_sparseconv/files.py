@@ -55,10 +55,14 @@ def resolved(path: str | Path) -> Path:
     Raises:
         OSError: they lead in a circle.
     """
+    circle = OSError(errno.ELOOP, os.strerror(errno.ELOOP))
     try:
-        return Path(path).resolve()
+        target = Path(path).resolve()
     except RuntimeError as error:  # what pathlib raises before Python 3.13
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from error
+        raise circle from error
+    if target.is_symlink():
+        raise circle
+    return target
 
 
 def require_text_name(path: str | Path) -> None:
