@@ -41,7 +41,7 @@ def load_structure(path: str | Path) -> onnx.ModelProto:
     """Load a model without its external data.
 
     Raises:
-        ModelError: the file cannot be read or is not an ONNX model.
+        ModelError: the file cannot be read, is not an ONNX model, or holds a function that calls itself.
         UsageError: it is no path.
     """
     if isinstance(path, onnx.ModelProto):
@@ -54,7 +54,21 @@ def load_structure(path: str | Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: not an ONNX model ({error})") from error
     if not model.HasField("graph"):
         raise ModelError(f"{path}: not an ONNX model (it holds no graph)")
+    if name := _recursive_function(model.functions):
+        raise ModelError(f"{path}: its function {name} calls itself, which ONNX does not allow")
     return model
+
+
+def _recursive_function(functions: Iterable[onnx.FunctionProto]) -> str:
+    """The name of a function that calls itself, by way of others too, or none: of such, ONNX Runtime 1.20 crashes."""
+    calls = {(f.domain, f.name): {(n.domain, n.op_type) for n in _nodes_within(f.node)} for f in functions}
+    # What calls no function that is left over calls none that is recursive.
+    while ready := [name for name, called in calls.items() if not called & calls.keys()]:
+        for name in ready:
+            del calls[name]
+    # Nor is recursive what none of these calls.
+    called = set().union(*calls.values()) if calls else set()
+    return next((name for domain, name in calls if (domain, name) in called), "")
 
 
 def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
@@ -280,7 +294,11 @@ def _storage_types(model: onnx.ModelProto) -> Iterator[str]:
 
 def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
     """Nodes of a graph and of its subgraphs, outer before inner."""
-    for node in graph.node:
+    return _nodes_within(graph.node)
+
+
+def _nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
+    for node in nodes:
         yield node
         for body in _bodies(node):
-            yield from all_nodes(body)
+            yield from _nodes_within(body.node)

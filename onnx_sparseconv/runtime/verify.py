@@ -140,6 +140,7 @@ def verify(
     check_threads(threads)
     if seed < 0:
         raise UsageError(f"the seed must be at least 0, got {seed}")
+    first_structure, structure = load_structure(original), load_structure(converted)
     first = make_session(original, provider=REFERENCE_PROVIDER, threads=threads, use_library=False)
     wanted = model_inputs(first)
     arrays, source = _choose_inputs(wanted, inputs, shapes, batch, seed)
@@ -155,8 +156,7 @@ def verify(
         )
         _require_same_interface(first, second)
         # Of models that ONNX Runtime takes: others have one line of its own.
-        structure = load_structure(converted)
-        depth = depth_of_comparison(load_structure(original), structure)
+        depth = depth_of_comparison(first_structure, structure)
         tolerance = derive_tolerance(rounded_to_tf32(depth) if tf32 else depth, rtol, atol)
         expected = run_session(first, arrays, str(original))
         actual = run_session(second, in_types_of(second, arrays), str(converted))

@@ -24,6 +24,25 @@ def _model(nodes, initializers=(), element=TensorProto.FLOAT, functions=(), outp
     )
 
 
+@pytest.mark.parametrize(
+    ("calls", "named"), [({"G": "F", "F": "F"}, "F"), ({"F": "G", "G": "F"}, "[FG]"), ({"F": "G", "G": "Relu"}, "")]
+)
+def test_functions_that_call_themselves_are_refused(tmp_path, calls, named):
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    functions = [
+        helper.make_function("f", name, ["a"], ["b"], [helper.make_node(called, ["a"], ["b"], domain=domain)], opsets)
+        for name, called in calls.items()
+        for domain in ["" if called == "Relu" else "f"]
+    ]
+    nodes = [helper.make_node(next(iter(calls)), ["x"], ["y"], domain="f")]
+    onnx.save(_model(nodes, functions=functions), tmp_path / "model.onnx")
+    if not named:
+        assert numerical_depth(load_structure(tmp_path / "model.onnx")).depth == 0
+        return
+    with pytest.raises(ModelError, match=f"its function {named} calls itself"):
+        load_structure(tmp_path / "model.onnx")
+
+
 @pytest.mark.parametrize("perm", [(0, 1, 2, 9), (0, 1), (0, 0, 2, 3)])
 def test_axes_that_a_weight_does_not_have_say_nothing_of_its_shape(perm):
     nodes = [
