@@ -18,9 +18,9 @@ from results_head import results_head
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from onnx_sparseconv.converter.model_view import iterate_nodes
 from onnx_sparseconv.errors import SparseConvError
 from onnx_sparseconv.files import write_text
+from onnx_sparseconv.nodes import iterate_nodes
 from onnx_sparseconv.runtime.depth import load_structure
 from onnx_sparseconv.runtime.environment import read_environment
 from onnx_sparseconv.runtime.plain import to_json_text, to_plain

@@ -22,6 +22,7 @@ LAYERS = {
     "kernels": 1,
     "errors": 0,
     "files": 0,
+    "nodes": 0,
     "text": 0,
     "version": 0,
 }

@@ -33,12 +33,8 @@ def require_inputs_spared(output: Path, inputs: Sequence[Path]) -> None:
     Raises:
         UsageError: ``output`` is one of these files, by whatever path, or a directory.
     """
-    from onnx_sparseconv.converter.model_io import data_files  # noqa: PLC0415
-
     require_not_an_input(output, inputs)
-    # Nothing can be lost where nothing is; reading models takes its time.
-    if is_there(output):
-        require_not_an_input(output, [data for path in inputs for data in data_files(path)])
+    require_models_spared([], inputs, [output])
 
 
 def require_no_inputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:

@@ -20,7 +20,7 @@ from onnx_sparseconv.converter.dense_folding import fold_dense
 from onnx_sparseconv.converter.gpu_images import add_images, drop_stale, makers, node_keys, with_images
 from onnx_sparseconv.converter.gpu_predictions import GpuRule
 from onnx_sparseconv.converter.model_io import load, save, tensor_bytes
-from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
+from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.opset import raise_ir_version, raise_opset
 from onnx_sparseconv.converter.pipeline import Pipeline
 from onnx_sparseconv.converter.precision import (
@@ -40,6 +40,7 @@ from onnx_sparseconv.errors import ModelError, UsageError
 from onnx_sparseconv.kernels.compile import CompileOptions
 from onnx_sparseconv.kernels.targets import NvrtcChoice, parse_architectures, resolve_targets
 from onnx_sparseconv.kernels.unified_csr import encode
+from onnx_sparseconv.nodes import iterate_nodes
 from onnx_sparseconv.passes.base import is_sparse
 from onnx_sparseconv.passes.conv_layer import ConvLayer
 from onnx_sparseconv.passes.sparsify_conv import SparsifyConv

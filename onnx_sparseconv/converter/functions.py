@@ -11,9 +11,10 @@ from onnx import FunctionProto, ModelProto
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.model_io import one_line
-from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
+from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.schema import DOMAIN
+from onnx_sparseconv.nodes import iterate_nodes
 
 
 def inline_functions_that_take_weights(proto: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:

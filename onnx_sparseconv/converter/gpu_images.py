@@ -19,7 +19,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.gpu_predictions import GpuRule, choose_kernels
 from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES
-from onnx_sparseconv.converter.model_view import ModelView, iterate_nodes
+from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.report import ConversionReport, ImageReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
@@ -32,6 +32,7 @@ from onnx_sparseconv.kernels.kernel_choice import KernelChoice, from_batch
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.unified_csr import Array, decode
+from onnx_sparseconv.nodes import iterate_nodes
 
 ATTRIBUTE = "cuda_images"
 # Attributes that images do not depend on: sizes of activations come at run time, -0.0 multiplies like +0.0, and several

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import onnx
 from onnx import FunctionProto, GraphProto, ModelProto, NodeProto
 
-from onnx_sparseconv.converter.model_view import initializer_names, subgraphs
+from onnx_sparseconv.converter.model_view import initializer_names
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.nodes import subgraphs
 
 _STATE_IT = "state its shape, with names for sizes that are open"
 

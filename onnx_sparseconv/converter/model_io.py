@@ -19,9 +19,9 @@ from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_model, set_external_data, uses_external_data
 
 from onnx_sparseconv.converter.loose_models import name_apart, sort_nodes, state_output_shapes
-from onnx_sparseconv.converter.model_view import iterate_nodes, subgraphs
 from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, read_special, require_text_name, resolved
+from onnx_sparseconv.nodes import iterate_nodes, subgraphs
 
 # Protobuf's limit on one message. A little is left for what is not tensor data.
 MAX_INLINE_BYTES = 2**31 - 2**24

@@ -13,7 +13,7 @@ Constant node); its name must be new to the model (`ModelView.unique_name`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,6 +24,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from onnx_sparseconv.errors import ModelError
+from onnx_sparseconv.nodes import iterate_nodes, subgraphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,22 +180,6 @@ class ModelView:
                     kept.ClearField(field)
             proto.MergeFrom(kept)
         return proto
-
-
-def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs in a node's attributes."""
-    for attribute in node.attribute:
-        if attribute.HasField("g"):
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def iterate_nodes(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    """Nodes and the nodes of their subgraphs, outer before inner."""
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from iterate_nodes(graph.node)
 
 
 def _used_names(proto: GraphProto | FunctionProto) -> set[str]:

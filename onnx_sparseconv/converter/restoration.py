@@ -13,13 +13,14 @@ from onnx_sparseconv.converter import metadata
 from onnx_sparseconv.converter.analyse import default_opset
 from onnx_sparseconv.converter.conv_sites import ConvSite, find_conv_sites
 from onnx_sparseconv.converter.model_io import MAX_INLINE_BYTES, load, save
-from onnx_sparseconv.converter.model_view import ModelView, Scope, iterate_nodes
+from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.report import RestoreReport
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.node import attributes_from_proto
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_ADD, SparseConvAttributes, x_positions
 from onnx_sparseconv.errors import FormatError, ModelError, UsageError
 from onnx_sparseconv.kernels.unified_csr import Array
+from onnx_sparseconv.nodes import iterate_nodes
 from onnx_sparseconv.passes.restore_conv import RestoreConv, dense_weight
 
 # What one tensor can have; a broken node may ask for more.
@@ -90,7 +91,7 @@ def _weight_constants(
         except FormatError as error:
             raise ModelError(f"node {site.name!r}: {error}") from error
         recorded = names.get((site.scope.path, site.name))
-        name = recorded if isinstance(recorded, str) and recorded else f"{site.name}_weight"
+        name = recorded or f"{site.name}_weight"
         # Only within one scope: a constant of an inner scope is not visible to its neighbours.
         shared = made.get((site.scope.path, name)) or _still_there(site, name)
         if shared is None or not _same_bits(shared[1], values):

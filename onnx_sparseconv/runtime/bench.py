@@ -18,6 +18,7 @@ from onnx_sparseconv.runtime.environment import Environment, read_environment
 from onnx_sparseconv.runtime.inputs import (
     Array,
     Shape,
+    check_seed,
     in_types_of,
     load_inputs,
     make_random_inputs,
@@ -228,6 +229,7 @@ def bench(
     if cuda is not None and provider != "cuda":
         raise UsageError("CUDA graphs, dense options, rotated inputs and the choice of a kernel need --provider cuda")
     check_threads(threads)
+    check_seed(seed)
     cuda, plan = cuda or CudaBench(), plan or TimingPlan()
     sides = tuple(
         _Side(role, Path(path), load_structure(path), provider, threads, config)

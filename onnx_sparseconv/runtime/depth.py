@@ -16,6 +16,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN
 from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.nodes import iterate_nodes, recursive_function, subgraphs
 from onnx_sparseconv.runtime.metrics import NumericalDepth
 
 _CONVOLUTIONS = frozenset({"Conv", "ConvInteger", "QLinearConv", "DeformConv"})
@@ -54,21 +55,9 @@ def load_structure(path: str | Path) -> onnx.ModelProto:
         raise ModelError(f"{path}: not an ONNX model ({error})") from error
     if not model.HasField("graph"):
         raise ModelError(f"{path}: not an ONNX model (it holds no graph)")
-    if name := _recursive_function(model.functions):
+    if name := recursive_function(model.functions):
         raise ModelError(f"{path}: its function {name} calls itself, which ONNX does not allow")
     return model
-
-
-def _recursive_function(functions: Iterable[onnx.FunctionProto]) -> str:
-    """The name of a function that calls itself, by way of others too, or none: of such, ONNX Runtime 1.20 crashes."""
-    calls = {(f.domain, f.name): {(n.domain, n.op_type) for n in _nodes_within(f.node)} for f in functions}
-    # What calls no function that is left over calls none that is recursive.
-    while ready := [name for name, called in calls.items() if not called & calls.keys()]:
-        for name in ready:
-            del calls[name]
-    # Nor is recursive what none of these calls.
-    called = set().union(*calls.values()) if calls else set()
-    return next((name for domain, name in calls if (domain, name) in called), "")
 
 
 def numerical_depth(model: onnx.ModelProto) -> NumericalDepth:
@@ -160,7 +149,7 @@ class _Walk:
             constants |= _constant_nodes(function.node)
             return max(before, self.depth_of(function.output, function.node, constants, start, nesting + 1))
         after = before
-        for body in _bodies(node):
+        for body in subgraphs(node):
             inner = {**shapes, **_constants(body, shapes)}
             start = {**depths, **{value.name: before for value in body.input}}
             outputs = [value.name for value in body.output]
@@ -268,18 +257,11 @@ def _constant_nodes(nodes: Iterable[NodeProto]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def _bodies(node: NodeProto) -> Iterator[GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def _storage_types(model: onnx.ModelProto) -> Iterator[str]:
     """Types in which a model keeps its values between layers, as far as its tensors and casts show them."""
     typed = [*model.graph.input, *model.graph.output]
     data_types = {value.type.tensor_type.elem_type for value in typed} | {t.data_type for t in model.graph.initializer}
-    for node in all_nodes(model.graph):
+    for node in iterate_nodes(model.graph.node):
         if node.op_type in _QUANTISING:
             yield "int8"
         if node.op_type == "Cast":
@@ -290,15 +272,3 @@ def _storage_types(model: onnx.ModelProto) -> Iterator[str]:
     if TensorProto.DOUBLE in data_types and not data_types & _STORAGE.keys():
         yield "float64"
     yield from (name for code, name in _STORAGE.items() if code in data_types)
-
-
-def all_nodes(graph: GraphProto) -> Iterator[NodeProto]:
-    """Nodes of a graph and of its subgraphs, outer before inner."""
-    return _nodes_within(graph.node)
-
-
-def _nodes_within(nodes: Iterable[NodeProto]) -> Iterator[NodeProto]:
-    for node in nodes:
-        yield node
-        for body in _bodies(node):
-            yield from _nodes_within(body.node)

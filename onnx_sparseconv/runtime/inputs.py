@@ -304,6 +304,12 @@ def require_elements(shapes: Mapping[str, Shape]) -> None:
             )
 
 
+def check_seed(seed: int) -> None:
+    """Raises UsageError where it is none for random inputs."""
+    if seed < 0:
+        raise UsageError(f"the seed must be at least 0, got {seed}")
+
+
 def make_random_inputs(inputs: Sequence[ModelInput], shapes: Mapping[str, Shape], seed: int = 0) -> dict[str, Array]:
     """Inputs from a seeded generator, the same on every machine.
 

@@ -9,7 +9,7 @@ from onnx import ModelProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 from onnx_sparseconv.errors import ProviderError
-from onnx_sparseconv.runtime.depth import all_nodes
+from onnx_sparseconv.nodes import iterate_nodes
 
 DENSE_KERNEL = "dense Conv (no library)"
 NO_SPARSE_NODE = "the second model has no SparseConv node: this compares two ordinary models"
@@ -40,7 +40,7 @@ def sparse_nodes(model: ModelProto) -> tuple[tuple[str, str], ...]:
     """
     return tuple(
         (node.name or node.output[0], node.op_type)
-        for node in all_nodes(model.graph)
+        for node in iterate_nodes(model.graph.node)
         if node.domain == DOMAIN and node.op_type in OP_TYPES
     )
 

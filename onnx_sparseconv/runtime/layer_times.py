@@ -25,7 +25,7 @@ from onnx import NodeProto
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
 from onnx_sparseconv.errors import ModelError
-from onnx_sparseconv.runtime.depth import all_nodes
+from onnx_sparseconv.nodes import iterate_nodes
 
 _NCHWC = "_nchwc"
 _FUSED = "fused "
@@ -180,7 +180,7 @@ def times_by_layer(model: onnx.ModelProto, profile: Sequence[NodeTime]) -> dict[
     name, be it in another graph of the model.
     """
     index = GraphIndex(model)
-    names = Counter(layer_name(node) for node in all_nodes(model.graph) if is_convolution(node))
+    names = Counter(layer_name(node) for node in iterate_nodes(model.graph.node) if is_convolution(node))
     found: dict[str, list[float]] = defaultdict(list)
     for node_time in profile:
         node = index.layer_of_event(node_time.name)

@@ -18,6 +18,7 @@ from onnx_sparseconv.runtime.inputs import (
     ModelInput,
     Shape,
     check_inputs,
+    check_seed,
     in_types_of,
     load_inputs,
     make_random_inputs,
@@ -138,8 +139,7 @@ def verify(
     if tf32 and provider != "cuda":
         raise UsageError("TF32 (--tf32) needs --provider cuda")
     check_threads(threads)
-    if seed < 0:
-        raise UsageError(f"the seed must be at least 0, got {seed}")
+    check_seed(seed)
     first_structure, structure = load_structure(original), load_structure(converted)
     first = make_session(original, provider=REFERENCE_PROVIDER, threads=threads, use_library=False)
     wanted = model_inputs(first)

@@ -39,6 +39,11 @@ def test_both_models_are_timed_as_a_whole_and_by_layer(tmp_path, names):
     assert plain["environment"]["cpu"]
 
 
+def test_a_seed_out_of_its_range_is_refused(pair):
+    with pytest.raises(UsageError, match="the seed must be at least 0"):
+        bench(*pair, seed=-1)
+
+
 def test_the_kernels_are_named(pair):
     report = bench(*pair, plan=QUICK)
     assert [use.node for use in report.kernels] == ["conv0", "conv1"]

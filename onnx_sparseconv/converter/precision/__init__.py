@@ -25,7 +25,6 @@ from onnx import ModelProto, TensorProto
 
 from onnx_sparseconv.converter.functions import write_defaults_at_calls
 from onnx_sparseconv.converter.model_io import one_line
-from onnx_sparseconv.converter.model_view import iterate_nodes
 from onnx_sparseconv.converter.opset import raise_ir_version
 from onnx_sparseconv.converter.precision.graph import GraphScope, Node, all_nodes, read_graph
 from onnx_sparseconv.converter.precision.ops import is_heavy
@@ -36,6 +35,7 @@ from onnx_sparseconv.converter.report import NodeNote, PrecisionReport
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import DOMAIN
 from onnx_sparseconv.errors import ModelError, UsageError
+from onnx_sparseconv.nodes import iterate_nodes
 
 _OTHER_TYPES = {TensorProto.DOUBLE: "float64", TensorProto.BFLOAT16: "bfloat16", TensorProto.FLOAT16: "float16"}
 

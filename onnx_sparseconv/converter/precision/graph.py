@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
-from onnx_sparseconv.converter.model_view import subgraphs
 from onnx_sparseconv.converter.precision.ops import Signature, element_type, signature
+from onnx_sparseconv.nodes import subgraphs
 
 
 @dataclass(eq=False)
