@@ -4,6 +4,9 @@ r"""Time suites of layers, or whole models, dense against sparse, and write the 
     python benchmarks/run.py --models original.onnx:converted.onnx ... --threads 2 -o benchmarks/results/models.json
     python benchmarks/run.py --provider cuda --suite gpu --prepare build/gpu-layers --target sm_90
     python benchmarks/run.py --provider cuda --suite gpu --prepared build/gpu-layers -o build/gpu-layers.json
+    python benchmarks/run.py --provider cuda --networks resnet50 yolov8n --batch 1 32 --prepare build/networks
+    python benchmarks/run.py --provider cuda --networks resnet50 yolov8n --batch 1 32 --prepared build/networks \
+        -o build/networks.json
     python benchmarks/run.py --provider cuda --suite dong2020 pietron-vgg16 --batch 64 --prepare build/papers
     python benchmarks/run.py --provider cuda --suite dong2020 pietron-vgg16 --batch 64 --prepared build/papers \
         -o build/papers.json
@@ -27,6 +30,7 @@ from typing import Any
 
 from gpu_session import run_gpu
 from layers import Setting, geometric_means, time_layer
+from network_session import run_networks
 from paper_session import PAPER_SUITES, run_papers
 from papers import BASELINES
 from results_head import results_head
@@ -47,6 +51,13 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--suite", nargs="*", default=[], help="names of files in suites/")
     parser.add_argument("--models", nargs="*", default=[], metavar="ORIGINAL:CONVERTED", help="pairs of models")
+    parser.add_argument(
+        "--networks",
+        nargs="*",
+        default=[],
+        metavar="NAME|MODEL",
+        help="on CUDA: of networks.py, or a pruned model's file",
+    )
     parser.add_argument("--layers", nargs="*", help="only the layers of these names")
     parser.add_argument("--sparsity", nargs="*", type=float, default=[], help="default: the suite's, else 0.9")
     parser.add_argument("--batch", nargs="*", type=int, default=[], help="default: the suite's, else 1")
@@ -56,10 +67,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--label", default="", help="what is special about this run, for the results file")
     parser.add_argument("--seconds", type=float, help="time for one comparison; default: 1, of the papers' suites 0.25")
     parser.add_argument("-o", "--output", type=Path)
-    cuda = parser.add_argument_group("with --provider cuda, for suites")
-    cuda.add_argument("--prepare", type=Path, metavar="DIR", help="only convert the layers; needs no GPU")
+    cuda = parser.add_argument_group("with --provider cuda, for suites and networks")
+    cuda.add_argument("--prepare", type=Path, metavar="DIR", help="only convert; needs no GPU")
     cuda.add_argument("--target", nargs="*", default=["sm_90"], help="architectures to prepare images for")
-    cuda.add_argument("--jobs", type=int, default=1, help="layers to prepare at a time")
+    cuda.add_argument("--jobs", type=int, default=1, help="how many to prepare at a time")
     cuda.add_argument("--prepared", type=Path, metavar="DIR", help="measure what --prepare made")
     cuda.add_argument(
         "--kernel",
@@ -82,7 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     cuda.add_argument("--dense-only", action="store_true", help="time ONNX Runtime's own Conv alone")
     cuda.add_argument("--bandwidth", type=float, metavar="GB/S", help="of the GPU's memory; default: its data sheet's")
     cuda.add_argument("--cache-mb", type=int, default=60, help="cache of the GPU that inputs have to get past")
-    cuda.add_argument("--minutes", type=float, default=math.inf, help="start no further layer after this time")
+    cuda.add_argument("--minutes", type=float, default=math.inf, help="start nothing further after this time")
     cuda.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for one layer")
     cuda.add_argument("--resume", action="store_true", help="keep the output file's results, add the others")
     options = parser.parse_args()
@@ -93,6 +104,8 @@ def parse_arguments() -> argparse.Namespace:
     )
     if options.is_papers and not set(options.suite) <= set(PAPER_SUITES):
         parser.error(f"on CUDA, {', '.join(PAPER_SUITES)} are measured apart from other suites")
+    if options.networks and (options.provider != "cuda" or (options.prepare is None and options.prepared is None)):
+        parser.error("--networks are for --provider cuda, with --prepare or --prepared")
     if options.seconds is None:
         options.seconds = 0.25 if options.is_papers else 1.0
     if options.provider == "cuda":
@@ -166,6 +179,8 @@ def main() -> int:
             return run_papers(options, head)
         except UsageError as error:
             sys.exit(f"error: {error}")
+    if options.networks:
+        return run_networks(options, head)
     if options.provider == "cuda" and not options.models:
         return run_gpu(options, head)
     records = run_suites(options, plan) if options.provider == "cpu" else []
