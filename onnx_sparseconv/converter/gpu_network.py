@@ -20,8 +20,10 @@ from onnx_sparseconv.text import count
 
 # With few images, layers that are decided together are rewritten where they are foretold to gain by this factor, as a
 # CUDA graph. Sums of many layers are foretold within some percent, and without a graph they gain far more, for the host
-# has less to launch.
+# has less to launch. With more images, as many as `MANY_LAYERS` need not gain by as much as a few, of whose sum less is
+# known.
 MIN_GAIN_TOGETHER = 1.02
+MIN_GAIN_OF_MANY, MANY_LAYERS = 1.1, 10
 # What a dense layer, timed by itself, is charged for changes of its layout; among others it has about half of it left:
 # residuals and what else a SparseConv does in passing.
 LAYOUT_AMONG_OTHERS = 0.5
@@ -50,10 +52,6 @@ class NetworkGain:
         """How many times faster than dense."""
         return self.dense_us / self.sparse_us
 
-    def is_enough(self, rule: GpuRule) -> bool:
-        """Whether layers should be sparse for it."""
-        return self.gain >= (MIN_GAIN_TOGETHER if self.batch < FEW_IMAGES else rule.min_gain)
-
     def __str__(self) -> str:
         return (
             f"{self.gain:.2f}x on sm_{self.architecture} at batch {self.batch} "
@@ -75,7 +73,10 @@ class Together:
 
     def is_enough(self, rule: GpuRule) -> bool:
         """Whether it pays at every call."""
-        return bool(self.sparse) and all(gain.is_enough(rule) for gain in self.gains)
+        wanted = min(rule.min_gain, MIN_GAIN_OF_MANY) if len(self.sparse) >= MANY_LAYERS else rule.min_gain
+        return bool(self.sparse) and all(
+            one.gain >= (MIN_GAIN_TOGETHER if one.batch < FEW_IMAGES else wanted) for one in self.gains
+        )
 
     def __str__(self) -> str:
         together = " together" if len(self.sparse) > 1 else ""
@@ -134,14 +135,16 @@ def _least_by_call(found: Sequence[Prediction]) -> dict[Call, Prediction]:
 def _costs(site: ConvSite, one: Prediction | None, rule: GpuRule) -> tuple[float, float, float]:
     """A layer's microseconds among others, dense and sparse, and those of changes of layout if it alone is dense.
 
-    One that was timed by itself was charged with these. With many images, they take as long as the tensors are large.
+    One that was timed by itself was charged with these. With many images, they take as long as the tensors are large;
+    with few, the library's kernels begin before those in front of them are done.
     """
     if one is None:
         return 0.0, 0.0, 0.0
     dense_us = one.dense_us - (1 - LAYOUT_AMONG_OTHERS) * one.layout_us
     if one.batch >= FEW_IMAGES and not one.is_in_network:
         return dense_us, one.sparse_us, 0.0
-    return dense_us, one.sparse_us, changes_us(site, one.batch, one.size, to_half=rule.to_half)
+    early_us = MODEL.early_us(one.runs_on) if one.batch < FEW_IMAGES else 0.0
+    return dense_us, one.sparse_us - early_us, changes_us(site, one.batch, one.size, to_half=rule.to_half)
 
 
 def _greatest_gain(

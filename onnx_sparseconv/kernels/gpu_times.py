@@ -182,6 +182,13 @@ class TimeModel:
         found = _fastest_work(layer, architecture, batch, self.multiprocessors, joining)
         return None if found is None else (float(self.cycles_us(found.work)), found.runs_on)
 
+    def early_us(self, runs_on: str) -> float:
+        """Microseconds that the library's own kernel takes less with few images behind another one, than by itself.
+
+        It begins before that one is done. Matrix products were timed behind others.
+        """
+        return EARLY_CYCLES / self.library_mhz if runs_on == ON_WARPGROUPS else 0.0
+
     def layer_us(self, layer: SparseLayer, plan: GeneratedPlan, batch: int) -> tuple[float, float]:
         """Microseconds of one layer, dense and by a plan's generated kernel.
 
@@ -285,6 +292,7 @@ class _Choice(NamedTuple):
 
 
 ON_WARPGROUPS, ON_TENSOR_CORES = "warpgroups", "sparse tensor cores"
+AS_PRODUCTS = "warpgroups, as a matrix product"
 ON_PLANES = "sparse tensor cores, as planes"
 BY_CSR, BY_DEPTHWISE = "the CSR kernel", "the depthwise kernel"
 
@@ -422,7 +430,7 @@ def _by_gemm(
     plan = plan_gemm(layer, batch, multiprocessors)
     if plan is None:
         return None
-    return _Choice(LibraryWork((plan.cycles + joining) / 1000), ON_WARPGROUPS, plan.counted_cycles + joining)
+    return _Choice(LibraryWork((plan.cycles + joining) / 1000), AS_PRODUCTS, plan.counted_cycles + joining)
 
 
 def cluster_work(layer: SparseLayer, architecture: int, batch: int, multiprocessors: float) -> LibraryWork | None:

@@ -19,7 +19,7 @@ from onnx_sparseconv.errors import CompileError, ModelError, ProviderError, Usag
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome
 from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from onnx_sparseconv.kernels.gpu_time_constants import MEASURED_ARCHITECTURE, MODEL
-from onnx_sparseconv.kernels.gpu_times import ON_PLANES, ON_TENSOR_CORES, ON_WARPGROUPS
+from onnx_sparseconv.kernels.gpu_times import AS_PRODUCTS, ON_PLANES, ON_TENSOR_CORES, ON_WARPGROUPS
 from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, choice_of, from_batch, ranked_plans
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer
 from onnx_sparseconv.kernels.plan import choose_plan, cost
@@ -167,7 +167,9 @@ class GpuSearch:
             return None
         # The general kernel is a candidate anyway, and no reason to leave others out.
         library_us, runs_on = MODEL.library_us(layer, self.target.architecture, batch) or (math.inf, "")
-        on_tensor_cores_us = library_us if runs_on in (ON_WARPGROUPS, ON_TENSOR_CORES, ON_PLANES) else math.inf
+        on_tensor_cores_us = (
+            library_us if runs_on in (ON_WARPGROUPS, AS_PRODUCTS, ON_TENSOR_CORES, ON_PLANES) else math.inf
+        )
         return _Foretold(*MODEL.layer_us(layer, plan, batch), on_tensor_cores_us)
 
     def _compile(self, wanted: Sequence[tuple[str, GeneratedCandidate]], progress: Progress) -> list[Outcome]:

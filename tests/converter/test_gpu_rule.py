@@ -459,7 +459,8 @@ def times(monkeypatch):
         zeros = round(1 - np.count_nonzero(call.layer.used_weights) / call.layer.weight.size, 1)
         times = found[zeros][call.batch]
         is_known = call.is_in_network
-        return Prediction(call.architecture, call.batch, call.size, *times, "the CSR kernel", is_in_network=is_known)
+        runs_on = found.get("runs on", "the CSR kernel")
+        return Prediction(call.architecture, call.batch, call.size, *times, runs_on, is_in_network=is_known)
 
     monkeypatch.setattr(gpu_predictions, "choose_plan", lambda *_: Refusal("too long"))
     monkeypatch.setattr(gpu_predictions, "_predict_library", predict)
@@ -488,6 +489,25 @@ def test_with_few_images_layers_are_decided_together(times):
     assert [verdict.rewrite for verdict in found] == [True, True, True, False]
     assert found[3].reason is Reason.NO_PREDICTED_GAIN
     assert found[3].text.startswith("predicted 0.30x on sm_90 at batch 1")
+
+
+@pytest.mark.parametrize(("batch", "sparse_us"), [(1, 30 - 3 * 1600 / MODEL.library_mhz), (8, 30)])
+def test_with_few_images_launches_on_warpgroups_begin_early_behind_each_other(times, batch, sparse_us):
+    times |= {0.9: {batch: (20.0, 10.0)}, "runs on": "warpgroups"}
+    together = f"(60 us dense, {sparse_us:.0f} us sparse)"
+    assert any(together in note for note in notes_of(chain(*[(*THIN, 0.9)] * 3, batch=batch), GpuRule((90,))))
+
+
+@pytest.mark.parametrize("count", [9, 10])
+def test_many_layers_together_need_not_gain_by_as_much_as_a_few(times, count):
+    times[0.9] = {8: (23.0, 20.0)}
+    found = verdicts(chain(*[(*THIN, 0.9)] * count, batch=8), GpuRule((90,)))
+    assert {verdict.rewrite for verdict in found} == {count == 10}
+    times[0.9] = {8: (21.8, 20.0)}
+    assert not any(v.rewrite for v in verdicts(chain(*[(*THIN, 0.9)] * count, batch=8), GpuRule((90,))))
+    # Who asks for less gets it.
+    lenient = GpuRule((90,), min_gain=1.05)
+    assert all(v.rewrite for v in verdicts(chain(*[(*THIN, 0.9)] * count, batch=8), lenient))
 
 
 def test_what_is_decided_together_has_to_gain_with_many_images_too(times):

