@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -34,22 +34,8 @@ PAPERS_TEXT = ROOT / "benchmarks" / "pages" / "papers.md"
 PAPERS_PAGE = ROOT / "docs" / "papers.md"
 # The batch size of the summary of GPU layers.
 LARGE_BATCH = 64
-# Results files, oldest first: float32 was measured once more.
-NEWER_NETWORKS = tuple(f"gpu-models-newer-{kind}{batch}" for kind in ("", "float-") for batch in (8, 32))
-# With what reads the inputs of a Concat, and networks that somebody pruned.
-CONCAT_NETWORKS, REAL_NETWORKS = (
-    tuple(f"gpu-models-{kind}-{batch}" for batch in (1, 8, 32)) for kind in ("concat", "real")
-)
-# With 1x1 as matrix products: in float16, and in float32 as well.
-GEMM_NETWORKS = tuple(f"gpu-models-gemm-{kind}{batch}" for kind in ("", "float-") for batch in (8, 32, 64))
-GEMM_YOLOV8N = tuple(f"gpu-models-gemm-yolov8n-{batch}" for batch in (8, 32))
-STRIDED_NETWORKS = (*(f"gpu-models-strides-{batch}" for batch in (8, 32, 64)), "gpu-models-strides-resnet18-8")
-# Converted for each batch size, as CUDA graphs, each network by the newest version that measured it.
-NETWORKS_BY_BATCH = (
-    *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32)),
-    *(*NEWER_NETWORKS, *CONCAT_NETWORKS),
-    *(*GEMM_NETWORKS, *GEMM_YOLOV8N, *STRIDED_NETWORKS),
-)
+# Whole networks on a GPU, converted for each batch size.
+NETWORKS = "gpu-networks"
 Record = dict[str, Any]
 
 
@@ -114,12 +100,12 @@ def expected_table() -> str:
     pruned = [m for m in models if not _is_lightly_pruned(m)]
     lightly = [m for m in models if _is_lightly_pruned(m)]
     sizes = [model["converted"]["size_bytes"] / model["original"]["size_bytes"] for model in pruned]
-    graphs = [r for r in _newest_models(*NETWORKS_BY_BATCH) if r["original"]["mode"].endswith("graph")]
-    gpu = load(NETWORKS_BY_BATCH[-1])["environment"]["cuda"]["gpus"][0]["name"].split()[1]
+    graphs = [record for record in load(NETWORKS)["models"] if record["cuda_graph"]]
+    gpu = load(NETWORKS)["environment"]["cuda"]["gpus"][0]["name"].split()[1]
     rows = [
         ["CPU, one or two threads", "90% and more", f"{_range_of(pruned)} as fast as dense"],
         ["CPU, one or two threads", "66%", f"{_range_of(lightly)} as fast"],
-        [f"GPU ({gpu}), one to 32 images", "90%", f"{_range_of(graphs)} as fast"],
+        [f"GPU ({gpu}), one to 32 images", "66% to 90%", f"{_range_of(graphs)} as fast"],
         ["model file, without GPU kernels", "90% and more", f"{min(sizes):.0%} to {max(sizes):.0%} of its size"],
     ]
     return table(["whole networks", "zeros", "measured"], rows)
@@ -300,38 +286,46 @@ def gpu_summary_table(*results: str) -> str:
     return table(["layer", *(f"{dtype} {s:.0%}" for dtype, s in columns)], rows)
 
 
-def gpu_models_table(*results: str, networks: Collection[str] = ()) -> str:
-    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without; all that the files have, or
-    those of some names.
-    """
+def gpu_models_table(*results: str) -> str:
+    """Whole networks on a GPU, each side in its fastest mode, with CUDA graphs and without."""
     head = ["network", "batch", "CUDA graph", "dense", "as", "converted", "as", "sparse layers", "speed-up"]
-    records = [
-        record
-        for record in _newest_models(*results)
-        if not networks or record["original"]["path"].split(".")[0] in networks
-    ]
-    return table(head, [_gpu_model_row(record) for record in records])
+    return table(head, [_gpu_model_row(record) for name in results for record in load(name)["models"]])
 
 
-def _newest_models(*results: str) -> list[Record]:
-    """The records of several files, each pair of models in its newest one: files are given oldest first."""
-    found: dict[tuple[str, int, bool], Record] = {}
-    for record in (record for name in results for record in load(name)["models"]):
-        original = record["original"]
-        found[original["path"], record["batch"], original["mode"].endswith("graph")] = record
-    return list(found.values())
+def gpu_networks_table(results: str) -> str:
+    """Whole networks on a GPU by type and batch size, as CUDA graphs and without."""
+    columns = ["dense", "converted", "speed-up"]
+    head = ["network", "batch", "sparse layers", *columns, *(f"{column}, no graph" for column in columns)]
+    rows: dict[tuple[str, int], dict[bool, Record]] = {}
+    for record in load(results)["models"]:
+        rows.setdefault((_network_name(record), record["batch"]), {})[record["cuda_graph"]] = record
+    return table(
+        head,
+        [
+            [name, str(batch), str(len(of[True]["kernels"])), *_times_and_gain(of[True]), *_times_and_gain(of[False])]
+            for (name, batch), of in sorted(rows.items())
+        ],
+    )
 
 
-def gpu_batches_table(*results: str) -> str:
+def _times_and_gain(record: Record) -> list[str]:
+    times = [record[side]["time"]["median_us"] for side in ("original", "converted")]
+    return [*map(_ms, times), f"{record['speedup']['of_medians']:.2f}x"]
+
+
+def _network_name(record: Record) -> str:
+    path = record["original"]["path"].removesuffix(".onnx")
+    return f"{path.removesuffix('.half')}, {'float16' if path.endswith('.half') else 'float32'}"
+
+
+def gpu_batches_table(results: str) -> str:
     """Times faster than dense of networks that were converted for each of some batch sizes, as CUDA graphs."""
     gains: dict[tuple[str, ...], dict[int, str]] = {}
-    for record in _newest_models(*results):
-        original = record["original"]
-        if original["mode"].endswith("graph"):
-            path = original["path"].removesuffix(".onnx")
-            name = f"{path.removesuffix('.half')}, {'float16' if path.endswith('.half') else 'float32'}"
-            gains.setdefault((name,), {})[record["batch"]] = f"{record['speedup']['of_medians']:.2f}x"
-    return _by_batch(["network"], gains)
+    for record in load(results)["models"]:
+        if record["cuda_graph"]:
+            gain = f"{record['speedup']['of_medians']:.2f}x"
+            gains.setdefault((_network_name(record),), {})[record["batch"]] = gain
+    return _by_batch(["network"], dict(sorted(gains.items())))
 
 
 def gpu_layer_batches_table(results: str) -> str:
@@ -534,27 +528,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-layers-planes": lambda: gpu_layers_table("gpu-layers-planes"),
     "gpu-layers-sm80-few-images": lambda: gpu_layer_batches_table("gpu-layers-sm80-few-images"),
     "gpu-layers-sm86": lambda: before_and_after_table("gpu-layers-sm86-before", "gpu-layers-sm86"),
-    "gpu-models": lambda: gpu_models_table(
-        "gpu-models-half", "gpu-models-half-octets", "gpu-models", "gpu-models-float"
-    ),
-    "gpu-models-one-batch": lambda: gpu_models_table(
-        *("gpu-models-batch-64", "gpu-models-batch-64-ring", "gpu-models-batch-1", "gpu-models-batch-1-ring")
-    ),
-    "gpu-models-resnets": lambda: gpu_models_table(
-        *(f"gpu-models-resnets-{batch}" for batch in (1, 8, 32, 64)),
-        *(*GEMM_NETWORKS, *STRIDED_NETWORKS),
-        networks=("mobilenet_v2", "resnet18", "resnet50"),
-    ),
-    "gpu-models-newer": lambda: gpu_models_table(*NEWER_NETWORKS),
-    "gpu-models-sm80": lambda: gpu_models_table(*(f"gpu-models-sm80-{batch}" for batch in (1, 8, 32))),
+    "gpu-networks": lambda: gpu_networks_table(NETWORKS),
     "gpu-models-planes": lambda: gpu_models_table(*(f"gpu-models-planes-{batch}" for batch in (1, 8, 32))),
-    "gpu-models-concat": lambda: gpu_models_table(*CONCAT_NETWORKS),
-    "gpu-models-silu": lambda: gpu_models_table(
-        *(*GEMM_YOLOV8N, *GEMM_NETWORKS, *STRIDED_NETWORKS),
-        networks=("yolov8n", "efficientnet_b0", "mobilenet_v3_large"),
-    ),
-    "gpu-models-real": lambda: gpu_models_table(*REAL_NETWORKS),
-    "gpu-networks-batches": lambda: gpu_batches_table(*NETWORKS_BY_BATCH),
+    "gpu-networks-batches": lambda: gpu_batches_table(NETWORKS),
     "expected": expected_table,
     "gpu-network-kernels": network_kernels_table,
     "gpu-network-kernels-h100": networks_by_kernels_table,
