@@ -205,6 +205,8 @@ def _result_type(node: NodeProto, inputs: list[ConstantTensor], values: Array) -
 
 def _run_node(node: NodeProto, inputs: list[Array], opset: int) -> Array | None:
     """Evaluate one node with the reference implementation that comes with onnx; None where that cannot do it."""
+    if node.op_type == "Unsqueeze":
+        return _unsqueeze(node, inputs)
     if node.op_type == "DequantizeLinear":
         # Older versions mean the same for the types they had, but onnx implements only these.
         opset = max(opset, 19)
@@ -222,3 +224,14 @@ def _run_node(node: NodeProto, inputs: list[Array], opset: int) -> Array | None:
     except Exception:  # any type: it is plain numpy code, and there are types and versions that it does not know
         return None
     return np.asarray(result)
+
+
+def _unsqueeze(node: NodeProto, inputs: list[Array]) -> Array | None:
+    """Axes are those of the result, in any order; onnx takes those of an attribute one after the other."""
+    axes = next((attribute.ints for attribute in node.attribute if attribute.name == "axes"), None)
+    if axes is None and len(inputs) > 1:
+        axes = inputs[1].reshape(-1)
+    try:
+        return None if axes is None else np.expand_dims(inputs[0], tuple(map(int, axes)))
+    except (ValueError, OverflowError):  # no such axes
+        return None

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -381,7 +382,8 @@ def _parse_whole(content: dict[str, Any], source: str) -> dict[str, Any]:
 
 
 def _is_time(value: Any) -> bool:  # noqa: ANN401
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    # An integer of JSON may be larger than any float.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
 
 
 def _target(name: Any, where: str) -> str:  # noqa: ANN401

@@ -25,14 +25,19 @@ def decisions_of(proto: ModelProto) -> list[dict[str, Any]]:
     text = next((p.value for p in proto.metadata_props if p.key == DECISIONS_KEY), "")
     try:
         layers = json.loads(text)["layers"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
     return [layer for layer in layers if _is_decision(layer)] if isinstance(layers, list) else []
 
 
 def _is_decision(layer: Any) -> bool:  # noqa: ANN401
     named = ("name", "graph", "weight")
-    return isinstance(layer, dict) and all(isinstance(layer.get(key, ""), str) for key in named)
+    return isinstance(layer, dict) and all(_is_text(layer.get(key, "")) for key in named)
+
+
+def _is_text(value: Any) -> bool:  # noqa: ANN401
+    """Whether it is a text that ONNX can hold: JSON can spell half a character."""
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def record(proto: ModelProto, version: str, layers: Sequence[LayerReport]) -> None:

@@ -11,6 +11,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, Valu
 
 from onnx_sparseconv.converter.model_view import Scope
 from onnx_sparseconv.converter.sizes import EqualSizes, NamedShape
+from onnx_sparseconv.converter.unsure_sizes import hide_unsure_sizes
 from onnx_sparseconv.nodes import iterate_nodes, recursive_function, subgraphs
 
 Shape = tuple[int | None, ...]
@@ -44,7 +45,7 @@ class ShapeMap:
             _forget_statements(light)
         if self.complete:
             try:
-                light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+                light = _infer(light, certain=inferred_only)
             except Exception:  # inference is a help, not a need: what the model itself states is still used
                 self.complete = False
         self._collect((), light.graph)
@@ -118,6 +119,14 @@ class ShapeMap:
             for attribute in node.attribute:
                 if attribute.HasField("g"):
                     self._collect((*position, index, attribute.name), attribute.g)
+
+
+def _infer(proto: ModelProto, *, certain: bool) -> ModelProto:
+    """The model with the shapes that onnx infers; which of these sizes are certain, onnx does not say."""
+    inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    while certain and hide_unsure_sizes(proto, inferred):
+        inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
+    return inferred
 
 
 def _shape_of(info: ValueInfoProto) -> NamedShape | None:

@@ -18,6 +18,8 @@ def attributes_from_proto(node: NodeProto) -> SparseConvAttributes:
     """
     values: dict[str, Any] = {}
     for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            raise FormatError(f"attribute {attribute.name} is an argument of a function")
         try:
             value = helper.get_attribute_value(attribute)
             if isinstance(value, TensorProto):

@@ -171,6 +171,17 @@ def test_a_model_that_was_not_converted_has_no_report(sparseconv, model, tmp_pat
     assert (result.exit_code, "was not converted" in result.stderr) == (1, True)
 
 
+def test_decisions_beside_a_report_with_odd_names_are_refused(sparseconv, model, tmp_path):
+    report, decisions = tmp_path / "r.json", tmp_path / "d.json"
+    sparseconv("convert", model, "-o", tmp_path / "o.onnx", "--report", report)
+    sparseconv("tune", model, "-o", decisions)
+    document = json.loads(report.read_text())
+    document["model"]["layers"][0]["name"] = []
+    report.write_text(json.dumps(document))
+    result = sparseconv("report", report, "-o", tmp_path / "r.html", "--decisions", decisions)
+    assert (result.exit_code, result.stderr.count("\n"), "another model" in result.stderr) == (1, 1, True)
+
+
 def test_decisions_of_another_model_are_refused(sparseconv, model, tmp_path):
     out, decisions = tmp_path / "o.onnx", tmp_path / "d.json"
     sparseconv("convert", model, "-o", out)

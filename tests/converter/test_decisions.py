@@ -180,6 +180,7 @@ TIMED = {"name": "sparse", "choice": "sparse", "times_us": [-1.0]}
         (lambda d: d | {"whole_model": {"cases": [CASE | {"predicted_us": -5e300}]}}, "must have times: dense_us, "),
         (lambda d: d | {"whole_model": {"cases": [CASE | {"measured_us": math.nan}]}}, "'whole_model' must have times"),
         (lambda d: d | {"layers": [d["layers"][0] | {"candidates": [TIMED]}]}, "'times_us' must hold times, or null"),
+        (lambda d: d | {"layers": [d["layers"][0] | {"candidates": [TIMED | {"times_us": [10**400]}]}]}, "hold times"),
     ],
 )
 def test_a_broken_file_says_where(tmp_path, edit, message):

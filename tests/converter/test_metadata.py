@@ -56,7 +56,11 @@ def test_nodes_of_one_name_in_different_graphs_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"layers": 3}', '{"layers": [1, "x", null]}', '{"layers": {"a": 1}}', "\x00"]
+    "text",
+    [
+        *("", "{", "[]", "null", '{"layers": 3}', '{"layers": [1, "x", null]}', '{"layers": {"a": 1}}', "\x00"),
+        pytest.param("[" * 100_000, id="deep"),
+    ],
 )
 def test_decisions_that_cannot_be_read_are_none(text):
     proto, _ = convert(FEEDS["initializer"].build())
@@ -75,7 +79,7 @@ def test_hostile_decisions_do_no_harm():
     assert weight.name != "X"
 
 
-@pytest.mark.parametrize("decision", [{"name": ["conv"]}, {"graph": {}}, {"weight": 3}])
+@pytest.mark.parametrize("decision", [{"name": ["conv"]}, {"graph": {}}, {"weight": 3}, {"weight": "\ud800"}])
 def test_decisions_of_another_form_are_left_out(decision):
     proto, _ = convert(FEEDS["initializer"].build())
     text = json.dumps({"layers": [{"name": "conv", "graph": "", "weight": "W", **decision}]})

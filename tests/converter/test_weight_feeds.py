@@ -4,14 +4,16 @@ import numpy as np
 import onnx
 import onnx.inliner
 import pytest
+from onnx import helper, numpy_helper
 
 from onnx_sparseconv.converter import ConvertOptions, convert, inspect, restore
+from onnx_sparseconv.converter.constants import ConstantResolver
 from onnx_sparseconv.converter.conv_sites import find_conv_sites
 from onnx_sparseconv.converter.model_view import ModelView
 from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason
 from onnx_sparseconv.converter.shapes import ShapeMap
 from onnx_sparseconv.custom_ops.schema import DOMAIN
-from tests.support.odd_models import FEEDS
+from tests.support.odd_models import FEEDS, pruned
 from tests.support.plain_ort import all_nodes, assert_close, inputs_for, run
 
 FORCE = ConvertOptions(force=True)
@@ -110,3 +112,37 @@ def test_converting_again_with_force_says_that_there_is_nothing_left(feed):
     assert again is None
     assert report.already_converted
     assert {layer.verdict.reason for layer in report.model.layers} == {Reason.ALREADY_SPARSE}
+
+
+@pytest.mark.parametrize(("opset", "axes"), [(11, [3, 2]), (11, [-1, -2]), (11, [2, -1]), (17, [3, -2])])
+def test_unsqueeze_counts_axes_in_its_result(opset, axes):
+    weight = pruned((8, 16, 3)).reshape(128, 3)[:, :2]
+    given = {"inputs": ["w"], "axes": axes} if opset < 13 else {"inputs": ["w", "axes"]}
+    unsqueeze = helper.make_node("Unsqueeze", outputs=["W"], **given)
+    graph = helper.make_graph(
+        [unsqueeze, helper.make_node("Conv", ["X", "W"], ["Y"], name="conv")],
+        "g",
+        [helper.make_tensor_value_info("X", 1, [1, 2, 5, 5])],
+        [helper.make_tensor_value_info("Y", 1, None)],
+        [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array(axes), "axes")],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    (site,) = find_conv_sites(ModelView(proto), ShapeMap(proto))
+    assert site.weight.values.shape == (128, 2, 1, 1)
+    converted, _ = convert(proto, options=FORCE)
+    x = {"X": np.random.default_rng(0).standard_normal((1, 2, 5, 5)).astype(np.float32)}
+    for a, b in zip(run(proto, x), run(converted, x), strict=True):
+        assert_close(a, b, row_length=2, magnitude=100)
+
+
+def test_unsqueeze_with_axes_that_are_none_is_no_constant():
+    for axes in ([0, 0], [7], [2**40], [2, 0]):
+        nodes = [helper.make_node("Unsqueeze", ["w"], ["W"], axes=axes)]
+        resolved = _resolve(nodes, numpy_helper.from_array(pruned((8, 16, 3)), "w"))
+        assert resolved is None if axes != [2, 0] else resolved.values.shape == (1, 8, 1, 16, 3)
+
+
+def _resolve(nodes, stored):
+    graph = helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("W", 1, None)], [stored])
+    view = ModelView(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=8))
+    return ConstantResolver(view).resolve(view.scopes[0].graph.outputs[0], view.scopes[0])

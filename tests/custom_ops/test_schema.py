@@ -115,6 +115,13 @@ def test_unknown_attributes_are_ignored():
     attributes_from_proto(proto)
 
 
+def test_an_attribute_that_is_an_argument_of_a_function_is_named_alone():
+    proto = node()
+    next(a for a in proto.attribute if a.name == "weight_values").ref_attr_name = "w"
+    with pytest.raises(FormatError, match=r"^attribute weight_values is an argument of a function$"):
+        attributes_from_proto(proto)
+
+
 def test_every_attribute_is_needed():
     for attribute in node().attribute:
         with pytest.raises(FormatError, match=attribute.name):

@@ -123,7 +123,7 @@ def with_decisions(document: dict[str, Any], path: Path, source: Path) -> dict[s
     decisions = read_decisions(path)
     model = document.get("model")
     layers = model.get("layers") if isinstance(model, dict) else None
-    names = {one.get("name") for one in layers if isinstance(one, dict)} if isinstance(layers, list) else set()
+    names = [one.get("name") for one in layers if isinstance(one, dict)] if isinstance(layers, list) else []
     unknown = [layer.node for layer in decisions.layers if layer.node not in names]
     if unknown:
         raise ReportError(f"{path}: is for another model: {source} has no convolution {unknown[0]!r}")
