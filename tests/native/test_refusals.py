@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
 from tests.support.sparse_models import (
@@ -77,7 +77,8 @@ HOSTILE = [
     ("weight_shape", ints(8, -6, 3, 3), "found -6"),
     ("weight_shape", ints(HUGE, 6, 3, 3), "weight_shape"),
     ("weight_shape", ints(8, 1 << 30, 1 << 30, 1 << 30), "overflows"),
-    ("weight_shape", ints(8, 1 << 30, 3, 3), "32 bits"),
+    ("weight_shape", ints(8, 1 << 30, 3, 3), "elements, more than 2147483647"),
+    ("weight_shape", ints(1, 2**31 - 1, 1, 2), "asks for 4294967294 elements, more than 2147483647"),
     ("weight_shape", ints(9, 6, 3, 3), "out_channels"),
     ("weight_shape", ints(8, 1, 3, 3), "must lie in 1..9"),
     ("weight_values", GOOD["weight_values"][:-1], "weight_values"),
@@ -260,6 +261,20 @@ def test_too_many_taps_are_refused():
     case = SparseConvCase(np.ones((1, 1, 70000), np.float32), ConvGeometry((70000,), (1,), (0, 0), (1,)))
     with pytest.raises(Exception, match=r"node 'conv1': a kernel of 70000 taps"):
         make_session(make_model(case))
+
+
+def test_an_empty_residual_made_in_the_model_is_refused():
+    """ONNX Runtime gives it no data."""
+    case = dataclasses.replace(CASE, has_residual=True)
+    model = make_model(case)
+    next(info for info in model.graph.input if info.name == "Z").name = "whole"
+    for name, value in (("begin", [0]), ("end", [0]), ("axis", [2])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    model.graph.node.insert(0, helper.make_node("Slice", ["whole", "begin", "end", "axis"], ["Z"]))
+    inputs = random_inputs(case, (1, 6, 5, 5))
+    inputs["whole"] = inputs.pop("Z")
+    with pytest.raises(Exception, match=r"input Z must have the shape of Y, \[1, 8, 5, 5\], found \[1, 8, 0, 5\]"):
+        make_session(model).run(None, inputs)
 
 
 @pytest.mark.parametrize(

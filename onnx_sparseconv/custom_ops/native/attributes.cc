@@ -102,10 +102,10 @@ std::vector<int64_t> ReadWeightShape(const ort::NodeInfo& node) {
     }
     if (i > 0) columns = CheckedMultiply(columns, shape[i], "the product of the sizes in 'weight_shape'");
   }
-  if (columns > std::numeric_limits<uint32_t>::max()) {
-    Fail("attribute 'weight_shape' asks for ", columns, " columns, more than 32 bits can count");
+  const int64_t elements = CheckedMultiply(columns, shape[0], "the product of the sizes in 'weight_shape'");
+  if (elements > kMaxGeometryValue) {
+    Fail("attribute 'weight_shape' asks for ", elements, " elements, more than ", kMaxGeometryValue);
   }
-  CheckedMultiply(columns, shape[0], "the product of the sizes in 'weight_shape'");
   return shape;
 }
 

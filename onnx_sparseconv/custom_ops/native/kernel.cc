@@ -86,7 +86,9 @@ ort::Shape OutputShape(const Inputs& inputs, const ConvGeometry& geometry, const
   shape.dims[1] = geometry.out_channels;
   std::copy(out_dims.end() - static_cast<ptrdiff_t>(geometry.spatial_rank), out_dims.end(), shape.dims.begin() + 2);
   CheckCountable(shape);
-  if (inputs.residual.data != nullptr && inputs.residual.shape != shape) {
+  // What is present but empty may have no data, either.
+  const bool has_residual = inputs.residual.memory_info != nullptr;
+  if (has_residual && inputs.residual.shape != shape) {
     Fail("input Z must have the shape of Y, ", ToString(shape), ", found ", ToString(inputs.residual.shape));
   }
   return shape;

@@ -1,6 +1,9 @@
 #include "op.h"
 
+#include <exception>
 #include <memory>
+#include <new>
+#include <string>
 
 #include "cuda/provider.h"
 #include "kernel_registry.h"
@@ -29,6 +32,10 @@ const char* ShortName(Provider provider) {
   return "unknown";
 }
 
+std::string ReasonOf(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ? "out of memory" : error.what();
+}
+
 // A kernel with what is needed around it: the API that created it, and its place in the registry.
 class Node {
  public:
@@ -48,8 +55,8 @@ class Node {
     return ort::ReturnStatus(api_, ort::kInvalidArgument, [&] {
       try {
         kernel_->Compute(ort::Context(api_, context));
-      } catch (const Error& error) {
-        Fail(op_.name(), " node '", record_.node, "': ", error.what());
+      } catch (const std::exception& error) {
+        Fail(op_.name(), " node '", record_.node, "': ", ReasonOf(error));
       }
       record_.runs.fetch_add(1, std::memory_order_relaxed);
     });
@@ -73,8 +80,8 @@ ort::OrtStatus* CreateNode(const ort::OrtCustomOp* op, const ort::OrtApi* api, c
     try {
       auto kernel = CreateKernel(description, node_info);
       *node = new Node(api, description, name, std::move(kernel));
-    } catch (const Error& error) {
-      Fail(description.name(), " node '", name, "': ", error.what());
+    } catch (const std::exception& error) {
+      Fail(description.name(), " node '", name, "': ", ReasonOf(error));
     }
   });
 }

@@ -203,3 +203,26 @@ def test_newer_gpus_are_told_that_metadata_is_in_order(make_session, driver, arc
     first_kernel = re.search(rb"\.entry (\w+)", committed)[1].decode()
     expected = committed if architecture < 100 else with_ordered_metadata(committed)
     assert driver.text(first_kernel) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernel", "dtype"),
+    [
+        (80, "auto", HALF),
+        (80, "auto", np.float32),
+        (80, "tensor", HALF),
+        (90, "tensor", np.float32),
+        (90, "wgmma", HALF),
+    ],
+)
+@pytest.mark.parametrize(("stride", "size"), [(2**26, (4, 64)), (2**16, (4, 2**15))])
+def test_rows_that_32_bits_cannot_count_by_pixels(make_session, driver, architecture, kernel, dtype, stride, size):  # noqa: PLR0917
+    """Strips of an image lie further apart than it is high."""
+    driver.set_device(architecture=architecture)
+    weight = random_weight((64, 64, 3, 3), 0.3, dtype=np.dtype(dtype))
+    geometry = ConvGeometry((3, 3), (stride, 1), (stride, 1, stride, 1), (1, 1))
+    case = SparseConvCase(weight, geometry, dtype=np.dtype(dtype))
+    inputs = random_inputs(case, (1, 64, *size))
+    (expected,) = make_session(make_model(case), cuda_kernel="csr").run(None, inputs)
+    (found,) = make_session(make_model(case), cuda_kernel=kernel).run(None, inputs)
+    np.testing.assert_allclose(found, expected, rtol=2e-2, atol=2e-2 * np.abs(expected).max())

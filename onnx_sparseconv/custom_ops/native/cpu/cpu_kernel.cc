@@ -105,7 +105,9 @@ void CpuKernel::Compute(const ort::Context& context) const {
   const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data)};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
   const ort::Shape shape = OutputShape(inputs, geometry, plan->out_dims);
-  const int64_t image_elements = geometry.in_channels * plan->in_plane + geometry.out_channels * plan->out_plane;
+  // Without images, planes may have more elements than 64 bits count.
+  const int64_t image_elements =
+      inputs.batch > 0 ? geometry.in_channels * plan->in_plane + geometry.out_channels * plan->out_plane : 0;
   const bool is_streamed =
       inputs.batch > 0 && image_elements * static_cast<int64_t>(element_size()) > kStreamedBytes / inputs.batch;
   if (!attributes_.pool) {
@@ -134,6 +136,7 @@ const void* CpuKernel::Concatenate(const ort::Context& context, const Inputs& in
   const int64_t bytes = CheckedMultiply(image, inputs.batch, "the size of X in bytes");
   scratch->emplace(allocator, static_cast<size_t>(CeilDivide(bytes, static_cast<int64_t>(sizeof(float)))));
   char* const x = reinterpret_cast<char*>((*scratch)->data());
+  if (bytes == 0) return x;
   const auto count = static_cast<int64_t>(inputs.num_sources);
   RunTasks(context, inputs.batch * count, [&](size_t task) noexcept {
     const int64_t batch_index = static_cast<int64_t>(task) / count;

@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
 constexpr int64_t kMaxTaps = int64_t{1} << 29;
 constexpr int64_t kMaxGridYZ = 65535;
+// Images are counted up to a multiple of those that a block has at a time, and up to a whole grid of them.
+constexpr int64_t kMaxBatch = kMaxInt - kMaxGridYZ - 7;
 constexpr int64_t kWarp = 32;
 constexpr int64_t kThreads = 128;
 // As many entries as a block should have: what it does before and behind them takes as long.
@@ -58,7 +60,7 @@ void CheckCsrGeometry(const ConvGeometry& geometry) {
 }
 
 void CheckCsrSizes(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch) {
-  if (batch > kMaxInt) Fail("a batch of ", batch, " is more than the CUDA kernel can count (", kMaxInt, ")");
+  if (batch > kMaxBatch) Fail("a batch of ", batch, " is more than the CUDA kernel can count (", kMaxBatch, ")");
   CheckElements("X", geometry.in_channels, sizes.in_dims);
   CheckElements("Y", geometry.out_channels, sizes.out_dims);
   for (size_t i = 0; i < kSpatialAxes; ++i) {

@@ -1,9 +1,12 @@
 // What the eight parts of a pixel are that the kernels of warpgroups for windows read together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 
 #include "../../../kernels/cuda/params.h"
+#include "../attributes.h"
 #include "../checked.h"
 
 namespace sparseconv::cuda {
@@ -36,11 +39,23 @@ void FillEights(const Eights& eights, int64_t out_channels, int64_t out_h, int64
   params->y_eight = has_strips ? image : kTensorImages * image;
 }
 
+// Whether 32 bits count all strips, and the pixels from the padding before an image to the end of the last strip's
+// windows, as kernels that read strips do.
+inline bool CanCountStrips(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, int64_t out_h) {
+  constexpr int64_t kMaxInt = std::numeric_limits<int32_t>::max();
+  const int64_t extent = (geometry.kernel_shape[1] - 1) * geometry.dilations[1] + 1;
+  const int64_t read = RoundUp(out_h, int64_t{kTensorImages}) * geometry.strides[1] + extent;
+  const int64_t width = std::max<int64_t>(sizes.in_dims[2], 1);
+  return batch <= kMaxInt / kTensorImages && read <= kMaxInt / width - sizes.pads_begin[1];
+}
+
 // The launch that takes fewest cycles, of what `choose(eights)` finds, if anything.
 template <class Choose>
-auto ChooseOfEights(int64_t batch, int64_t out_h, const Choose& choose) {
+auto ChooseOfEights(const ConvGeometry& geometry, const ResolvedGeometry& sizes, int64_t batch, int64_t out_h,
+                    const Choose& choose) {
   auto launch = choose(Eights::OfImages(batch, out_h));
-  if (batch % kTensorImages == 0) return launch;  // no part of a pixel is empty
+  // No part of a pixel is empty, or strips cannot be read.
+  if (batch % kTensorImages == 0 || !CanCountStrips(geometry, sizes, batch, out_h)) return launch;
   auto strips = choose(Eights::OfStrips(batch, out_h));
   return strips && (!launch || strips->cycles < launch->cycles) ? strips : launch;
 }

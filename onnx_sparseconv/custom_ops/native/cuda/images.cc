@@ -55,6 +55,9 @@ bool IsWholeElf(const uint8_t* image, size_t size) {
   const auto programs = Read<uint64_t>(image + 32), sections = Read<uint64_t>(image + 40);
   const auto program_bytes = Read<uint16_t>(image + 54), num_programs = Read<uint16_t>(image + 56);
   const auto section_bytes = Read<uint16_t>(image + 58), num_sections = Read<uint16_t>(image + 60);
+  // Where there are more than these fields can count, the first section says how many.
+  constexpr uint16_t kMorePrograms = 0xFFFF;
+  if (num_programs == kMorePrograms || (num_sections == 0 && sections != 0)) return false;
   if (num_programs > 0 && (program_bytes != kProgramBytes || !is_inside(programs, num_programs * kProgramBytes))) {
     return false;
   }

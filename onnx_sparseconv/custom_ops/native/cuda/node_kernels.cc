@@ -198,9 +198,9 @@ void NodeKernels::LoadImage(const ort::NodeInfo& node, const SparseConvAttribute
   if (container.element_type() != ort::kUint8) {
     Fail("attribute 'cuda_images' must be a tensor of uint8, found element type ", container.element_type());
   }
-  const auto images = ParseImages(container.data<uint8_t>(), container.size(), attributes);
   const bool must_run = op.cuda.kernel == KernelChoice::kGenerated;
   if (op.cuda.kernel != KernelChoice::kAuto && !must_run) return;
+  const auto images = ParseImages(container.data<uint8_t>(), container.size(), attributes);
   if (images.empty()) {
     if (must_run) Fail("'sparseconv.cuda_kernel' asks for the generated kernel, and the node carries no image");
     return;

@@ -156,7 +156,7 @@ std::optional<RingLaunch> ChooseRingLaunch(const ConvGeometry& geometry, const R
       CheckedMultiply(out_h, out_w, "a plane of Y") > kMaxPlane) {
     return std::nullopt;
   }
-  return ChooseOfEights(batch, out_h, [&](const Eights& eights) {
+  return ChooseOfEights(geometry, sizes, batch, out_h, [&](const Eights& eights) {
     return Planner(geometry, sizes, batch, eights, device, weight).Choose();
   });
 }

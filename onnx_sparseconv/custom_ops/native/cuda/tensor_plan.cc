@@ -326,7 +326,7 @@ std::vector<int> TensorPositions(int tile_rows) {
 std::optional<TensorLaunch> ChooseTensorLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                int64_t batch, const DeviceFacts& device, const TensorFacts& facts) {
   if (sizes.in_dims[1] == 0 || sizes.in_dims[2] == 0) return std::nullopt;
-  return ChooseOfEights(batch, sizes.out_dims[1], [&](const Eights& eights) {
+  return ChooseOfEights(geometry, sizes, batch, sizes.out_dims[1], [&](const Eights& eights) {
     return Planner(geometry, sizes, batch, eights, device, facts).Choose();
   });
 }

@@ -383,7 +383,7 @@ std::optional<WgmmaLaunch> ChooseWgmmaLaunch(const ConvGeometry& geometry, const
   const int64_t plane = CheckedMultiply(sizes.out_dims[1], sizes.out_dims[2], "a plane of Y");
   const int64_t images = CheckedMultiply(kTensorImages * geometry.out_channels, plane, "images of Y");
   if (images > std::numeric_limits<int32_t>::max()) return std::nullopt;
-  return ChooseOfEights(batch, sizes.out_dims[1], [&](const Eights& eights) {
+  return ChooseOfEights(geometry, sizes, batch, sizes.out_dims[1], [&](const Eights& eights) {
     return Planner(geometry, sizes, batch, eights, device, facts).Choose();
   });
 }
