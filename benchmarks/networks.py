@@ -19,7 +19,7 @@ from onnx import ModelProto
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, vgg16
+from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, resnet50_v2, vgg16
 from tests.support.newer_architectures import efficientnet_b0, mobilenet_v3_large, yolov8n
 
 
@@ -31,6 +31,7 @@ NETWORKS: dict[str, Callable[[], ModelProto]] = {
     "vgg16": vgg16,
     "resnet18": resnet18,
     "resnet50": _light("resnet50"),
+    "resnet50_v2": resnet50_v2,
     "densenet121": _light("densenet121"),
     "mobilenet_v2": full_mobilenet_v2,
     "mobilenet_v3_large": mobilenet_v3_large,

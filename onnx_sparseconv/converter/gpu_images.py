@@ -28,7 +28,7 @@ from onnx_sparseconv.errors import FormatError
 from onnx_sparseconv.kernels import fatbin, nvjitlink
 from onnx_sparseconv.kernels.compile import CompileOptions, Outcome, Progress, compile_layers, is_linked
 from onnx_sparseconv.kernels.image_container import Image, pack, parse
-from onnx_sparseconv.kernels.kernel_choice import KernelChoice, from_batch
+from onnx_sparseconv.kernels.kernel_choice import CSR, KernelChoice, from_batch
 from onnx_sparseconv.kernels.layer import Refusal, SparseLayer, make_layer
 from onnx_sparseconv.kernels.targets import Target
 from onnx_sparseconv.kernels.unified_csr import Array, decode
@@ -109,7 +109,12 @@ def _choices(node: SparseNode, rule: GpuRule | None, chosen: Mapping[int, Kernel
 
 
 def _foretold(node: SparseNode, rule: GpuRule | None) -> dict[int, KernelChoice]:
-    if rule is None or node.input_shape is None or isinstance(node.layer, Refusal):
+    if rule is None or isinstance(node.layer, Refusal):
+        return {}
+    if node.layer.scales_channels:
+        # The library's kernel takes what memory takes.
+        return dict.fromkeys(rule.architectures, CSR)
+    if node.input_shape is None:
         return {}
     return choose_kernels(node.layer, node.input_shape, rule, is_joined=node.proto.op_type in CONCAT_OPS)
 

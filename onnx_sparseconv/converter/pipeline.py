@@ -24,6 +24,7 @@ from onnx_sparseconv.passes.fuse_activation import FuseActivation
 from onnx_sparseconv.passes.fuse_concat import FuseConcat
 from onnx_sparseconv.passes.fuse_pool import FusePool
 from onnx_sparseconv.passes.fuse_residual import FuseResidual
+from onnx_sparseconv.passes.fuse_scale import FuseScale
 from onnx_sparseconv.passes.skip_identity import SkipIdentity
 
 _ORDER: tuple[type[Pass], ...] = (
@@ -34,6 +35,7 @@ _ORDER: tuple[type[Pass], ...] = (
     FuseResidual,
     FuseActivation,
     FusePool,
+    FuseScale,
     FuseConcat,
 )
 # Kinds of numpy types that passes compute with: floating, integers, booleans.
@@ -92,8 +94,10 @@ class Pipeline:
             while sum(self._run(each, scope) for each in passes):
                 pass
 
-    def fuse(self, *, pools: bool, concats: bool) -> None:
-        """Take what stands around the sparse convolutions into them; pools and Concat only if so told."""
+    def fuse(self, *, pools: bool, scales: int | None, concats: bool) -> None:
+        """Take what stands around the sparse convolutions into them; pools and Concat only if so told, and what scales
+        channels of maps of so many positions.
+        """
         for scope in self.scopes:
             constant, shape_of = self._constants(scope), self._shape_lookup(scope)
             self._run(FuseResidual(self._pinned, self._comparison(scope)), scope)
@@ -101,6 +105,16 @@ class Pipeline:
             self._run(FuseActivation(self._pinned, constant), scope)
             if pools:
                 self._run(FusePool(self._pinned, shape_of, self._view.unique_name), scope)
+            if scales is not None:
+                fuse_scale = FuseScale(
+                    self._pinned,
+                    constant,
+                    shape_of,
+                    self._view.unique_name,
+                    fewest_positions=scales,
+                    to_half=self._to_half,
+                )
+                self._run(fuse_scale, scope)
             if concats:
                 opset = default_opset(scope.function or self._view.proto)
                 self._run(FuseConcat(self._pinned, constant, shape_of, self._view.unique_name, opset), scope)

@@ -70,6 +70,11 @@ class SparseLayer:
         return self.kernel_shape == (1, 1) and self.strides == (1, 1) and not any(self.pads)
 
     @property
+    def scales_channels(self) -> bool:
+        """Whether every output is one input, scaled and shifted."""
+        return self.is_pointwise and self.group == self.in_channels == self.out_channels
+
+    @property
     def row_size(self) -> tuple[int, int] | None:
         """`in_size` as the kernel sees it: a plane of a pointwise layer is one row."""
         if self.in_size is None or not self.is_pointwise:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import Activation
 from onnx_sparseconv.kernels.unified_csr import Array
-from onnx_sparseconv.passes.base import ConstantLookup, RefusedError, is_standard, number_attribute
+from onnx_sparseconv.passes.base import PINNED, ConstantLookup, RefusedError, is_standard, number_attribute
 
 FloatType = np.dtype[np.floating[Any]]
 
@@ -40,6 +41,49 @@ class Match:
     alpha: float = 0.0
     beta: float = 0.0
     label: str = ""
+
+
+def closed_match(
+    tensor: gs.Tensor,
+    dtype: FloatType,
+    constant: ConstantLookup,
+    own: AbstractSet[int],
+    pinned: AbstractSet[str],
+) -> Match | None:
+    """The activation that is applied to ``tensor``, and to which alone it goes; None where there is none.
+
+    Args:
+        tensor: what it is applied to.
+        dtype: of the tensor.
+        constant: finds values.
+        own: ``id`` of the nodes that may be part of it.
+        pinned: names of tensors that have to stay.
+
+    Raises:
+        RefusedError: one is of a form that the op cannot express, or others need ``tensor`` or what lies between.
+    """
+    refused: RefusedError | None = None
+    for match in matches(tensor, dtype, constant):
+        if any(id(node) not in own for node in match.nodes):
+            continue
+        try:
+            _require_closed(tensor, match, pinned)
+        except RefusedError as error:
+            refused = refused or error
+            continue
+        return match
+    if refused is not None:
+        raise refused
+    return None
+
+
+def _require_closed(tensor: gs.Tensor, match: Match, pinned: AbstractSet[str]) -> None:
+    nodes = {id(node) for node in match.nodes}
+    between = [tensor, *(output for node in match.nodes[:-1] for output in node.outputs)]
+    if any(each.name in pinned for each in between):
+        raise RefusedError(f"a tensor between them {PINNED}")
+    if any(id(reader) not in nodes for each in between for reader in each.outputs):
+        raise RefusedError("other nodes read a tensor between them, too")
 
 
 def matches(tensor: gs.Tensor, dtype: FloatType, constant: ConstantLookup) -> Iterator[Match]:

@@ -19,6 +19,9 @@ import onnx_graphsurgeon as gs
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, SPARSE_CONV_MAX_POOL, Activation
 from onnx_sparseconv.kernels.unified_csr import Array
 
+# Of a weight: output channels and, of each group, input channels.
+_FEWEST_WEIGHT_AXES = 2
+
 # The value of a tensor, None where it is only known at run time; raises RefusedError where callers of the model may
 # set it.
 ConstantLookup = Callable[[gs.Tensor], Array | None]
@@ -103,6 +106,15 @@ def has_no_activation(node: gs.Node) -> bool:
     if not is_sparse(node) or node.op == SPARSE_CONV_MAX_POOL or not isinstance(activation, gs.Constant):
         return False
     return bool(np.array_equal(activation.values, np.asarray(int(Activation.NONE))))
+
+
+def weight_channels(node: gs.Node) -> int | None:
+    """Input channels of a group of one of our nodes; None where it does not say so, in a function or a broken node."""
+    shape = node.attrs.get("weight_shape")
+    values = shape.values if isinstance(shape, gs.Constant) else None
+    if values is None or values.ndim != 1 or values.dtype != np.int64 or values.size < _FEWEST_WEIGHT_AXES:
+        return None
+    return int(values[1])
 
 
 # Of tensors that passes must not do away with.

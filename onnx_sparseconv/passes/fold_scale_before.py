@@ -65,7 +65,7 @@ class FoldScaleBefore(FoldBefore):
             return None
         require_sole_reader(node.outputs[0], self._pinned)
         if affine.may_broadcast:
-            self._require_shape(affine, layer)
+            require_shape(affine, layer, self._shape_of)
         return layer.with_scaled_input(affine.scale, affine.shift), affine.data
 
     def _is_for_dense_conv(self, data: gs.Tensor) -> bool:
@@ -87,7 +87,13 @@ class FoldScaleBefore(FoldBefore):
         sources = map(producer, maker.inputs) if is_standard(maker, "Add", "Sum") else iter(())
         return id(maker) in self._layers or any(id(source) in self._layers for source in sources if source)
 
-    def _require_shape(self, affine: ChannelAffine, layer: ConvLayer) -> None:
-        shape = self._shape_of(affine.data.name)
-        if shape is None or len(shape) != layer.rank or shape[1] != layer.in_channels:
-            raise RefusedError("it may broadcast its operand, whose shape is not known to be that of its result")
+
+def require_shape(affine: ChannelAffine, layer: ConvLayer, shape_of: ShapeLookup) -> None:
+    """Check that what an operator in front of a convolution reads has the axes and channels of its result.
+
+    Raises:
+        RefusedError: that is not certain.
+    """
+    shape = shape_of(affine.data.name)
+    if shape is None or len(shape) != layer.rank or shape[1] != layer.in_channels:
+        raise RefusedError("it may broadcast its operand, whose shape is not known to be that of its result")

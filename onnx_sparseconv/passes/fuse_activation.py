@@ -8,9 +8,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import DOMAIN, ELEMENT_TYPES
-from onnx_sparseconv.passes.activations import SINGLE_OPS, FloatType, Match, matches
+from onnx_sparseconv.passes.activations import SINGLE_OPS, FloatType, Match, closed_match
 from onnx_sparseconv.passes.base import (
-    PINNED,
     ConstantLookup,
     Edit,
     PassResult,
@@ -19,6 +18,7 @@ from onnx_sparseconv.passes.base import (
     detach,
     has_no_activation,
     is_standard,
+    members,
     remove,
 )
 
@@ -53,12 +53,13 @@ class FuseActivation:
         gone: list[gs.Node] = []
         edits: list[Edit] = []
         refusals: list[Refusal] = []
-        own = {id(node) for node in graph.nodes}
+        own = members(graph)
         for index, convolution in enumerate(list(graph.nodes)):
             if not has_no_activation(convolution):
                 continue
             try:
-                match = self._fusible(convolution, own)
+                result, dtype = convolution.outputs[0], float_type(convolution)
+                match = closed_match(result, dtype, self._constant, own, self._pinned)
             except RefusedError as refused:
                 readers = [n for n in convolution.outputs[0].outputs if id(n) in own and is_standard(n, *SINGLE_OPS)]
                 refusals += [Refusal(reader, str(refused)) for reader in readers]
@@ -71,32 +72,9 @@ class FuseActivation:
         remove(graph, gone)
         return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
-    def _fusible(self, convolution: gs.Node, own: AbstractSet[int]) -> Match | None:
-        result = convolution.outputs[0]
-        refused: RefusedError | None = None
-        for match in matches(result, _dtype(convolution), self._constant):
-            if any(id(node) not in own for node in match.nodes):
-                continue
-            try:
-                self._require_closed(result, match)
-            except RefusedError as error:
-                refused = refused or error
-                continue
-            return match
-        if refused is not None:
-            raise refused
-        return None
 
-    def _require_closed(self, result: gs.Tensor, match: Match) -> None:
-        nodes = {id(node) for node in match.nodes}
-        between = [result, *(output for node in match.nodes[:-1] for output in node.outputs)]
-        if any(tensor.name in self._pinned for tensor in between):
-            raise RefusedError(f"a tensor between them {PINNED}")
-        if any(id(reader) not in nodes for tensor in between for reader in tensor.outputs):
-            raise RefusedError("other nodes read a tensor between them, too")
-
-
-def _dtype(convolution: gs.Node) -> FloatType:
+def float_type(convolution: gs.Node) -> FloatType:
+    """What one of our nodes computes in."""
     is_half = convolution.attrs.get("element_type") == ELEMENT_TYPES[np.dtype(np.float16)]
     return np.dtype(np.float16 if is_half else np.float32)
 

@@ -28,6 +28,7 @@ from onnx_sparseconv.passes.base import (
     is_standard,
     remove,
     require_sole_reader,
+    weight_channels,
 )
 from onnx_sparseconv.passes.fold_scale_before import ShapeLookup
 
@@ -146,7 +147,7 @@ class FuseConcat:
         known = [count for count in channels if count is not None]
         if len(known) != len(channels):
             raise RefusedError("the channels of its inputs are not known")
-        wanted = _weight_channels(convolution)
+        wanted = weight_channels(convolution)
         if sum(known) != wanted:
             raise RefusedError(f"its inputs have {sum(known)} channels together, the weight {wanted}")
         return _Found(convolution, inputs, known, splits)
@@ -204,8 +205,12 @@ class FuseConcat:
 
 
 def _is_pointwise(node: gs.Node) -> bool:
-    """Whether a node is one of our ops with a kernel of 1 along every axis."""
-    return is_sparse(node) and _are_all(node.attrs.get("kernel_shape"), 1)
+    """Whether a node is one of our ops with a kernel of 1 along every axis; but none that `FuseScale` made, of which
+    nobody expects anything.
+    """
+    group = node.attrs.get("group")
+    scales = group != 1 and group == node.attrs.get("out_channels") and weight_channels(node) == 1
+    return is_sparse(node) and _are_all(node.attrs.get("kernel_shape"), 1) and not scales
 
 
 def _is_channel_axis(node: gs.Node, rank: int) -> bool:
@@ -266,15 +271,6 @@ def _around_splits(
         splits.append(split)
         del left[:count]
     return found, splits
-
-
-def _weight_channels(convolution: gs.Node) -> int | None:
-    """Input channels of a convolution; None where it does not say so, in a function or a broken node."""
-    shape = convolution.attrs.get("weight_shape")
-    values = shape.values if isinstance(shape, gs.Constant) else None
-    if values is None or values.ndim != 1 or values.dtype != np.int64 or values.size <= _CHANNEL_AXIS:
-        return None
-    return int(values[_CHANNEL_AXIS])
 
 
 def _joined(found: _Found) -> gs.Node:

@@ -56,6 +56,13 @@ def _replacement(conv: gs.Node, attributes: SparseConvAttributes, name: str, new
     inputs, outputs = [conv.inputs[0], bias], list(conv.outputs)
     conv.inputs.clear()
     conv.outputs.clear()
+    return sparse_node(name, attributes, inputs, outputs)
+
+
+def sparse_node(
+    name: str, attributes: SparseConvAttributes, inputs: list[gs.Tensor], outputs: list[gs.Tensor]
+) -> gs.Node:
+    """A SparseConv node: its inputs are X and the bias, which may be empty."""
     return gs.Node(
         op=SPARSE_CONV,
         name=name,

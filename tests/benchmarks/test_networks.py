@@ -8,7 +8,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, vgg16
+from tests.support.architectures import full_mobilenet_v2, light_model, resnet18, resnet50_v2, vgg16
 from tests.support.newer_architectures import efficientnet_b0, mobilenet_v3_large, yolov8n
 
 
@@ -17,6 +17,7 @@ from tests.support.newer_architectures import efficientnet_b0, mobilenet_v3_larg
     [
         lambda: vgg16(32),
         resnet18,
+        resnet50_v2,
         full_mobilenet_v2,
         mobilenet_v3_large,
         efficientnet_b0,

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 import onnx_sparseconv
 from onnx_sparseconv.converter import ConvertOptions, convert, gpu_images, gpu_predictions, gpu_rule, inspect, restore
@@ -296,6 +296,26 @@ def test_what_was_measured_of_one_input_says_nothing_of_several(options, monkeyp
     options = dataclasses.replace(options, decisions=Decisions("m", {}, (), (layer,)), fuse_concats=is_joined)
     converted, _ = convert(proto, options=options)
     assert architectures(converted) == [[90] if has_image else []]
+
+
+@pytest.mark.parametrize("has_shape", [True, False])
+@pytest.mark.usefixtures("tiny")
+def test_what_scales_channels_gets_no_image(options, has_shape):
+    """The library's kernel takes what memory takes."""
+    constants = [
+        tensor(np.random.default_rng(i).uniform(0.5, 1.5, 16).astype(np.float32), n) for i, n in enumerate("gbmv")
+    ]
+    nodes = [helper.make_node("BatchNormalization", ["X", *"gbmv"], ["n"]), helper.make_node("Relu", ["n"], ["r"])]
+    proto = model([*nodes, conv(source="r")], [*constants, tensor(pruned(), "W")])
+    if not has_shape:
+        proto.graph.node.insert(0, helper.make_node("Reshape", ["X", "sizes"], ["x"]))
+        proto.graph.node[1].input[0] = "x"
+        proto.graph.input.append(value("sizes", ["rank"], TensorProto.INT64))
+    converted, _ = convert(proto, options=dataclasses.replace(options, force=True))
+    assert architectures(converted) == [[], [90]]
+    # Nor when it is converted again.
+    again, _ = convert(converted, options=options)
+    assert architectures(again) == [[], [90]]
 
 
 @pytest.mark.usefixtures("tiny")

@@ -111,6 +111,11 @@ DEPTHWISE = {
     "3x3, wide padding": ((48, 1, 3, 3), geometry_2d(pad=20, group=48), (2, 48, 8, 9)),
     "4x4": ((48, 1, 4, 4), geometry_2d(4, 3, 1, group=48), (5, 48, 31, 30)),
     "1-D": ((48, 1, 9), conv1d(9, pads=(4, 4), group=48), (5, 48, 1001)),
+    "1x1": ((200, 1, 1, 1), geometry_2d(1, pad=0, group=200), (9, 200, 28, 28)),
+    "1x1, 7 wide": ((161, 1, 1, 1), geometry_2d(1, pad=0, group=161), (33, 161, 7, 7)),
+    "1x1, one pixel": ((99, 1, 1, 1), geometry_2d(1, pad=0, group=99), (5, 99, 1, 1)),
+    "1x1, stride 2": ((48, 1, 1, 1), geometry_2d(1, 2, 0, group=48), (3, 48, 15, 14)),
+    "1-D, one tap": ((48, 1, 1), conv1d(1, pads=(0, 0), group=48), (5, 48, 1001)),
 }
 
 # name: shape of the weight, geometry, shape of X

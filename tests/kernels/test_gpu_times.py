@@ -421,6 +421,19 @@ def test_a_depthwise_layer_moves_bytes_and_multiplies_taps():
         assert found[1] == "the depthwise kernel"
 
 
+def test_one_tap_moves_bytes_alone():
+    def cycles(**changes):
+        layer = depthwise_layer(kernel=1, size=(900, 2000), **changes)
+        return 1000 * float(depthwise_work(layer, 90, 1, 132.0).kcycles)
+
+    call = cycles(channels=1) * 2 - cycles(channels=2)
+    assert cycles(channels=8) - call == pytest.approx(2 * (cycles(channels=8, dtype=np.float16) - call))
+    assert cycles(channels=64) - call == pytest.approx(8 * (cycles(channels=8) - call))
+    # No row is too wide for it.
+    wide = depthwise_layer(kernel=1, size=(9, 200_000))
+    assert depthwise_work(wide, 90, 64, 132.0) is not None
+
+
 def test_what_is_not_depthwise_or_too_wide_is_not_foretold_so():
     assert depthwise_work(make((64, 32, 3, 3)), 90, 64, 132.0) is None
     twice = make((128, 1, 3, 3), group=64, density=1)

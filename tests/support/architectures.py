@@ -191,6 +191,31 @@ def resnet18() -> ModelProto:
     return network.finish(classes=1000)
 
 
+def resnet50_v2() -> ModelProto:
+    """ResNet-50 of the second form at its full width: BatchNormalization and Relu stand before each Conv."""
+    network = Network(3, 224)
+    network.conv(64, 7, stride=2)
+    network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    for stage, depth in enumerate((3, 4, 6, 3)):
+        width = 64 << stage
+        for block in range(depth):
+            entry, channels = network.last, network.channels
+            stride = 2 if block == 0 and stage > 0 else 1
+            network.norm()
+            before = network.relu()
+            if block == 0:
+                entry = network.conv(4 * width, 1, stride=stride)
+                network.last, network.channels = before, channels
+            for kernel, step in ((1, 1), (3, stride)):
+                network.conv(width, kernel, stride=step)
+                network.norm()
+                network.relu()
+            network.add("Add", network.conv(4 * width, 1), entry)
+    network.norm()
+    network.relu()
+    return network.finish(classes=1000)
+
+
 def mobilenet_v2() -> ModelProto:
     """A stem and inverted residuals: sparse 1x1 Conv around dense depthwise ones, Clip as Relu6."""
     network = Network(3, 32)

@@ -9,6 +9,7 @@
 #include "pixel_conv.cuh"
 #include "pool.cuh"
 #include "reduce.cuh"
+#include "scale_channels.cuh"
 
 using sparseconv::cuda::ConcatenateParams;
 using sparseconv::cuda::CsrParams;
@@ -73,6 +74,15 @@ extern __shared__ uint4 sparseconv_depthwise_shared[];
 
 SPARSECONV_DEPTHWISE_KERNELS(f32, float)
 SPARSECONV_DEPTHWISE_KERNELS(f16, Half)
+
+#define SPARSECONV_SCALE_KERNEL(name, type)                                                                            \
+  extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxDepthwiseThreads, sparseconv::cuda::kScaleBlocks) \
+      sparseconv_depthwise_1x1_##name(const DepthwiseParams params) {                                                  \
+    sparseconv::cuda::ScaleChannels<type>(params).Run();                                                               \
+  }
+
+SPARSECONV_SCALE_KERNEL(f32, float)
+SPARSECONV_SCALE_KERNEL(f16, Half)
 
 #define SPARSECONV_CONCATENATE_KERNEL(bytes, type)                                       \
   extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxConcatenateThreads) \

@@ -118,7 +118,9 @@ struct ReduceRoundedParams {
 };
 
 // Depthwise convolution in 2-D, or in 1-D as maps of one row: `sparseconv_depthwise_<window>_<f32|f16>`, with windows
-// 3x3, 5x5, 3x3s2, 5x5s2 (a stride of 2), 7x7, without dilation, and any. depthwise_conv.cuh says how it works.
+// 3x3, 5x5, 3x3s2, 5x5s2 (a stride of 2), 7x7, without dilation, and any. depthwise_conv.cuh says how it works. One tap
+// without strides and padding is 1x1: scale_channels.cuh, for which a plane is one row, an item an element of it, and
+// there are fewer than 2^31 of them. Its grid is of any size in x, and it needs no shared memory. Of all others:
 //
 // Grid: x = blocks of planes, of N * C of them, y = bands of output rows. Shared memory: a row of zeros, with slack on
 // either side; what the block reads, and slack; its outputs. Each of both begins within 16 bytes as in global memory. A

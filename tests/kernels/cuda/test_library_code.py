@@ -32,7 +32,7 @@ FOR_EVERY_GPU = (
     | {f"sparseconv_concatenate_v{bytes}" for bytes in (16, 4, 2)}
     | {
         f"sparseconv_depthwise_{window}_{t}"
-        for window in ("3x3", "5x5", "7x7", "3x3s2", "5x5s2", "any")
+        for window in ("3x3", "5x5", "7x7", "3x3s2", "5x5s2", "1x1", "any")
         for t in ("f32", "f16")
     }
     | {

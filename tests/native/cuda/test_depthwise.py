@@ -9,11 +9,14 @@ from hypothesis import strategies as st
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry, PoolGeometry
+from tests.native.cuda.test_ring import run_misaligned
 from tests.support.random_cases import ACTIVATION_PARAMETERS
 from tests.support.sparse_models import (
     SparseConvCase,
+    assert_within,
     geometry_2d,
     make_model,
+    oracle,
     output_shape,
     random_inputs,
     random_weight,
@@ -37,7 +40,9 @@ WINDOWS = [
     ((3, 1, 2, 2), "any"),
     ((3, 3, 1, 1), "any"),
     ((4, 2, 1, 1), "any"),
-    ((1, 1, 1, 0), "any"),
+    ((1, 1, 1, 0), "1x1"),
+    ((1, 2, 1, 0), "any"),
+    ((1, 1, 1, 1), "any"),
 ]
 
 
@@ -71,11 +76,12 @@ def test_every_window(driver, make_session, form, window, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, HALF])
 @pytest.mark.parametrize("activation", list(Activation))
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_every_activation(make_session, activation, dtype, has_residual):
+@pytest.mark.parametrize("kernel", [3, 1])
+def test_every_activation(make_session, activation, dtype, has_residual, kernel):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
     epilogue = {"activation": activation, "alpha": alpha, "beta": beta, "has_residual": has_residual}
     for has_bias in (False, True):
-        case = depthwise(3, dtype=np.dtype(dtype), has_bias=has_bias, **epilogue)
+        case = depthwise(3, kernel, pad=kernel // 2, dtype=np.dtype(dtype), has_bias=has_bias, **epilogue)
         run_and_check(make_session(make_model(case)), case, (2, 3, 9, 11))
 
 
@@ -153,6 +159,68 @@ def test_any_depthwise_convolution(driver, make_session, drawn, num_multiprocess
     case, x_shape = drawn
     driver.set_device(num_multiprocessors=num_multiprocessors)
     run_and_check(make_session(make_model(case), cuda_kernel="depthwise"), case, x_shape)
+
+
+# --- one tap ----------------------------------------------------------------------------------------------------------
+
+
+@PROPERTY
+@given(
+    planes=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=2),
+    dtype=st.sampled_from([np.float32, np.float16]),
+    has_residual=st.booleans(),
+)
+def test_planes_of_any_size_are_scaled(emulation, planes, sizes, dtype, has_residual):
+    """Vectors have elements of one plane, of two, or of more where planes are smaller than that."""
+    driver, make_session = emulation
+    batch, channels = planes
+    ones = (1,) * len(sizes)
+    geometry = ConvGeometry(ones, ones, (0,) * (2 * len(sizes)), ones, channels)
+    weight = random_weight((channels, 1, *ones), 0.8)
+    case = SparseConvCase(weight, geometry, Activation.RELU, dtype=np.dtype(dtype), has_residual=has_residual)
+    run_and_check(make_session(make_model(case)), case, (batch, channels, *sizes))
+    assert windows(driver) == [f"1x1_{'f16' if dtype == np.float16 else 'f32'}"]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, HALF])
+@pytest.mark.parametrize("size", [(7, 7), (2, 1), (8, 8)])
+def test_what_is_in_one_plane_stays_there(make_session, dtype, size):
+    case = depthwise(4, 1, pad=0, dtype=np.dtype(dtype))
+    session = make_session(make_model(case))
+    inputs = random_inputs(case, (3, 4, *size))
+    for place in ((0, 0), (-1, -1)):
+        x = inputs["X"].copy()
+        x[1, 2][place] = np.nan
+        (actual,) = session.run(None, inputs | {"X": x})
+        wanted = np.zeros(actual.shape, bool)
+        wanted[1, 2][place] = case.weight[2] != 0
+        np.testing.assert_array_equal(np.isnan(actual), wanted)
+
+
+@pytest.mark.parametrize(
+    ("num_multiprocessors", "x_shape", "blocks"),
+    [(132, (1, 64, 56, 56), 98), (132, (8, 64, 56, 56), 660), (132, (16, 64, 56, 56), 784), (1, (2, 6, 7, 7), 1)],
+)
+def test_threads_take_a_vector_until_there_are_enough(emulation, num_multiprocessors, x_shape, blocks):
+    driver, make_session = emulation
+    driver.set_device(num_multiprocessors=num_multiprocessors)
+    case = depthwise(x_shape[1], 1, pad=0, dtype=HALF)
+    run_and_check(make_session(make_model(case)), case, x_shape)
+    assert driver.take_launches() == [("sparseconv_depthwise_1x1_f16", (blocks, 1, 1), 256, 0)]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, HALF])
+@pytest.mark.parametrize("which", ["X", "Z", "Y"])
+def test_tensors_that_begin_between_vectors(driver, make_session, dtype, which):
+    case = depthwise(3, 1, pad=0, dtype=np.dtype(dtype), has_residual=True)
+    inputs = random_inputs(case, (2, 3, 5, 5))
+    y, name = run_misaligned(make_session(make_model(case)), driver, inputs, np.zeros((2, 3, 5, 5), dtype), which)
+    assert name.startswith("sparseconv_depthwise_1x1_")
+    assert_within(y, *oracle(case, inputs))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_pool_follows(driver, make_session):

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <limits>
 
+#include "../../../kernels/cuda/scale_params.h"
 #include "../checked.h"
 #include "divisor.h"
 #include "tensor_launch.h"
@@ -24,7 +25,13 @@ constexpr int64_t kWantedItems = 448, kWantedColumns = 448;
 // memory should have room, else one would wait for what another could bring.
 constexpr int64_t kWantedBands = 2, kWantedBlocks = 8, kWantedResident = 4;
 
-// Of the kernel for a geometry.
+// Whether each output has one input, at the same place.
+bool IsPointwise(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
+  return geometry.taps() == 1 && sizes.out_dims == sizes.in_dims && sizes.pads_begin[1] == 0 &&
+         sizes.pads_begin[2] == 0 && geometry.strides[1] == 1 && geometry.strides[2] == 1;
+}
+
+// Of the kernel for a geometry of several taps, or with strides or padding.
 int WindowOf(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
   const int64_t size = geometry.kernel_shape[2], stride = geometry.strides[2];
   // How far the last column's window reaches beyond the map.
@@ -35,9 +42,30 @@ int WindowOf(const ConvGeometry& geometry, const ResolvedGeometry& sizes) {
   }
   for (int i = 0; i < static_cast<int>(std::size(kDepthwiseWindows)); ++i) {
     const DepthwiseWindow& window = kDepthwiseWindows[i];
-    if (i != kAnyWindow && window.size == size && window.stride == stride) return i;
+    if (window.size == size && window.stride == stride && size > 1) return i;
   }
   return kAnyWindow;
+}
+
+// Of the kernel for one tap.
+DepthwiseLaunch ScaleLaunch(int64_t planes, int64_t channels, int64_t plane_elements, int64_t element_bytes,
+                            int64_t num_multiprocessors) {
+  DepthwiseLaunch launch{};
+  launch.window = kPointWindow;
+  DepthwiseParams& params = launch.params;
+  params.num_planes = static_cast<int>(planes), params.channels = static_cast<int>(channels);
+  params.in_h = params.out_h = 1;
+  params.in_w = params.out_w = params.strip_items = static_cast<int>(plane_elements);
+  params.by_strip_items = MakeDivisor(plane_elements);
+  params.by_channels = MakeDivisor(channels);
+  const int64_t vectors = CeilDivide(planes * plane_elements * element_bytes, kVectorBytes);
+  // A vector a thread until there are threads enough.
+  const int64_t enough = kScaleBlocks * num_multiprocessors;
+  const int64_t blocks = CeilDivide(vectors, int64_t{kMaxDepthwiseThreads});
+  launch.shape.threads = kMaxDepthwiseThreads;
+  launch.shape.grid[0] =
+      static_cast<unsigned>(std::max(std::min(blocks, enough), CeilDivide(blocks, int64_t{kScaleVectors})));
+  return launch;
 }
 
 // What a block computes; several bands are of one plane.
@@ -58,6 +86,9 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
   const auto& [out_d, out_h, out_w] = sizes.out_dims;
   const int64_t planes = batch * geometry.in_channels;
   if (planes > kMaxInt) return std::nullopt;
+  if (IsPointwise(geometry, sizes) && planes <= kMaxInt / (out_h * out_w)) {
+    return ScaleLaunch(planes, geometry.in_channels, out_h * out_w, element_bytes, device.num_multiprocessors);
+  }
   DepthwiseLaunch launch{};
   launch.window = WindowOf(geometry, sizes);
   const bool is_any = launch.window == kAnyWindow;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <optional>
 #include <vector>
 
@@ -22,10 +23,11 @@ template <int kSize, int kStride>
 constexpr DepthwiseWindow MakeDepthwiseWindow(const char* name) {
   return {name, kSize, kStride, kDepthwiseColumns<true, kSize, kStride>};
 }
-constexpr DepthwiseWindow kDepthwiseWindows[] = {
-    MakeDepthwiseWindow<0, 0>("any"), MakeDepthwiseWindow<3, 1>("3x3"),   MakeDepthwiseWindow<5, 1>("5x5"),
-    MakeDepthwiseWindow<7, 1>("7x7"), MakeDepthwiseWindow<3, 2>("3x3s2"), MakeDepthwiseWindow<5, 2>("5x5s2")};
-constexpr int kAnyWindow = 0;
+constexpr DepthwiseWindow kDepthwiseWindows[] = {MakeDepthwiseWindow<0, 0>("any"),   MakeDepthwiseWindow<3, 1>("3x3"),
+                                                 MakeDepthwiseWindow<5, 1>("5x5"),   MakeDepthwiseWindow<7, 1>("7x7"),
+                                                 MakeDepthwiseWindow<3, 2>("3x3s2"), MakeDepthwiseWindow<5, 2>("5x5s2"),
+                                                 MakeDepthwiseWindow<1, 1>("1x1")};
+constexpr int kAnyWindow = 0, kPointWindow = static_cast<int>(std::size(kDepthwiseWindows)) - 1;
 
 struct DepthwiseLaunch {
   DepthwiseParams params;   // all but the pointers
