@@ -295,7 +295,7 @@ def gpu_models_table(*results: str) -> str:
 def gpu_networks_table(results: str) -> str:
     """Whole networks on a GPU by type and batch size, as CUDA graphs and without."""
     columns = ["dense", "converted", "speed-up"]
-    head = ["network", "batch", "sparse layers", *columns, *(f"{column}, no graph" for column in columns)]
+    head = ["network", "batch", "sparse nodes", *columns, *(f"{column}, no graph" for column in columns)]
     rows: dict[tuple[str, int], dict[bool, Record]] = {}
     for record in load(results)["models"]:
         rows.setdefault((_network_name(record), record["batch"]), {})[record["cuda_graph"]] = record

@@ -15,6 +15,7 @@ from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import MAX_GEOMETRY_VALUE, MAX_SPATIAL_RANK, MAX_TAPS
 from onnx_sparseconv.errors import UsageError
 from onnx_sparseconv.kernels.unified_csr import nonzero_mask
+from onnx_sparseconv.passes.base import scales_channels
 
 if TYPE_CHECKING:
     from onnx_sparseconv.converter.decisions import Decisions
@@ -101,6 +102,10 @@ def unsupported_opset(why: str) -> Verdict:
     return Verdict(False, Reason.UNSUPPORTED_OPSET, text)
 
 
+# Of what `FuseScale` makes.
+_SCALES = "scales and shifts channels, in place of what normalised before a convolution"
+
+
 def is_depthwise(site: ConvSite) -> bool:
     """Whether every output channel reads one input channel only."""
     return (
@@ -117,7 +122,7 @@ def _obstacle(site: ConvSite, threshold: tuple[float, str] | None) -> tuple[Reas
     ``threshold`` is as of `default_min_sparsity`, which None asks.
     """
     if site.is_sparse:
-        return Reason.ALREADY_SPARSE, "already a sparse convolution"
+        return Reason.ALREADY_SPARSE, _SCALES if scales_channels(site.node) else "already a sparse convolution"
     if site.node.op in QUANTISED_CONVS:
         return Reason.UNSUPPORTED_FORM, f"{site.node.op} computes with integers; only Conv is rewritten"
     if not site.is_conv:

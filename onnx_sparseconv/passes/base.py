@@ -117,6 +117,13 @@ def weight_channels(node: gs.Node) -> int | None:
     return int(values[1])
 
 
+def scales_channels(node: gs.Node) -> bool:
+    """Whether a node is one of our ops, depthwise and with one tap, as `FuseScale` makes them."""
+    group, kernel_shape = node.attrs.get("group"), node.attrs.get("kernel_shape")
+    is_depthwise = group != 1 and group == node.attrs.get("out_channels") and weight_channels(node) == 1
+    return is_sparse(node) and is_depthwise and isinstance(kernel_shape, list) and set(kernel_shape) == {1}
+
+
 # Of tensors that passes must not do away with.
 PINNED = "has to stay: it is an output of a graph, named by training information, or beside a node that stays float"
 

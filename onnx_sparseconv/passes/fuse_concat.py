@@ -28,6 +28,7 @@ from onnx_sparseconv.passes.base import (
     is_standard,
     remove,
     require_sole_reader,
+    scales_channels,
     weight_channels,
 )
 from onnx_sparseconv.passes.fold_scale_before import ShapeLookup
@@ -205,12 +206,10 @@ class FuseConcat:
 
 
 def _is_pointwise(node: gs.Node) -> bool:
-    """Whether a node is one of our ops with a kernel of 1 along every axis; but none that `FuseScale` made, of which
-    nobody expects anything.
+    """Whether a node is one of our ops with a kernel of 1 along every axis; but none that scales channels, of which
+    nobody expects that they read several inputs.
     """
-    group = node.attrs.get("group")
-    scales = group != 1 and group == node.attrs.get("out_channels") and weight_channels(node) == 1
-    return is_sparse(node) and _are_all(node.attrs.get("kernel_shape"), 1) and not scales
+    return is_sparse(node) and _are_all(node.attrs.get("kernel_shape"), 1) and not scales_channels(node)
 
 
 def _is_channel_axis(node: gs.Node, rank: int) -> bool:

@@ -5,7 +5,9 @@ ONNX Runtime rewrites a graph before it runs it: a Conv is fused with what follo
 
 1. a node that keeps its name is found by it, also behind the prefix ``fused``;
 2. on the CPU, ``<tensor>_nchwc`` is the Conv from which the model's tensor ``<tensor>`` comes through activations and
-   the like.
+   the like;
+3. what normalises before a convolution is found by its name, or on the CPU by ``<tensor>_bn_nchwc`` and its like, of
+   the tensor that it makes; the activation behind that may have become part of it.
 
 A node without a name loses itself, so a model is profiled `with_names`.
 """
@@ -47,6 +49,9 @@ _FOLLOWS_CONV = frozenset(
     }
 )
 _MAX_STEPS = 8
+# What ONNX Runtime's layout on the CPU makes of scales and activations is called after the tensor, and so.
+_SCALES_NCHWC = ("_bn_nchwc", "_mul_nchwc", "_nchwc")
+_ACTIVATIONS = frozenset({"Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish"})
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,8 @@ class LayerTime:
         original_us, converted_us: median time in microseconds.
         converted_op: operator in the converted model.
         speedup: original over converted.
+        stands_for: operators of the original that a depthwise convolution took the place of, in their order; empty for
+            what is a convolution there, too.
     """
 
     name: str
@@ -82,6 +89,7 @@ class LayerTime:
     converted_us: float | None
     converted_op: str
     speedup: float | None
+    stands_for: tuple[str, ...] = ()
 
 
 def read_profile(path: str | Path, runs: int) -> tuple[NodeTime, ...]:
@@ -161,6 +169,27 @@ class GraphIndex:
         tensor, nchwc, _ = plain.rpartition(_NCHWC)
         return self._convolution_behind(tensor) if nchwc else None
 
+    def between(self, first: str, last: str) -> list[NodeProto]:
+        """The nodes that make tensor ``last`` of tensor ``first``, in their order; empty where it cannot be told.
+
+        Those that make what else these read, constants, are not among them.
+        """
+        found: list[NodeProto] = []
+        self._collect(first, last, found, _MAX_STEPS)
+        return [] if any(is_convolution(node) for node in found) else found
+
+    def _collect(self, first: str, tensor: str, found: list[NodeProto], steps: int) -> bool:
+        """Whether ``tensor`` comes of ``first``; the nodes between are added to ``found``."""
+        if tensor == first:
+            return True
+        node = self._producer.get(tensor)
+        if node is None or steps == 0:
+            return False
+        comes = [self._collect(first, name, found, steps - 1) for name in node.input]
+        if any(comes) and node not in found:
+            found.append(node)
+        return any(comes)
+
     def _convolution_behind(self, tensor: str) -> NodeProto | None:
         """The convolution from which ``tensor`` comes through nodes that ONNX Runtime fuses into it."""
         frontier = [tensor]
@@ -195,14 +224,39 @@ def match_layers(
     converted: onnx.ModelProto,
     converted_profile: Sequence[NodeTime],
 ) -> tuple[LayerTime, ...]:
-    """Every convolution of the converted model beside the original's of the same name, else of the same output."""
+    """Every convolution of the converted model beside the original's of the same name, else of the same output.
+
+    One that took the place of other operators stands beside all of these together.
+    """
     before, after = times_by_layer(original, original_profile), times_by_layer(converted, converted_profile)
-    by_output = {name: layer_name(node) for node in GraphIndex(original).convolutions for name in node.output if name}
+    index = GraphIndex(original)
+    by_output = {name: layer_name(node) for node in index.convolutions for name in node.output if name}
+    times = _times_by_name(original, original_profile)
     layers = []
     for node in GraphIndex(converted).convolutions:
         name = layer_name(node)
         source = name if name in before else by_output.get(node.output[0], name)
         first, second = before.get(source), after.get(name)
+        replaced = index.between(node.input[0], node.output[0]) if first is None else []
+        first = _time_together(replaced, times) if replaced else first
         gain = first / second if first is not None and second else None
-        layers.append(LayerTime(name, first, second, node.op_type, gain))
+        layers.append(LayerTime(name, first, second, node.op_type, gain, tuple(each.op_type for each in replaced)))
     return tuple(layers)
+
+
+def _time_together(nodes: Sequence[NodeProto], times: Mapping[str, float]) -> float | None:
+    """Of all these nodes; an activation that is missing is part of what stands before it."""
+    total = 0.0
+    for node in nodes:
+        names = (node.name, *(name + suffix for name in node.output for suffix in _SCALES_NCHWC))
+        found = next((times[name] for name in names if name and name in times), None)
+        if found is None and node.op_type not in _ACTIVATIONS:
+            return None
+        total += found or 0.0
+    return total
+
+
+def _times_by_name(model: onnx.ModelProto, profile: Sequence[NodeTime]) -> dict[str, float]:
+    """Time of the profile's nodes, in microseconds by their names, but where several of the model share one."""
+    counts = Counter(node.name for node in iterate_nodes(model.graph.node))
+    return {each.name: each.time_us for each in profile if counts[each.name] <= 1}

@@ -227,3 +227,14 @@ def test_functions_are_named_in_the_report():
     assert layer.graph == f"function:{LOCAL}::f"
     (layer,) = inspect(FEEDS["outer-if-twice"].build()).layers
     assert layer.graph == "if/then_branch/if2/then_branch"
+
+
+def test_what_scales_channels_says_so():
+    parameters = [tensor(np.ones(16, np.float32), name) for name in "gsmv"]
+    nodes = [helper.make_node("BatchNormalization", ["X", *"gsmv"], ["a"]), helper.make_node("Relu", ["a"], ["b"])]
+    proto = model([*nodes, conv(source="b")], [*parameters, tensor(pruned(), "W")], [value("X", (2, 16, 9, 9))])
+    converted, _ = convert(proto, options=FORCE)
+    scale, convolution = inspect(converted).layers
+    assert (scale.verdict.reason, convolution.verdict.reason) == (Reason.ALREADY_SPARSE,) * 2
+    assert "scales and shifts channels" in scale.verdict.text
+    assert "already a sparse convolution" in convolution.verdict.text

@@ -97,3 +97,47 @@ def test_layers_of_both_models_are_matched(names):
     first, second = match_layers(dense, before, sparse, after)
     assert (first.original_us, first.converted_us, first.converted_op, first.speedup) == (100, 25, "SparseConv", 4)
     assert (second.original_us, second.converted_us, second.speedup) == (None, None, None)
+
+
+NORM = ["BatchNormalization", "Mul", "Relu"]
+
+
+def _normalised(*, is_sparse):
+    """x through Neg, what normalises, and a Conv; or through Neg and two sparse nodes. Not a model to run."""
+    nodes = [helper.make_node("Neg", ["x"], ["a"], name="neg")]
+    if is_sparse:
+        nodes.append(helper.make_node("SparseConv", ["a", ""], ["d"], name="norm", domain="ai.sparseconv"))
+        nodes.append(helper.make_node("SparseConv", ["d", ""], ["y"], name="conv", domain="ai.sparseconv"))
+    else:
+        nodes.append(helper.make_node("BatchNormalization", ["a", "s", "t", "m", "v"], ["b"], name="norm"))
+        nodes.append(helper.make_node("Unsqueeze", ["w", "axes"], ["u"], name="constant"))
+        nodes.append(helper.make_node("Mul", ["b", "u"], ["c"], name="mul"))
+        nodes.append(helper.make_node("Relu", ["c"], ["d"], name="relu"))
+        nodes.append(helper.make_node("Conv", ["d", "k"], ["y"], name="conv"))
+    return helper.make_model(helper.make_graph(nodes, "g", [], []))
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted"),
+    [
+        ([("norm", 10), ("mul", 20), ("relu", 30)], 60),
+        ([("b_bn_nchwc", 10), ("c_mul_nchwc", 20), ("relu", 30)], 60),
+        ([("b_bn_nchwc", 10), ("mul", 20)], 30),
+        ([("norm", 10), ("relu", 30)], None),
+        ([], None),
+    ],
+)
+def test_what_one_convolution_stands_for_is_timed_together(before, wanted):
+    dense, sparse = _normalised(is_sparse=False), _normalised(is_sparse=True)
+    events = [_event(f"{name}_kernel_time", 5, op="SparseConv") for name in ("norm", "conv")]
+    scale, convolution = match_layers(dense, _profile(*before, ("conv", 7)), sparse, summarise_events(events, runs=1))
+    assert (scale.name, scale.original_us, scale.converted_us) == ("norm", wanted, 5)
+    assert list(scale.stands_for) == NORM
+    assert (convolution.original_us, convolution.stands_for) == (7, ())
+
+
+def test_nothing_stands_for_a_convolution_that_was_not_found():
+    dense, sparse = _normalised(is_sparse=False), _normalised(is_sparse=True)
+    scale, convolution = match_layers(dense, (), sparse, ())
+    assert (list(scale.stands_for), scale.original_us) == (NORM, None)
+    assert (convolution.stands_for, convolution.original_us) == ((), None)

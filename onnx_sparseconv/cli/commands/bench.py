@@ -209,7 +209,7 @@ def _layers_table(layers: tuple[LayerTime, ...]) -> Table:
     rows = [
         (
             shown_name(layer.name),
-            "sparse" if layer.converted_op != "Conv" else "dense",
+            "dense" if layer.converted_op == "Conv" else "scale" if layer.stands_for else "sparse",
             format_time(layer.original_us),
             format_time(layer.converted_us),
             "?" if layer.speedup is None else f"{layer.speedup:.2f}x",
