@@ -111,6 +111,28 @@ def test_describe_kernels_of_many_nodes():
     assert len(library.describe_kernels()) == len(sessions)
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Größe é 卷积 😀".encode(), "Größe é 卷积 😀"),
+        (b"conv\xff1", "conv?1"),
+        (b"\xc3", "?"),
+        (b"\xc0\xaf\xe0\x80\x80\xed\xa0\x80\xf4\x90\x80\x80\xf0\x9f\x98", "?" * 15),
+        (b"a\x80b\xc3\xa9c\xe5\x8d", "a?b\u00e9c??"),
+    ],
+)
+def test_names_are_shown_as_far_as_they_are_text(name, shown):
+    """A file may have any bytes in them."""
+    model = make_model(CASE)
+    model.graph.node[0].name = "~" * len(name)
+    options = ort.SessionOptions()
+    library.register(options)
+    data = model.SerializeToString().replace(b"~" * len(name), name, 1)
+    session = ort.InferenceSession(data, options)
+    session.run(None, random_inputs(CASE, (1, 3, 5, 5)))
+    assert library.describe_kernels()[-1].node == shown
+
+
 def test_float16_and_float_nodes_live_in_one_session():
     half = SparseConvCase(CASE.weight, CASE.geometry, dtype=np.dtype(np.float16))
     for case in (CASE, half):

@@ -8,6 +8,7 @@
 #include "cuda/provider.h"
 #include "kernel_registry.h"
 #include "shape_inference.h"
+#include "utf8.h"
 
 namespace sparseconv {
 namespace {
@@ -76,7 +77,7 @@ ort::OrtStatus* CreateNode(const ort::OrtCustomOp* op, const ort::OrtApi* api, c
   return ort::ReturnStatus(api, ort::kInvalidArgument, [&] {
     const OpDescription& description = Describe(op);
     const ort::NodeInfo node_info(api, info);
-    const std::string name = node_info.Name();
+    const std::string name = AsUtf8(node_info.Name());
     try {
       auto kernel = CreateKernel(description, node_info);
       *node = new Node(api, description, name, std::move(kernel));
