@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from onnx import numpy_helper
 
 from onnx_sparseconv.custom_ops import library
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
@@ -251,3 +252,23 @@ def test_a_tile_that_does_not_fit_is_said(driver, make_session):
     session = make_session(make_model(CASE), cuda_kernel="wgmma")
     with pytest.raises(Exception, match="the warpgroup kernel cannot run this call: no tile of it fits"):
         session.run(None, random_inputs(CASE, (8, 40, 28, 28)))
+
+
+def test_more_columns_than_any_layer_has_are_not_packed(make_session):
+    """A small node may say that its weight has millions; with their zeros, packing took gigabytes."""
+    case = SparseConvCase(
+        random_weight((8, 64, 1, 1), 0.5, dtype=HALF), geometry_2d(1, pad=0), has_bias=False, dtype=HALF
+    )
+    channels = 2**21
+    model = make_model(case)
+    (shape,) = (a for a in model.graph.node[0].attribute if a.name == "weight_shape")
+    shape.t.CopyFrom(numpy_helper.from_array(np.array([8, channels, 1, 1], np.int64), "weight_shape"))
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = channels
+    x = np.zeros((1, channels, 1, 1), HALF)
+    x[:, :64] = random_inputs(case, (1, 64, 1, 1))["X"]
+    session = make_session(model)
+    (y,) = session.run(None, {"X": x})
+    assert "wgmma" not in library.describe_kernels()[0].kernel
+    assert_within(y, *oracle(case, {"X": x[:, :64]}))
+    with pytest.raises(Exception, match="asks for the warpgroup kernel"):
+        make_session(model, cuda_kernel="wgmma")

@@ -19,6 +19,8 @@ constexpr int64_t kMaxReach = 1 << 16;
 // With fewer channels, or rows, next to nothing of a chunk, or a tile, is the weight's. Where it is little, a plan
 // tells whether the kernel pays all the same.
 constexpr int64_t kMinRows = 8;
+// Packing keeps a block of rows with its zeros. No layer has as many columns, but a node may say so.
+constexpr int64_t kMaxColumns = 1 << 20;
 // Of a chunk: with more, it leaves no room for what its taps read.
 constexpr int64_t kMaxChunkSteps = 25;
 
@@ -263,7 +265,8 @@ bool HasWgmmaForm(const SparseWeight& weight, const ConvGeometry& geometry) {
   const int64_t reach_x = CheckedMultiply(geometry.kernel_shape[2] - 1, geometry.dilations[2], "the kernel's width");
   return (is_plane || (IsPointwise(geometry) && IsPlain(geometry))) && geometry.taps() <= kMaxWgmmaTaps &&
          reach_y < kMaxReach && reach_x < kMaxReach && geometry.strides[2] < kMaxReach &&
-         geometry.group_out_channels() >= kMinRows && std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
+         geometry.group_out_channels() >= kMinRows && geometry.group_in_channels() <= kMaxColumns / geometry.taps() &&
+         std::all_of(weight.values.begin(), weight.values.end(), IsHalf);
 }
 
 WgmmaForm ChooseWgmmaForm(const ConvGeometry& geometry) {
