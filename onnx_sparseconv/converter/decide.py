@@ -102,10 +102,6 @@ def unsupported_opset(why: str) -> Verdict:
     return Verdict(False, Reason.UNSUPPORTED_OPSET, text)
 
 
-# Of what `FuseScale` makes.
-_SCALES = "scales and shifts channels, in place of what normalised before a convolution"
-
-
 def is_depthwise(site: ConvSite) -> bool:
     """Whether every output channel reads one input channel only."""
     return (
@@ -122,7 +118,8 @@ def _obstacle(site: ConvSite, threshold: tuple[float, str] | None) -> tuple[Reas
     ``threshold`` is as of `default_min_sparsity`, which None asks.
     """
     if site.is_sparse:
-        return Reason.ALREADY_SPARSE, _SCALES if scales_channels(site.node) else "already a sparse convolution"
+        what = ": a depthwise one of 1x1, which scales channels" if scales_channels(site.node) else ""
+        return Reason.ALREADY_SPARSE, f"already a sparse convolution{what}"
     if site.node.op in QUANTISED_CONVS:
         return Reason.UNSUPPORTED_FORM, f"{site.node.op} computes with integers; only Conv is rewritten"
     if not site.is_conv:

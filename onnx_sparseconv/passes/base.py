@@ -8,6 +8,7 @@ contract of `converter.model_view`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -108,6 +109,12 @@ def has_no_activation(node: gs.Node) -> bool:
     return bool(np.array_equal(activation.values, np.asarray(int(Activation.NONE))))
 
 
+def free_name(wanted: str, taken: AbstractSet[str]) -> str:
+    """``wanted``, or it with a number where a node has that name: ONNX Runtime refuses two nodes of one name."""
+    tries = (wanted if i == 0 else f"{wanted}_{i}" for i in itertools.count())
+    return next(name for name in tries if name not in taken)
+
+
 def weight_channels(node: gs.Node) -> int | None:
     """Input channels of a group of one of our nodes; None where it does not say so, in a function or a broken node."""
     shape = node.attrs.get("weight_shape")
@@ -118,10 +125,16 @@ def weight_channels(node: gs.Node) -> int | None:
 
 
 def scales_channels(node: gs.Node) -> bool:
-    """Whether a node is one of our ops, depthwise and with one tap, as `FuseScale` makes them."""
-    group, kernel_shape = node.attrs.get("group"), node.attrs.get("kernel_shape")
+    """Whether a node is one of our ops, depthwise and with one tap at each place, as `FuseScale` makes them."""
+    group = node.attrs.get("group")
     is_depthwise = group != 1 and group == node.attrs.get("out_channels") and weight_channels(node) == 1
-    return is_sparse(node) and is_depthwise and isinstance(kernel_shape, list) and set(kernel_shape) == {1}
+    has_one_tap = all(are_all(node.attrs.get(name), 1) for name in ("kernel_shape", "strides"))
+    return is_sparse(node) and is_depthwise and has_one_tap and are_all(node.attrs.get("pads"), 0)
+
+
+def are_all(values: object, wanted: int) -> bool:
+    """Whether an attribute is a list of this number alone; in a function it may be an argument."""
+    return isinstance(values, list) and bool(values) and all(value == wanted for value in values)
 
 
 # Of tensors that passes must not do away with.

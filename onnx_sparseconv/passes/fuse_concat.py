@@ -23,6 +23,7 @@ from onnx_sparseconv.passes.base import (
     PassResult,
     Refusal,
     RefusedError,
+    are_all,
     detach,
     is_sparse,
     is_standard,
@@ -209,7 +210,7 @@ def _is_pointwise(node: gs.Node) -> bool:
     """Whether a node is one of our ops with a kernel of 1 along every axis; but none that scales channels, of which
     nobody expects that they read several inputs.
     """
-    return is_sparse(node) and _are_all(node.attrs.get("kernel_shape"), 1) and not scales_channels(node)
+    return is_sparse(node) and are_all(node.attrs.get("kernel_shape"), 1) and not scales_channels(node)
 
 
 def _is_channel_axis(node: gs.Node, rank: int) -> bool:
@@ -228,17 +229,12 @@ def _require_plain(convolution: gs.Node) -> None:
     if convolution.op != SPARSE_CONV:
         raise RefusedError(f"the convolution behind it {others.get(convolution.op, 'reads several inputs already')}")
     attributes = convolution.attrs
-    if attributes.get("auto_pad") != "NOTSET" or not _are_all(attributes.get("pads"), 0):
+    if attributes.get("auto_pad") != "NOTSET" or not are_all(attributes.get("pads"), 0):
         raise RefusedError("the convolution behind it pads")
-    if not _are_all(attributes.get("strides"), 1):
+    if not are_all(attributes.get("strides"), 1):
         raise RefusedError("the convolution behind it has strides")
     if attributes.get("group") != 1:
         raise RefusedError("the convolution behind it has groups")
-
-
-def _are_all(values: object, wanted: int) -> bool:
-    """Whether an attribute is a list of this number alone; in a function it may be an argument."""
-    return isinstance(values, list) and bool(values) and all(value == wanted for value in values)
 
 
 def _around_splits(

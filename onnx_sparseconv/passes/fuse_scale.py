@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from onnx_sparseconv.custom_ops.schema import ConvGeometry, SparseConvAttributes
+from onnx_sparseconv.custom_ops.schema import CONCAT_OPS, ConvGeometry, SparseConvAttributes
 from onnx_sparseconv.kernels.unified_csr import encode
 from onnx_sparseconv.passes.activations import FloatType, Match, closed_match
 from onnx_sparseconv.passes.base import (
@@ -20,6 +20,7 @@ from onnx_sparseconv.passes.base import (
     Refusal,
     RefusedError,
     detach,
+    free_name,
     is_sparse,
     is_standard,
     members,
@@ -39,6 +40,8 @@ from onnx_sparseconv.passes.sparsify_conv import sparse_node
 _MOST_SPATIAL_AXES = 2
 # Of fewer nodes, nothing would be gained.
 _FEWEST_NODES = 2
+# Of the largest scale of a layer: normalisation leaves channels that training gave up with hardly any.
+_NEXT_TO_NOTHING = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +79,12 @@ class FuseScale:
        an activation as `FuseActivation` takes it, or none: two nodes at least.
     3. Only they read what lies between them, none of which is pinned.
     4. The channels are those of the SparseConv's input, and what the first of them reads certainly has these.
-    5. Scale and shift of all together are finite, and keep the precision of the SparseConv's type (`ConvLayer`).
+    5. Scale and shift of all together are finite, and keep the precision of the SparseConv's type. Each is rounded
+       once, so that where they cancel each other the result is off by as much as if X had been rounded once more.
     6. What stands behind a dense Conv that alone feeds it is left: that takes it in at session creation.
     7. Maps that are known to be smaller than ``fewest_positions`` are left, without a word.
-    8. The new node has the place and the name of the first of them, and makes what the last one made.
+    8. A SparseConv that reads several inputs is left alone.
+    9. The new node has the place and the name of the first of them, and makes what the last one made.
 
     Args:
         pinned: names of tensors that have to stay.
@@ -113,6 +118,7 @@ class FuseScale:
         """Fuse what can be fused in ``graph`` itself."""
         own = members(graph)
         position = {id(node): index for index, node in enumerate(graph.nodes)}
+        names = {node.name for node in graph.nodes}
         gone: list[gs.Node] = []
         edits: list[Edit] = []
         refusals: list[Refusal] = []
@@ -120,15 +126,14 @@ class FuseScale:
             last = producer(convolution.inputs[0])
             if last is None or id(last) not in own:
                 continue
-            try:
-                found = self._fusible(convolution, own)
-            except RefusedError as refused:
-                refusals.append(Refusal(last, str(refused)))
-                continue
-            if found is None:
+            found = self._fusible(convolution, own)
+            if isinstance(found, Refusal):
+                refusals.append(found)
+            if not isinstance(found, _Found):
                 continue
             first, *others = found.nodes
-            node = self._convolution(found)
+            node = self._convolution(found, free_name(first.name or last.outputs[0].name, names - {first.name}))
+            names.add(node.name)
             edits += [Edit(node, each.op, each.name) for each in found.scales]
             if found.activation is not None:
                 edits.append(Edit(node, found.activation.label, found.activation.nodes[-1].name))
@@ -138,16 +143,15 @@ class FuseScale:
         remove(graph, gone)
         return PassResult(graph, len(edits), tuple(edits), tuple(refusals))
 
-    def _fusible(self, convolution: gs.Node, own: AbstractSet[int]) -> _Found | None:
+    def _fusible(self, convolution: gs.Node, own: AbstractSet[int]) -> _Found | Refusal | None:
         identity = _identity(convolution)
         if identity is None or self._is_small(convolution.inputs[0]):
             return None
         dtype, data = float_type(convolution), convolution.inputs[0]
-        found = self._activation(data, dtype, own)
-        activation, data = found or (None, data)
+        activation, data = self._activation(data, dtype, own) or (None, data)
         scales: list[gs.Node] = []
         layer = identity
-        refused: RefusedError | None = None
+        refusal: Refusal | None = None
         while (node := producer(data)) is not None and id(node) in own and is_standard(node, *AFFINE_OPS):
             try:
                 if scales:
@@ -159,20 +163,19 @@ class FuseScale:
                     require_shape(affine, layer, self._shape_of)
                 layer = layer.with_scaled_input(affine.scale, affine.shift)
             except RefusedError as error:
-                refused = error
+                refusal = Refusal(node, str(error))
                 break
             scales.insert(0, node)
             data = affine.data
         source = sole_producer(data, self._pinned)
         if source is not None and is_standard(source, "Conv"):
             return None
-        if len(scales) + (activation is not None) < _FEWEST_NODES or not scales:
+        if not scales or len(scales) + (activation is not None) < _FEWEST_NODES:
             # Without an activation, `FoldScaleBefore` has said why.
-            if refused is not None and activation is not None:
-                raise refused
-            return None
+            return refusal if activation is not None else None
         will_be = np.dtype(np.float16) if self._to_half else dtype
-        replace(layer, dtype=will_be).checked()
+        if not _is_precise(layer, will_be):
+            return Refusal(scales[-1], f"what it scales and shifts by would not fit into {will_be}")
         return _Found(scales, activation, data, replace(layer, dtype=dtype))
 
     def _is_small(self, tensor: gs.Tensor) -> bool:
@@ -192,13 +195,11 @@ class FuseScale:
                 return match, tensor
         return None
 
-    def _convolution(self, found: _Found) -> gs.Node:
-        first, last, layer = found.nodes[0], found.nodes[-1], found.layer.rounded()
-        output = last.outputs[0]
+    def _convolution(self, found: _Found, name: str) -> gs.Node:
+        output, layer = found.nodes[-1].outputs[0], found.layer.rounded()
         attributes = SparseConvAttributes(layer.geometry, encode(layer.weight, layer.geometry.group), layer.dtype)
         if (match := found.activation) is not None:
             attributes = replace(attributes, activation=match.activation, alpha=match.alpha, beta=match.beta)
-        name = first.name or output.name
         bias = gs.Variable.empty()
         if layer.bias is not None:
             bias = gs.Constant(self._unique_name(f"{name}_bias"), layer.bias)
@@ -207,7 +208,9 @@ class FuseScale:
 
 
 def _identity(convolution: gs.Node) -> ConvLayer | None:
-    """The depthwise convolution that changes nothing of a convolution's input, in float64; None of other ranks."""
+    """The depthwise convolution that changes nothing of a convolution's X, in float64; None where there is none."""
+    if convolution.op in CONCAT_OPS:
+        return None  # it reads X in parts
     kernel_shape, group = convolution.attrs.get("kernel_shape"), convolution.attrs.get("group")
     per_group = weight_channels(convolution)
     if not isinstance(kernel_shape, list) or not isinstance(group, int) or per_group is None:
@@ -217,6 +220,20 @@ def _identity(convolution: gs.Node) -> ConvLayer | None:
     channels, ones = group * per_group, (1,) * len(kernel_shape)
     geometry = ConvGeometry(ones, ones, (0,) * (2 * len(ones)), ones, channels)
     return ConvLayer(geometry, np.ones((channels, 1, *ones)), np.dtype(np.float64))
+
+
+def _is_precise(layer: ConvLayer, dtype: FloatType) -> bool:
+    """Whether a type can hold the scales and shifts of a depthwise layer.
+
+    A scale may lose digits, close to zero, where it is next to nothing beside that of other channels.
+    """
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        scale = layer.weight.reshape(-1)
+        error = np.abs(scale.astype(dtype).astype(np.float64) - scale)
+        shift = np.zeros(1) if layer.bias is None else layer.bias.astype(dtype)
+    size = np.abs(scale)
+    allowed = float(np.finfo(dtype).eps) * np.maximum(size, _NEXT_TO_NOTHING * size.max(initial=0))
+    return bool((error <= allowed).all() and np.isfinite(shift).all())
 
 
 def _before(result: gs.Tensor) -> Iterator[gs.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import SPARSE_CONV_ADD, Activation, SparseConvAttributes, x_positions
 from onnx_sparseconv.kernels.unified_csr import Array, decode
-from onnx_sparseconv.passes.base import PassResult
+from onnx_sparseconv.passes.base import PassResult, free_name
 
 Namer = Callable[[str], str]
 # Operators that take the place of an activation code: name, and which of alpha and beta are its attributes.
@@ -93,8 +92,7 @@ class RestoreConv:
 
     def _name(self, wanted: str) -> str:
         """A name that no other node of the graph has; ONNX Runtime refuses two of one name."""
-        tries = (wanted if i == 0 else f"{wanted}_{i}" for i in itertools.count())
-        name = next(one for one in tries if one not in self._node_names)
+        name = free_name(wanted, self._node_names)
         self._node_names.add(name)
         return name
 

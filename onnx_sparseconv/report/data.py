@@ -166,6 +166,8 @@ class Report:
         setting: where and how it was measured, by name.
         versions: of what made the report, by name.
         created: when, in UTC; empty when unknown.
+        scales: names of the depthwise convolutions that conversion made of what scaled channels; none of the layers.
+        scales: names of the depthwise convolutions that conversion made of what scaled channels; none of the layers.
     """
 
     source: str
@@ -189,6 +191,7 @@ class Report:
     setting: tuple[tuple[str, str], ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     created: str = ""
+    scales: frozenset[str] = frozenset()
 
     @property
     def num_sparse(self) -> int:

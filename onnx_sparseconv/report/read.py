@@ -22,6 +22,7 @@ from onnx_sparseconv.report.read_decisions import ReadDecisions, read_decisions
 
 # Of reports, decisions files and all other documents; another one has another form.
 SCHEMA_VERSION = 1
+_MAKES_SCALES = "FuseScale"
 
 
 def read_report(document: Any, *, verify: Any = None, bench: Any = None, where: str = "the report") -> Report:  # noqa: ANN401
@@ -119,8 +120,15 @@ def _of_conversion(fields: Fields) -> Report:
         weights_after=fields.integer("conv_bytes_after"),
         precision=_precision(fields),
         notes=tuple(dict.fromkeys(fields.texts("notes"))),
+        scales=_scales(fields),
     )
     return _with_decisions(report, decisions)
+
+
+def _scales(fields: Fields) -> frozenset[str]:
+    """Convolutions that a pass made; nobody decided about them."""
+    makers = (each for each in fields.children("passes") if each.text("name") == _MAKES_SCALES)
+    return frozenset(done.text("node") for maker in makers for done in maker.children("done"))
 
 
 def _of_decisions(decisions: ReadDecisions) -> Report:
@@ -220,7 +228,7 @@ def _versions(fields: Fields) -> tuple[tuple[str, str], ...]:
 def _of_model(report: Report, fields: Fields) -> Fields:
     """What another command found, if it is of the same model: its layers are layers of the report."""
     nodes = [kernel.text("node") for kernel in fields.children("kernels")]
-    names = {layer.name for layer in report.layers}
+    names = {layer.name for layer in report.layers} | report.scales
     nodes += [layer.text("name") for layer in fields.children("layers")]
     if unknown := [node for node in nodes if node and node not in names]:
         command = fields.text("command")

@@ -49,6 +49,8 @@ _FOLLOWS_CONV = frozenset(
     }
 )
 _MAX_STEPS = 8
+# In a row; from what scales channels to its result there are far fewer.
+_MAX_NODES_BETWEEN = 32
 # What ONNX Runtime's layout on the CPU makes of scales and activations is called after the tensor, and so.
 _SCALES_NCHWC = ("_bn_nchwc", "_mul_nchwc", "_nchwc")
 _ACTIVATIONS = frozenset({"Relu", "Clip", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Swish"})
@@ -175,20 +177,25 @@ class GraphIndex:
         Those that make what else these read, constants, are not among them.
         """
         found: list[NodeProto] = []
-        self._collect(first, last, found, _MAX_STEPS)
+        comes: dict[str, bool] = {first: True}
+        if not self._collect(last, comes, found, _MAX_NODES_BETWEEN):
+            return []
         return [] if any(is_convolution(node) for node in found) else found
 
-    def _collect(self, first: str, tensor: str, found: list[NodeProto], steps: int) -> bool:
-        """Whether ``tensor`` comes of ``first``; the nodes between are added to ``found``."""
-        if tensor == first:
+    def _collect(self, tensor: str, comes: dict[str, bool], found: list[NodeProto], steps: int) -> bool:
+        """Note whether ``tensor`` comes of the first one, and the nodes between; False where it is too far."""
+        if tensor in comes:
             return True
         node = self._producer.get(tensor)
-        if node is None or steps == 0:
+        if node is None:
+            comes[tensor] = False
+            return True
+        if steps == 0 or not all(self._collect(name, comes, found, steps - 1) for name in node.input):
             return False
-        comes = [self._collect(first, name, found, steps - 1) for name in node.input]
-        if any(comes) and node not in found:
+        comes[tensor] = any(comes[name] for name in node.input)
+        if comes[tensor] and node not in found:
             found.append(node)
-        return any(comes)
+        return True
 
     def _convolution_behind(self, tensor: str) -> NodeProto | None:
         """The convolution from which ``tensor`` comes through nodes that ONNX Runtime fuses into it."""

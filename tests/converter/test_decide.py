@@ -236,5 +236,5 @@ def test_what_scales_channels_says_so():
     converted, _ = convert(proto, options=FORCE)
     scale, convolution = inspect(converted).layers
     assert (scale.verdict.reason, convolution.verdict.reason) == (Reason.ALREADY_SPARSE,) * 2
-    assert "scales and shifts channels" in scale.verdict.text
-    assert "already a sparse convolution" in convolution.verdict.text
+    assert scale.verdict.text == "already a sparse convolution: a depthwise one of 1x1, which scales channels"
+    assert convolution.verdict.text == "already a sparse convolution"

@@ -246,7 +246,7 @@ def test_numbers_that_fit_only_together():
     # And those that do not fit together either.
     proto = before(*nodes, constants=constants | {"c": np.full((CHANNELS, 1, 1), 1, np.float32)})
     _, report = convert(proto, options=dataclasses.replace(FUSE, precision="fp16"))
-    assert any("would not fit into float16" in text for text in refusals(report, PASS))
+    assert refusals(report, PASS) == ["Mul: what it scales and shifts by would not fit into float16"]
 
 
 def test_float16():
@@ -339,3 +339,68 @@ def test_unnamed_value_shapes_are_not_needed():
     inputs = {"X": np.random.default_rng(0).standard_normal(SIZE).astype(np.float32), "shape": np.array(SIZE)}
     converted, _ = checked(proto, FUSE, inputs=inputs)
     assert ops(converted) == ["Reshape", "SparseConv", "SparseConv"]
+
+
+@pytest.mark.parametrize(("factor", "is_fused"), [(3e-4, False), (1e-4, False), (1e-2, True)])
+@pytest.mark.parametrize("to_half", [True, False])
+def test_scales_that_float16_holds_with_few_digits_are_left(factor, is_fused, to_half):
+    constants = {"c": np.full((CHANNELS, 1, 1), factor, np.float32)}
+    nodes = [node("Mul", ["x", "c"], "a"), node("Mul", ["a", "c"], "e"), node("Relu", ["e"], "b")]
+    proto = before(*nodes, constants=constants, element_type=TensorProto.FLOAT if to_half else TensorProto.FLOAT16)
+    converted, report = convert(proto, options=ConvertOptions(force=True, precision="fp16" if to_half else "keep"))
+    assert ops(converted).count("SparseConv") == 1 + is_fused
+    assert refusals(report, PASS) == (
+        [] if is_fused else ["Mul: what it scales and shifts by would not fit into float16"]
+    )
+
+
+def test_channels_that_training_gave_up_may_lose_digits():
+    """Next to what other channels scale by, it is nothing."""
+    gamma = np.where(np.arange(CHANNELS) == 3, 1e-6, BN["gamma"]).astype(np.float32)
+    proto = before(norm(), node("Relu", ["a"], "b"), constants={"gamma": gamma}, element_type=TensorProto.FLOAT16)
+    converted, _ = checked(proto, FUSE)
+    assert ops(converted).count("SparseConv") == 2
+
+
+def test_a_convolution_of_several_inputs_is_left():
+    """It reads X in parts, whose channels are not its weight's."""
+    nodes = [node("Mul", ["X", "two"], "a"), node("Add", ["a", "one"], "e"), node("Relu", ["e"], "b")]
+    nodes += [node("Neg", ["X"], "n"), node("Concat", ["b", "n"], "cat", axis=1)]
+    nodes.append(conv("cat", "f", weight="V", pads=[0] * 4))
+    nodes.append(conv("f", "Y", weight="V2", pads=[0] * 4))
+    weights = {"V": pruned((CHANNELS, 2 * CHANNELS, 1, 1), 0.5), "V2": pruned((CHANNELS, CHANNELS, 1, 1), 0.5)}
+    proto = build(nodes, CONSTANTS | weights)
+    options = ConvertOptions(force=True, fuse_scales=False, fuse_concats=True)
+    first, _ = convert(proto, options=dataclasses.replace(options, force=True))
+    assert "SparseConvConcat2" in ops(first)
+    first.graph.node.append(conv("Y", "Z"))
+    first.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHT, "W"))
+    first.graph.output.append(value("Z", [None] * 4))
+    second, report = checked_again(first)
+    assert ops(second).count("Mul") == 1
+    assert not refusals(report, PASS)
+
+
+def checked_again(proto):
+    """Convert a converted model again and compare, by the library."""
+    converted, report = convert(proto, options=FUSE)
+    inputs = {"X": np.random.default_rng(0).standard_normal(SIZE).astype(np.float32)}
+    pass_models.assert_close(
+        pass_models.run(converted, inputs, library=True), pass_models.run(proto, inputs, library=True)
+    )
+    return converted, report
+
+
+def test_the_new_node_has_a_name_of_its_own():
+    """ONNX Runtime refuses two nodes of one name."""
+    nodes = [norm(), node("Relu", ["a"], "b"), conv("b", "Y", name="b")]
+    for each in nodes[:2]:
+        each.name = ""
+    converted, _ = checked(build([node("Neg", ["X"], "x"), *nodes], CONSTANTS), FUSE)
+    assert [n.name for n in converted.graph.node] == ["Neg_x", "b_1", "b"]
+
+
+def test_refusals_name_the_node_that_stays():
+    _, report = convert(REFUSED["training form"][0](), options=FUSE)
+    (note,) = [note for p in report.passes if p.name == PASS for note in p.refused]
+    assert (note.node, note.text) == ("BatchNormalization_a", "BatchNormalization: it is in training form")

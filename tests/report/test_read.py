@@ -139,6 +139,16 @@ def test_several_models():
 
 
 @pytest.mark.parametrize("command", ["verify", "bench"])
+def test_convolutions_that_a_pass_made_are_of_the_model(command):
+    found = documents.verification() if command == "verify" else documents.benchmark()
+    found["kernels"] = [{"node": "norm", "op_type": "SparseConv", "kernel": "cpu.avx512", "provider": "cpu"}]
+    done = {"node": "norm", "graph": "", "text": "Relu 'relu'"}
+    passes = [{"name": "FoldPad", "done": [{"node": "conv"}]}, {"name": "FuseScale", "changed": 1, "done": [done]}]
+    report = read_report(documents.conversion(passes=passes), **{command: found})
+    assert report.scales == {"norm"}
+
+
+@pytest.mark.parametrize("command", ["verify", "bench"])
 def test_what_was_found_of_another_model_is_refused(command):
     found = documents.verification() if command == "verify" else documents.benchmark()
     found["kernels"] = [{"node": "elsewhere", "op_type": "SparseConv", "kernel": "cpu.avx512", "provider": "cpu"}]

@@ -136,6 +136,17 @@ def test_what_one_convolution_stands_for_is_timed_together(before, wanted):
     assert (convolution.original_us, convolution.stands_for) == (7, ())
 
 
+def test_what_is_too_far_apart_is_not_told():
+    dense, sparse = _normalised(is_sparse=False), _normalised(is_sparse=True)
+    relu = next(node for node in dense.graph.node if node.name == "relu")
+    relu.input[0] = "far39"
+    dense.graph.node.extend(
+        helper.make_node("Abs", [f"far{i - 1}" if i else "c"], [f"far{i}"], name=f"abs{i}") for i in range(40)
+    )
+    scale, _ = match_layers(dense, _profile(("norm", 10), ("mul", 20), ("relu", 30)), sparse, ())
+    assert (scale.stands_for, scale.original_us) == ((), None)
+
+
 def test_nothing_stands_for_a_convolution_that_was_not_found():
     dense, sparse = _normalised(is_sparse=False), _normalised(is_sparse=True)
     scale, convolution = match_layers(dense, (), sparse, ())

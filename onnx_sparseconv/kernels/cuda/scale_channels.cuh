@@ -37,8 +37,8 @@ class ScaleChannels {
         if (first + i * threads < vectors) ScaleVector(first + i * threads, x[i]);
       }
     }
-    for (auto i = static_cast<unsigned>(vectors * kElements + thread); i < static_cast<unsigned>(count_);
-         i += threads) {
+    for (auto i = static_cast<unsigned>(vectors * kElements) + static_cast<unsigned>(thread);
+         i < static_cast<unsigned>(count_); i += threads) {
       ScaleElement(static_cast<int>(i));
     }
   }
