@@ -89,7 +89,7 @@ def models_table(results: str) -> str:
             ]
         )
     return table(
-        ["model", "batch", "threads", "Conv rewritten", "dense", "converted", "speed-up", "8 of 10 rounds", "file"],
+        ["model", "batch", "threads", "sparse nodes", "dense", "converted", "speed-up", "8 of 10 rounds", "file"],
         rows,
     )
 
