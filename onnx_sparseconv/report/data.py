@@ -167,7 +167,6 @@ class Report:
         versions: of what made the report, by name.
         created: when, in UTC; empty when unknown.
         scales: names of the depthwise convolutions that conversion made of what scaled channels; none of the layers.
-        scales: names of the depthwise convolutions that conversion made of what scaled channels; none of the layers.
     """
 
     source: str

@@ -252,7 +252,7 @@ class DepthwiseConv {
       const T* residual = static_cast<const T*>(e.residual) + row * p_.out_w + place.column;
       ForOutputs(place, [&](int i, int r, int c) { sums.at[i] += LoadElementOnce(residual + r * p_.out_w + c); });
     }
-    sums = Activated(e, sums);
+    sums = ActivateSums<T>(e, sums);
     const int first = (place.plane * out_rows_ + place.row) * p_.out_w + place.column;
     const Shared to = out_.shared() + static_cast<unsigned>(first * kElementBytes);
     ForOutputs(place, [&](int i, int r, int c) {
@@ -263,13 +263,6 @@ class DepthwiseConv {
         StoreSharedAs(at, ToHalf(sums.at[i]));
       }
     });
-  }
-
-  static __device__ __forceinline__ Sums Activated(const Epilogue& e, const Sums& sums) {
-    if (e.activation == kNoActivation) return sums;
-    if (e.activation == kRelu) return ActivateAll<kRelu, T>(sums, e.alpha, e.beta);
-    if (e.activation == kClip) return ActivateAll<kClip, T>(sums, e.alpha, e.beta);
-    return ActivateElsewhere<T>(e.activation, sums, e.alpha, e.beta);
   }
 
   const DepthwiseParams& p_;

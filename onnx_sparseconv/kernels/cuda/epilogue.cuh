@@ -144,6 +144,15 @@ __device__ __noinline__ Floats<kCount> ActivateElsewhere(int code, Floats<kCount
   return x;
 }
 
+// The same, with what most layers have in place of the call.
+template <class T, int kCount>
+__device__ __forceinline__ Floats<kCount> ActivateSums(const Epilogue& e, const Floats<kCount>& sums) {
+  if (e.activation == kNoActivation) return sums;
+  if (e.activation == kRelu) return ActivateAll<kRelu, T>(sums, e.alpha, e.beta);
+  if (e.activation == kClip) return ActivateAll<kClip, T>(sums, e.alpha, e.beta);
+  return ActivateElsewhere<T>(e.activation, sums, e.alpha, e.beta);
+}
+
 // Stores output `index` of y, which belongs to output channel k. T is float or Half.
 template <class T>
 __device__ __forceinline__ void StoreOutput(const Epilogue& epilogue, void* y, long long index, int k, float sum) {

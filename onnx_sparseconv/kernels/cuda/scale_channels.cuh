@@ -90,7 +90,7 @@ class ScaleChannels {
 #pragma unroll
       for (int i = 0; i < kElements; ++i) sums.at[i] += ToFloat(residual.elements[i]);
     }
-    sums = Activated(sums);
+    sums = ActivateSums<T>(p_.epilogue, sums);
     Vector y;
 #pragma unroll
     for (int i = 0; i < kElements; ++i) StoreRounded(y.elements + i, sums.at[i]);
@@ -104,14 +104,6 @@ class ScaleChannels {
     Epilogue rest = p_.epilogue;
     rest.bias = nullptr;
     StoreOutput<T>(rest, p_.y, element, 0, sum);
-  }
-
-  __device__ __forceinline__ Sums Activated(const Sums& sums) const {
-    const Epilogue& e = p_.epilogue;
-    if (e.activation == kNoActivation) return sums;
-    if (e.activation == kRelu) return ActivateAll<kRelu, T>(sums, e.alpha, e.beta);
-    if (e.activation == kClip) return ActivateAll<kClip, T>(sums, e.alpha, e.beta);
-    return ActivateElsewhere<T>(e.activation, sums, e.alpha, e.beta);
   }
 
   const DepthwiseParams& p_;
