@@ -11,7 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.custom_ops.schema import CONCAT_OPS, ConvGeometry, SparseConvAttributes
-from onnx_sparseconv.kernels.unified_csr import encode
+from onnx_sparseconv.kernels.unified_csr import Array, encode
 from onnx_sparseconv.passes.activations import FloatType, Match, closed_match
 from onnx_sparseconv.passes.base import (
     ConstantLookup,
@@ -52,13 +52,17 @@ class _Found:
         scales: the nodes that scale and shift, in their order.
         activation: what is applied to their result.
         data: what the first of them reads.
-        layer: the convolution.
+        layer: the convolution, in float64.
+        dtype: what it computes in now.
+        will_be: what it will compute in.
     """
 
     scales: list[gs.Node]
     activation: Match | None
     data: gs.Tensor
     layer: ConvLayer
+    dtype: FloatType
+    will_be: FloatType
 
     @property
     def nodes(self) -> list[gs.Node]:
@@ -80,7 +84,8 @@ class FuseScale:
     3. Only they read what lies between them, none of which is pinned.
     4. The channels are those of the SparseConv's input, and what the first of them reads certainly has these.
     5. Scale and shift of all together are finite, and keep the precision of the SparseConv's type. Each is rounded
-       once, so that where they cancel each other the result is off by as much as if X had been rounded once more.
+       once. Where they cancel each other, that is as if X had been rounded once more; in float16 not even that, for the
+       scale is stored as float32 and makes up for how the shift was rounded.
     6. What stands behind a dense Conv that alone feeds it is left: that takes it in at session creation.
     7. Maps that are known to be smaller than ``fewest_positions`` are left, without a word.
     8. A SparseConv that reads several inputs is left alone.
@@ -176,7 +181,7 @@ class FuseScale:
         will_be = np.dtype(np.float16) if self._to_half else dtype
         if not _is_precise(layer, will_be):
             return Refusal(scales[-1], f"what it scales and shifts by would not fit into {will_be}")
-        return _Found(scales, activation, data, replace(layer, dtype=dtype))
+        return _Found(scales, activation, data, layer, dtype, will_be)
 
     def _is_small(self, tensor: gs.Tensor) -> bool:
         sizes = (self._shape_of(tensor.name) or ())[2:]
@@ -196,13 +201,14 @@ class FuseScale:
         return None
 
     def _convolution(self, found: _Found, name: str) -> gs.Node:
-        output, layer = found.nodes[-1].outputs[0], found.layer.rounded()
-        attributes = SparseConvAttributes(layer.geometry, encode(layer.weight, layer.geometry.group), layer.dtype)
+        output, geometry = found.nodes[-1].outputs[0], found.layer.geometry
+        scale, shift = _rounded(found.layer, found.will_be)
+        attributes = SparseConvAttributes(geometry, encode(scale, geometry.group), found.dtype)
         if (match := found.activation) is not None:
             attributes = replace(attributes, activation=match.activation, alpha=match.alpha, beta=match.beta)
         bias = gs.Variable.empty()
-        if layer.bias is not None:
-            bias = gs.Constant(self._unique_name(f"{name}_bias"), layer.bias)
+        if shift is not None:
+            bias = gs.Constant(self._unique_name(f"{name}_bias"), shift.astype(found.dtype))
         detach(*found.nodes)
         return sparse_node(name, attributes, [found.data, bias], [output])
 
@@ -234,6 +240,22 @@ def _is_precise(layer: ConvLayer, dtype: FloatType) -> bool:
     size = np.abs(scale)
     allowed = float(np.finfo(dtype).eps) * np.maximum(size, _NEXT_TO_NOTHING * size.max(initial=0))
     return bool((error <= allowed).all() and np.isfinite(shift).all())
+
+
+def _rounded(layer: ConvLayer, dtype: FloatType) -> tuple[Array, Array | None]:
+    """Scale, float32, and shift, of a depthwise layer of float64, as a type holds them.
+
+    Where the type is float16, the shift is rounded to it, and the scale changed by as much: both cancel each other at
+    the same x as before.
+    """
+    scale, shift = layer.weight, layer.bias
+    if shift is not None and dtype == np.float16:
+        exact, shift = shift, shift.astype(dtype).astype(np.float64)
+        change = np.divide(shift, exact, out=np.ones(exact.shape), where=exact != 0)
+        # A shift that is next to nothing may lose all of its digits.
+        change[np.abs(change - 1) > np.finfo(dtype).eps] = 1
+        scale = scale * change.reshape(scale.shape[:1] + (1,) * (scale.ndim - 1))
+    return scale.astype(np.float32) + np.float32(0), shift
 
 
 def _before(result: gs.Tensor) -> Iterator[gs.Tensor]:

@@ -241,8 +241,7 @@ def test_numbers_that_fit_only_together():
     converted, _ = convert(proto, options=dataclasses.replace(FUSE, precision="fp16"))
     scale = next(n for n in converted.graph.node if n.output[0] == "b")
     weight = attributes_from_proto(scale).weight
-    np.testing.assert_array_equal(decode(weight).reshape(-1), np.full(CHANNELS, 2, np.float16))
-    assert weight.values.dtype == np.float16
+    np.testing.assert_allclose(decode(weight).reshape(-1), np.full(CHANNELS, 2), rtol=1e-6)
     # And those that do not fit together either.
     proto = before(*nodes, constants=constants | {"c": np.full((CHANNELS, 1, 1), 1, np.float32)})
     _, report = convert(proto, options=dataclasses.replace(FUSE, precision="fp16"))
@@ -404,3 +403,28 @@ def test_refusals_name_the_node_that_stays():
     _, report = convert(REFUSED["training form"][0](), options=FUSE)
     (note,) = [note for p in report.passes if p.name == PASS for note in p.refused]
     assert (note.node, note.text) == ("BatchNormalization_a", "BatchNormalization: it is in training form")
+
+
+@pytest.mark.parametrize("to_half", [True, False])
+@pytest.mark.parametrize("name", ["Sub and Mul", "BatchNormalization"])
+def test_scales_and_shifts_that_cancel_each_other_in_float16(name, to_half):
+    """The mean is a thousand times the deviation; the result is as accurate as a product of two halves."""
+    mean, gain = np.full(CHANNELS, 1000.7), np.linspace(1.1, 1.9, CHANNELS)
+    constants = {"gamma": np.float32(gain), "beta": np.zeros(CHANNELS, np.float32), "mean": np.float32(mean)}
+    constants |= {"var": np.ones(CHANNELS, np.float32), "m": np.float32(mean).reshape(-1, 1, 1)}
+    constants |= {"g": np.float32(gain).reshape(-1, 1, 1)}
+    nodes = [norm("X", "a")] if name != "Sub and Mul" else [node("Sub", ["X", "m"], "f"), node("Mul", ["f", "g"], "a")]
+    nodes += [node("LeakyRelu", ["a"], "Z"), conv("Z", "Y")]
+    element_type = TensorProto.FLOAT if to_half else TensorProto.FLOAT16
+    proto = build(nodes, CONSTANTS | constants, outputs=("Y", "Z"), element_type=element_type)
+    options = ConvertOptions(force=True, precision="fp16" if to_half else "keep", fp16_io=to_half)
+    converted, _ = convert(proto, options=options)
+    assert ops(converted) == ["SparseConv", "SparseConv"]
+    x = np.float16(1000.7 + 20 * np.random.default_rng(0).standard_normal(SIZE))
+    _, found = pass_models.run(converted, {"X": x}, library=True)
+    # In a float16 model, the constants of the source are halves.
+    mean, gain = (v if to_half else np.float16(v).astype(np.float64) for v in (np.float32(mean), np.float32(gain)))
+    deviation = np.sqrt(1 + 1e-5) if name == "BatchNormalization" else 1
+    exact = (x.astype(np.float64) - mean.reshape(-1, 1, 1)) * (gain / deviation).reshape(-1, 1, 1)
+    exact = np.where(exact < 0, 0.01 * exact, exact)
+    np.testing.assert_allclose(found.astype(np.float64), exact, rtol=3 * 2.0**-11, atol=1e-4)
