@@ -17,7 +17,7 @@ from tests.support.newer_architectures import efficientnet_b0, mobilenet_v3_larg
     [
         lambda: vgg16(32),
         resnet18,
-        resnet50_v2,
+        lambda: resnet50_v2(64),
         full_mobilenet_v2,
         mobilenet_v3_large,
         efficientnet_b0,

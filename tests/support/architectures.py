@@ -191,9 +191,9 @@ def resnet18() -> ModelProto:
     return network.finish(classes=1000)
 
 
-def resnet50_v2() -> ModelProto:
+def resnet50_v2(size: int = 224) -> ModelProto:
     """ResNet-50 of the second form at its full width: BatchNormalization and Relu stand before each Conv."""
-    network = Network(3, 224)
+    network = Network(3, size)
     network.conv(64, 7, stride=2)
     network.add("MaxPool", network.last, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     for stage, depth in enumerate((3, 4, 6, 3)):
