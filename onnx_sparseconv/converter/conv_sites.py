@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from onnx_sparseconv.converter.constants import ConstantResolver, ConstantTensor
 from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.shapes import Shape, ShapeMap
 from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES, ConvGeometry, x_positions
+from onnx_sparseconv.passes.base import free_name
 
 ONNX_DOMAINS = ("", "ai.onnx")
 # Convolutions that are listed, so that nobody wonders where they are, but that cannot become SparseConv.
@@ -89,9 +89,7 @@ def _named(scope: Scope) -> Iterator[tuple[str, gs.Node]]:
     for node in _convolutions(scope):
         name = node.name
         if not name:
-            wanted = f"{node.op}_{node.outputs[0].name}"
-            numbered = (f"{wanted}_{number}" for number in itertools.count(1))
-            name = next(one for one in itertools.chain([wanted], numbered) if one not in taken)
+            name = free_name(f"{node.op}_{node.outputs[0].name}", taken)
             taken.add(name)
         yield name, node
 

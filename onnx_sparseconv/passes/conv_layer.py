@@ -72,7 +72,7 @@ class ConvLayer:
             with np.errstate(invalid="ignore", over="ignore"):
                 before = np.float64(0) if bias is None else bias.astype(np.float64)
                 bias = np.broadcast_to(before * scale + shift, (self.out_channels,))
-        return replace(self, weight=weight, bias=bias, new_bias=bias is not None).checked()
+        return _checked(replace(self, weight=weight, bias=bias, new_bias=bias is not None))
 
     def with_scaled_input(self, scale: Array, shift: Array) -> ConvLayer:
         """The layer that computes from x what this one computes from ``scale * x + shift``.
@@ -94,10 +94,10 @@ class ConvLayer:
         with np.errstate(invalid="ignore", over="ignore"):
             weight = exact * self._by_row(scale) if (scale != 1).any() else self.weight
             if not shift.any():
-                return replace(self, weight=weight).checked()
+                return _checked(replace(self, weight=weight))
             added = (exact * self._by_row(shift)).reshape(self.out_channels, -1).sum(axis=1)
             bias = added if self.bias is None else self.bias.astype(np.float64) + added
-        return replace(self, weight=weight, bias=bias, new_bias=True).checked()
+        return _checked(replace(self, weight=weight, bias=bias, new_bias=True))
 
     def with_pads(self, pads: tuple[int, ...]) -> ConvLayer:
         """The layer that pads by so much more; ``pads`` as in ONNX Conv.
@@ -112,29 +112,6 @@ class ConvLayer:
             raise RefusedError("the convolution's own padding is negative")
         both = tuple(a + b for a, b in zip(geometry.pads, pads, strict=True))
         return replace(self, geometry=replace(geometry, pads=both))
-
-    def checked(self) -> ConvLayer:
-        """The layer, if its type can hold it.
-
-        The weights of an output channel, rounded, may together be off by no more than the type's precision of their
-        sum: more would mean that some overflow or come too close to zero.
-
-        Raises:
-            RefusedError: it cannot.
-        """
-        if self.bias is not None and self.bias.dtype != self.dtype and not _fits(self.bias, self.dtype):
-            raise RefusedError(f"the folded bias would not fit into {self.dtype}")
-        if self.weight.dtype == self.dtype:
-            return self
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            rows = self.weight.reshape(self.out_channels, -1)
-            error = np.abs(rows.astype(self.dtype).astype(np.float64) - rows).sum(axis=1)
-            info = np.finfo(self.dtype)
-            negligible = max(_NEGLIGIBLE, float(info.smallest_subnormal))
-            fits = error <= float(info.eps) * np.abs(rows).sum(axis=1) + negligible
-        if not fits.all():
-            raise RefusedError(f"the folded weights would not fit into {self.dtype}")
-        return self
 
     def rounded(self) -> ConvLayer:
         """The layer with weight and bias in its type. Zeros of a weight that was scaled are all +0."""
@@ -163,6 +140,27 @@ def _require_channels(scale: Array, shift: Array, channels: int, verb: str) -> N
     for values in (scale, shift):
         if values.size not in (1, channels):
             raise RefusedError(f"it has numbers for {values.size} channels, the convolution {verb} {channels}")
+
+
+def _checked(layer: ConvLayer) -> ConvLayer:
+    """The layer, if its type can hold it.
+
+    The weights of an output channel, rounded, may together be off by no more than the type's precision of their sum:
+    more would mean that some overflow or come too close to zero.
+    """
+    if layer.bias is not None and layer.bias.dtype != layer.dtype and not _fits(layer.bias, layer.dtype):
+        raise RefusedError(f"the folded bias would not fit into {layer.dtype}")
+    if layer.weight.dtype == layer.dtype:
+        return layer
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        rows = layer.weight.reshape(layer.out_channels, -1)
+        error = np.abs(rows.astype(layer.dtype).astype(np.float64) - rows).sum(axis=1)
+        info = np.finfo(layer.dtype)
+        negligible = max(_NEGLIGIBLE, float(info.smallest_subnormal))
+        fits = error <= float(info.eps) * np.abs(rows).sum(axis=1) + negligible
+    if not fits.all():
+        raise RefusedError(f"the folded weights would not fit into {layer.dtype}")
+    return layer
 
 
 def _fits(values: Array, dtype: np.dtype[Any]) -> bool:

@@ -142,7 +142,6 @@ class FuseScale:
             edits += [Edit(node, each.op, each.name) for each in found.scales]
             if found.activation is not None:
                 edits.append(Edit(node, found.activation.label, found.activation.nodes[-1].name))
-            own -= {id(each) for each in found.nodes}
             graph.nodes[position[id(first)]] = node
             gone += others
         remove(graph, gone)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -144,11 +145,10 @@ def sparse_to_half(node: NodeProto) -> tuple[SparseConvAttributes, Lost | None]:
     """
     attributes = attributes_from_proto(node)
     weight = attributes.weight
-    group, channels = attributes.geometry.group, weight.weight_shape
     if overflows(weight.values):
         largest = np.abs(weight.values[np.isfinite(weight.values)]).max()
         raise OverflowError(f"its weight holds {largest:.3g}, float16 ends at {_LARGEST:.0f}")
-    if group == channels[0] and channels[1:] == (1,) * (len(channels) - 1):
+    if weight.weight_shape[0] == attributes.geometry.group and math.prod(weight.weight_shape[1:]) == 1:
         # Depthwise with one tap: its few weights stay float32, with what `FuseScale` made of them.
         return replace(attributes, element_type=np.dtype(np.float16)), None
     if vanishing(weight.values):
