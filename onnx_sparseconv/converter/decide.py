@@ -14,7 +14,7 @@ from onnx_sparseconv.converter.report import NOT_FORCIBLE, Reason, Verdict
 from onnx_sparseconv.custom_ops.function_body import MIN_OPSET
 from onnx_sparseconv.custom_ops.schema import MAX_GEOMETRY_VALUE, MAX_SPATIAL_RANK, MAX_TAPS
 from onnx_sparseconv.errors import UsageError
-from onnx_sparseconv.kernels.unified_csr import nonzero_mask
+from onnx_sparseconv.kernels.unified_csr import Array, nonzero_mask
 from onnx_sparseconv.passes.base import scales_channels
 
 if TYPE_CHECKING:
@@ -112,6 +112,12 @@ def is_depthwise(site: ConvSite) -> bool:
     )
 
 
+def share_of_zeros(weight: Array) -> float:
+    """Of a weight that is not empty, 0 to 1."""
+    # Not 1 - density: that rounds a layer of exactly 20% zeros to below a threshold of 20%.
+    return (weight.size - np.count_nonzero(nonzero_mask(weight))) / weight.size
+
+
 def _obstacle(site: ConvSite, threshold: tuple[float, str] | None) -> tuple[Reason, str]:
     """The first thing that speaks against rewriting, the unforcible before the rest; REWRITE when there is none.
 
@@ -174,8 +180,7 @@ def _obstacle_in_gain(site: ConvSite, threshold: tuple[float, str] | None) -> tu
         return Reason.TOO_SMALL, f"it has only {weight.values.size} weights, fewer than {MIN_WEIGHTS}"
     if weight.values[0].size < MIN_WEIGHTS_A_CHANNEL:
         return Reason.TOO_SMALL, f"it has only {weight.values[0].size} weights for each output channel"
-    # Not 1 - density: that rounds a layer of exactly 20% zeros to below a threshold of 20%.
-    sparsity = (weight.values.size - np.count_nonzero(nonzero_mask(weight.values))) / weight.values.size
+    sparsity = share_of_zeros(weight.values)
     least, kind = threshold or default_min_sparsity(site)
     if sparsity < least:
         bar = f"{least:.1%} from which {kind} pay" if kind else f"threshold of {least:.1%}"

@@ -2,7 +2,8 @@
 
 ONNX Runtime's CPU provider computes dense convolutions, and what is between them, in a blocked layout of its own, and
 reorders the data at the borders of what it computes so. Layers that gain little by themselves can cost more there than
-all their zeros save (docs/cpu-kernel.md, "When it pays").
+all their zeros save; and layers without zeros may be worth to be sparse, where that takes a border away
+(docs/cpu-kernel.md, "When it pays").
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from onnx_sparseconv.converter.conv_sites import ConvSite, output_positions
-from onnx_sparseconv.converter.decide import is_depthwise
+from onnx_sparseconv.converter.decide import MIN_SPARSITY, is_depthwise, share_of_zeros
 from onnx_sparseconv.converter.report import Reason, Verdict
 
 # Ops that work element by element, or nearly so: data pass through them in whatever layout they come.
@@ -29,6 +31,9 @@ _BESIDE = Verdict(
     "a depthwise convolution beside it stays dense, and reordering the data between them costs a CPU more than zeros "
     "save (--tune measures it, --min-sparsity and --force overrule)",
 )
+# Windows for which the CPU kernel has loops of their own for depthwise convolutions, of strides of 1 and 2, the same
+# along both axes (custom_ops/native/cpu/depthwise.h). They take about as long as ONNX Runtime's.
+_DEPTHWISE_KERNELS = {3, 5, 7}
 # Layers that do less of the network's work cannot gain what the borders around them may cost.
 MIN_SHARE_OF_WORK = 0.1
 
@@ -40,7 +45,11 @@ def decide_in_network(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) ->
         sites: the convolutions of a model.
         verdicts: what was decided of each by itself.
     """
-    return _leave_little_work(sites, _leave_beside_depthwise(sites, verdicts))
+    decided = _leave_beside_depthwise(sites, verdicts)
+    little = _little_work(sites, decided)
+    if little is not None:
+        return [little if verdict.rewrite else verdict for verdict in decided]
+    return _take_along(sites, decided)
 
 
 def multiply_adds(site: ConvSite) -> int | None:
@@ -51,36 +60,92 @@ def multiply_adds(site: ConvSite) -> int | None:
     return None if positions is None else positions * site.weight.values.size
 
 
-def _leave_little_work(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Leave all layers dense where, together, they do too little of the work. Where sizes are unknown, that stands."""
+def _take_along(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Make layers sparse for the layout's sake, too.
+
+    Those are depthwise ones and such as are too small, with a sparse layer before or behind; and with sparse layers on
+    both sides, those that only lack the margin for small maps. What is taken along counts as sparse.
+    """
+    decided = list(verdicts)
+    sparse = {id(site.node) for site, verdict in zip(sites, verdicts, strict=True) if verdict.rewrite}
+    waiting = {
+        index: site
+        for index, (site, verdict) in enumerate(zip(sites, verdicts, strict=True))
+        if _may_be_taken_along(site, verdict)
+    }
+    while near := [index for index, site in waiting.items() if _is_amid(site, verdicts[index], sparse)]:
+        for index in near:
+            sparse.add(id(waiting.pop(index).node))
+            text = f"taken along: {verdicts[index].text}, but beside sparse layers its data would be reordered for it"
+            decided[index] = Verdict(True, Reason.REWRITE, text)
+    return decided
+
+
+def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
+    weight, geometry = site.weight, site.geometry
+    if weight is None or geometry is None or weight.values.dtype != np.float32:
+        return False
+    if verdict.reason is Reason.TOO_SMALL:
+        return True
+    if verdict.reason is Reason.TOO_DENSE:
+        return share_of_zeros(weight.values) >= MIN_SPARSITY
+    kernel, strides = set(geometry.kernel_shape), set(geometry.strides)
+    return (
+        verdict.reason is Reason.DEPTHWISE
+        and len(geometry.kernel_shape) == 2
+        and len(kernel) == len(strides) == 1
+        and kernel <= _DEPTHWISE_KERNELS
+        and (strides == {1} or (strides == {2} and geometry.dilations[1] == 1))
+    )
+
+
+def _is_amid(site: ConvSite, verdict: Verdict, sparse: AbstractSet[int]) -> bool:
+    """Whether a layer is to be taken along with those that are sparse."""
+    sides = _is_behind(site.node, sparse), _is_before(site.node, sparse)
+    return all(sides) if verdict.reason is Reason.TOO_DENSE else any(sides)
+
+
+def _little_work(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> Verdict | None:
+    """What is said of the sparse layers where, together, they do too little of the work; else, or where sizes are
+    unknown, None.
+    """
     work = [multiply_adds(site) for site in sites]
     if any(count is None for count in work):
-        return list(verdicts)
+        return None
     share = sum(count or 0 for count, v in zip(work, verdicts, strict=True) if v.rewrite)
     total = sum(count or 0 for count in work)
     if not total or share >= MIN_SHARE_OF_WORK * total:
-        return list(verdicts)
-    little = Verdict(
+        return None
+    return Verdict(
         False,
         Reason.LITTLE_WORK,
         f"the layers that would be rewritten do {share / total:.1%} of the network's work, and the borders between "
         "sparse and dense layers may cost a CPU more (--tune measures it, --min-sparsity and --force overrule)",
     )
-    return [little if v.rewrite else v for v in verdicts]
 
 
 def _leave_beside_depthwise(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Leave layers dense whose input comes from, or whose output goes to, a depthwise convolution that stays dense."""
     decided = list(zip(sites, verdicts, strict=True))
-    depthwise = {id(site.node) for site, verdict in decided if not verdict.rewrite and is_depthwise(site)}
+    depthwise = {
+        id(site.node)
+        for site, verdict in decided
+        if not verdict.rewrite and is_depthwise(site) and not _may_be_taken_along(site, verdict)
+    }
     return [_BESIDE if verdict.rewrite and _is_beside(site.node, depthwise) else verdict for site, verdict in decided]
 
 
 def _is_beside(node: gs.Node, wanted: AbstractSet[int]) -> bool:
     """Whether there is a wanted node right before or behind ``node``."""
-    return _leads_to(node.inputs[:1], lambda t: t.inputs, lambda n: n.inputs, wanted) or _leads_to(
-        node.outputs[:1], lambda t: t.outputs, lambda n: n.outputs, wanted
-    )
+    return _is_behind(node, wanted) or _is_before(node, wanted)
+
+
+def _is_behind(node: gs.Node, wanted: AbstractSet[int]) -> bool:
+    return _leads_to(node.inputs[:1], lambda t: t.inputs, lambda n: n.inputs, wanted)
+
+
+def _is_before(node: gs.Node, wanted: AbstractSet[int]) -> bool:
+    return _leads_to(node.outputs[:1], lambda t: t.outputs, lambda n: n.outputs, wanted)
 
 
 def _leads_to(

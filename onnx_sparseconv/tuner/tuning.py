@@ -10,13 +10,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 from onnx import ModelProto
 
 from onnx_sparseconv.converter import convert
 from onnx_sparseconv.converter.analyse import Plan, make_plan
 from onnx_sparseconv.converter.conv_sites import ConvSite
-from onnx_sparseconv.converter.decide import DecisionOptions
+from onnx_sparseconv.converter.decide import DecisionOptions, share_of_zeros
 from onnx_sparseconv.converter.decisions import Cause, Choice, Decisions, LayerDecision, fingerprint
 from onnx_sparseconv.converter.gpu_images import node_keys
 from onnx_sparseconv.converter.gpu_predictions import GpuRule
@@ -26,7 +25,6 @@ from onnx_sparseconv.errors import ModelError, ProviderError, SparseConvError
 from onnx_sparseconv.kernels.compile import CompileOptions
 from onnx_sparseconv.kernels.kernel_choice import KernelChoice
 from onnx_sparseconv.kernels.targets import NATIVE, Target
-from onnx_sparseconv.kernels.unified_csr import nonzero_mask
 from onnx_sparseconv.runtime.layer_times import layer_name
 from onnx_sparseconv.runtime.plain import to_plain
 from onnx_sparseconv.runtime.timing import Clock
@@ -339,8 +337,7 @@ class _Tuner:
             how = f"by its {self._job.rule_name}: {verdict.text}"
             return Cause.NOT_MEASURED, f"only layers of the main graph are timed; {how}"
         assert site.weight is not None
-        values = site.weight.values
-        sparsity = 1 - np.count_nonzero(nonzero_mask(values)) / values.size
+        sparsity = share_of_zeros(site.weight.values)
         hopeless = why_hopeless(site, sparsity) if self._job.options.plan.skip_hopeless else ""
         return (Cause.HOPELESS, hopeless) if hopeless else None
 

@@ -284,7 +284,7 @@ def test_bench_only_claims_what_the_rounds_agree_on(low, high, word):
 
 
 def test_inspect_advises_to_measure_where_the_network_decides(sparseconv, tmp_path):
-    pointwise, depthwise = ((32, 32, 1, 1), 0.05, 1), ((32, 1, 3, 3), 1.0, 32)
+    pointwise, depthwise = ((32, 32, 1, 1), 0.05, 1), ((32, 1, 9, 9), 1.0, 32)
     onnx.save(network(pointwise, depthwise, pointwise), tmp_path / "mobile.onnx")
     result = sparseconv("inspect", tmp_path / "mobile.onnx")
     assert "2 layers would pay by themselves" in result.stdout

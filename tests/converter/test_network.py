@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnx_sparseconv import ConvertOptions, convert, inspect
 from onnx_sparseconv.converter.report import Reason
@@ -19,6 +19,9 @@ def weight(shape, density, seed=0):
 
 POINTWISE = ((CHANNELS, CHANNELS, 1, 1), 0.05, 1)
 DEPTHWISE = ((CHANNELS, 1, 3, 3), 1.0, CHANNELS)
+# The CPU kernel has no loops of its own for it.
+LARGE_DEPTHWISE = ((CHANNELS, 1, 9, 9), 1.0, CHANNELS)
+SMALL = ((CHANNELS, 4, 1, 1), 1.0, CHANNELS // 4)
 DENSE = ((CHANNELS, CHANNELS, 3, 3), 1.0, 1)
 
 
@@ -51,24 +54,59 @@ def reasons(model, **options):
 
 @pytest.mark.parametrize("between", [(), ("Relu",), ("Relu", "Identity", "Sigmoid")])
 def test_layers_beside_a_depthwise_one_stay_dense(between):
-    model = network(POINTWISE, *between, DEPTHWISE, *between, POINTWISE)
+    model = network(POINTWISE, *between, LARGE_DEPTHWISE, *between, POINTWISE)
     assert reasons(model) == [Reason.BESIDE_DEPTHWISE, Reason.DEPTHWISE, Reason.BESIDE_DEPTHWISE]
     assert convert(model)[0] is None
 
 
+@pytest.mark.parametrize("between", [(), ("Relu",), ("Relu", "Identity", "Sigmoid")])
+def test_depthwise_layers_are_taken_along(between):
+    model = network(POINTWISE, *between, DEPTHWISE, *between, POINTWISE, "Softmax", DEPTHWISE)
+    assert reasons(model) == [Reason.REWRITE] * 3 + [Reason.DEPTHWISE]
+    texts = [layer.verdict.text for layer in inspect(model).layers]
+    assert [text.startswith("taken along: it is depthwise: ") for text in texts] == [False, True, False, False]
+    # Layers in float16 have no loops of their own.
+    for tensor in model.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
+    for info in (model.graph.input[0], model.graph.output[0]):
+        info.type.tensor_type.elem_type = TensorProto.FLOAT16
+    assert Reason.REWRITE not in reasons(model)
+
+
+def test_one_sparse_side_is_enough_for_depthwise_and_small_layers():
+    assert reasons(network(DEPTHWISE, SMALL, DEPTHWISE, POINTWISE, SMALL)) == [Reason.REWRITE] * 5
+    found = reasons(network(POINTWISE, POINTWISE, DEPTHWISE, SMALL, DENSE))
+    assert found == [Reason.REWRITE] * 4 + [Reason.TOO_DENSE]
+
+
+def test_small_maps_need_no_margin_amid_sparse_layers():
+    seventy = ((CHANNELS, CHANNELS, 1, 1), 0.3, 1)
+    assert reasons(network(POINTWISE, seventy, POINTWISE, size=8)) == [Reason.REWRITE] * 3
+    assert reasons(network(POINTWISE, seventy, size=8)) == [Reason.REWRITE, Reason.TOO_DENSE]
+    half = ((CHANNELS, CHANNELS, 1, 1), 0.5, 1)
+    assert reasons(network(POINTWISE, half, POINTWISE, size=8)) == [Reason.REWRITE, Reason.TOO_DENSE, Reason.REWRITE]
+
+
+def test_nothing_is_taken_along_with_layers_that_stay_dense():
+    model = network(DEPTHWISE, POINTWISE, LARGE_DEPTHWISE)
+    assert reasons(model) == [Reason.DEPTHWISE, Reason.BESIDE_DEPTHWISE, Reason.DEPTHWISE]
+    model = network(DENSE, DENSE, DEPTHWISE, POINTWISE)
+    assert reasons(model) == [Reason.TOO_DENSE] * 2 + [Reason.DEPTHWISE, Reason.LITTLE_WORK]
+
+
 def test_what_lies_beyond_another_layer_is_no_neighbour():
-    model = network(POINTWISE, "Relu", POINTWISE, "Relu", DEPTHWISE)
+    model = network(POINTWISE, "Relu", POINTWISE, "Relu", LARGE_DEPTHWISE)
     assert reasons(model) == [Reason.REWRITE, Reason.BESIDE_DEPTHWISE, Reason.DEPTHWISE]
 
 
 @pytest.mark.parametrize("operator", ["Softmax", "GlobalAveragePool"])
 def test_what_lies_beyond_other_work_is_no_neighbour(operator):
-    model = network(POINTWISE, operator, DEPTHWISE)
-    assert reasons(model) == [Reason.REWRITE, Reason.DEPTHWISE]
+    for depthwise in (DEPTHWISE, LARGE_DEPTHWISE):
+        assert reasons(network(POINTWISE, operator, depthwise)) == [Reason.REWRITE, Reason.DEPTHWISE]
 
 
 def test_a_residual_connection_leads_to_a_neighbour():
-    model = network(POINTWISE, POINTWISE, DEPTHWISE)
+    model = network(POINTWISE, POINTWISE, LARGE_DEPTHWISE)
     graph = model.graph
     graph.node.insert(2, helper.make_node("Add", ["t0", "t1"], ["sum"]))
     graph.node[3].input[0] = "sum"
@@ -77,7 +115,7 @@ def test_a_residual_connection_leads_to_a_neighbour():
 
 @pytest.mark.parametrize("options", [{"min_sparsity": 0.5}, {"force": True}, {"precision": "fp16"}])
 def test_asking_for_it_overrules(options):
-    model = network(POINTWISE, DEPTHWISE, POINTWISE)
+    model = network(POINTWISE, LARGE_DEPTHWISE, POINTWISE)
     first, _, last = reasons(model, **options)
     assert first is last is Reason.REWRITE
 

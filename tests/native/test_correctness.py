@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from onnx_sparseconv.custom_ops.schema import Activation, ConvGeometry
-from tests.support.random_cases import ACTIVATION_PARAMETERS, cases, concat_cases
+from tests.support.random_cases import ACTIVATION_PARAMETERS, cases, concat_cases, depthwise_cases
 from tests.support.sparse_models import (
     ISAS,
     SparseConvCase,
@@ -49,6 +49,13 @@ def cpu_isa(request):
 @PROPERTY
 @given(drawn=cases())
 def test_any_convolution(cpu_isa, drawn):
+    case, x_shape = drawn
+    check(case, x_shape, cpu_isa, threads=2)
+
+
+@PROPERTY
+@given(drawn=depthwise_cases())
+def test_any_depthwise_convolution(cpu_isa, drawn):
     case, x_shape = drawn
     check(case, x_shape, cpu_isa, threads=2)
 

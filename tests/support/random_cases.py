@@ -76,6 +76,35 @@ def cases(draw, ranks=(1, 2, 3), longest=None, pooled=True):
 
 
 @st.composite
+def depthwise_cases(draw):
+    """A case whose maps the CPU kernel computes one by one, or hardly not, and a shape of X that fits it."""
+    kernel, dilation = draw(st.sampled_from([1, 3, 5, 7])), draw(st.integers(1, 3))
+    stride = draw(st.sampled_from([1, 1, 2, 2, 3]))
+    pads = tuple(draw(st.lists(st.integers(0, 4), min_size=4, max_size=4))) if kernel > 1 else (0,) * 4
+    group, multiplier = draw(st.integers(2, 9)), draw(st.integers(1, 2))
+    geometry = ConvGeometry((kernel,) * 2, (stride,) * 2, pads, (draw(st.sampled_from([1, dilation])), dilation), group)
+    activation = draw(st.sampled_from(list(Activation)))
+    alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
+    case = SparseConvCase(
+        random_weight(
+            (group * multiplier, 1, kernel, kernel), draw(st.sampled_from([0.4, 1.0])), draw(st.integers(0, 99))
+        ),
+        geometry,
+        activation,
+        alpha,
+        beta,
+        has_bias=draw(st.booleans()),
+        has_residual=draw(st.booleans()),
+    )
+    extents = [(kernel - 1) * d + 1 for d in geometry.dilations]
+    smallest = [max(1, extents[i] - pads[i] - pads[2 + i]) for i in range(2)]
+    sizes = [draw(st.integers(least, least + longest)) for least, longest in zip(smallest, (13, 70), strict=True)]
+    if not case.has_residual and draw(st.booleans()):
+        case = dataclasses.replace(case, pool=draw(pools([out for _, _, out in resolve(geometry, sizes)])))
+    return case, (draw(st.integers(1, 3)), case.in_channels, *sizes)
+
+
+@st.composite
 def concat_cases(draw, **limits):
     """The same of nodes that concatenate their inputs to X; ``limits`` are those of `cases`."""
     drawn = cases(pooled=False, **limits).filter(lambda one: one[0].geometry.group == 1 and one[0].in_channels > 1)

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <thread>
 
 #include "../checked.h"
 #include "../plan_cache.h"
+#include "depthwise.h"
 #include "isa.h"
 #include "max_pool.h"
 #include "pack.h"
@@ -22,6 +24,7 @@ constexpr int64_t kMaxTaps = 1 << 16;
 constexpr double kMinBusyShare = 0.75;
 // Tasks of other calls: enough to keep many threads busy to the end, each long against the cost of starting it.
 constexpr int64_t kTaskWork = 30000;
+constexpr int64_t kDepthwiseTaskWork = 10000;
 constexpr int64_t kMaxTasks = 64;
 constexpr int64_t kMinTaskRows = 8;
 // The cells of all images are packed before the sums start only where they are no more than this.
@@ -42,6 +45,7 @@ class CpuKernel final : public Kernel {
       Fail("a kernel of ", attributes_.geometry.taps(), " taps is more than the CPU kernel can address (", kMaxTaps,
            ")");
     }
+    depthwise_weight_ = DepthwiseWeight(attributes_.geometry, attributes_.weight);
   }
 
   std::string name() const override { return Concat("cpu.", kernels_.isa); }
@@ -56,6 +60,9 @@ class CpuKernel final : public Kernel {
             const void* from, void* y) const;
   int64_t NumRowBlocks(const Call& call) const;
   int64_t RowBlockBegin(int64_t block, int64_t num_blocks) const;
+  void ComputeDepthwise(const Call& call) const;
+  void ComputeVectors(const Call& call) const;
+  TileOutput OutputOf(const Call& call, int64_t image) const;
   void ComputeInPlace(const Call& call) const;
   void ComputePackingLocally(const Call& call) const;
   void ComputePackingFirst(const Call& call, int64_t num_row_blocks) const;
@@ -73,6 +80,7 @@ class CpuKernel final : public Kernel {
   const OpDescription op_;
   const SparseConvAttributes attributes_;
   const TileKernels& kernels_;
+  std::vector<float> depthwise_weight_;  // see depthwise.h
   mutable PlanCache<PlanKey, Plan> plans_;
 };
 
@@ -149,6 +157,8 @@ const void* CpuKernel::Concatenate(const ort::Context& context, const Inputs& in
 }
 
 void CpuKernel::Convolve(const Call& call) const {
+  if (call.plan.form == PlanForm::kDepthwise) return ComputeDepthwise(call);
+  if (call.plan.form == PlanForm::kVector) return ComputeVectors(call);
   const int64_t num_row_blocks = NumRowBlocks(call);
   if (call.plan.in_place) {
     ComputeInPlace(call);
@@ -157,6 +167,47 @@ void CpuKernel::Convolve(const Call& call) const {
   } else {
     ComputePackingFirst(call, num_row_blocks);
   }
+}
+
+// Tasks are channels of an image.
+void CpuKernel::ComputeDepthwise(const Call& call) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  const DepthwiseJob job = MakeDepthwiseJob(geometry, call.plan.geometry);
+  const int64_t num_parts =
+      std::clamp<int64_t>(call.plan.work / kDepthwiseTaskWork, 1, std::min(geometry.out_channels, kMaxTasks));
+  RunTasks(call.context, call.inputs.batch * num_parts, [&](size_t index) noexcept {
+    const auto task = static_cast<int64_t>(index);
+    const int64_t image = task / num_parts, part = task % num_parts;
+    DepthwiseJob own = job;
+    own.input = static_cast<const float*>(Image(call, image));
+    own.weight = depthwise_weight_.data();
+    own.channel_begin = geometry.out_channels * part / num_parts;
+    own.channel_end = geometry.out_channels * (part + 1) / num_parts;
+    own.output = OutputOf(call, image);
+    kernels_.run_depthwise(own);
+  });
+}
+
+// Tasks are rows of an image.
+void CpuKernel::ComputeVectors(const Call& call) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  const SparseWeight& weight = attributes_.weight;
+  const int64_t num_parts = std::clamp<int64_t>(call.plan.work / kTaskWork, 1, kMaxTasks);
+  RunTasks(call.context, call.inputs.batch * num_parts, [&](size_t index) noexcept {
+    const auto task = static_cast<int64_t>(index);
+    const int64_t image = task / num_parts, part = task % num_parts;
+    VectorJob job{};
+    job.input = static_cast<const float*>(Image(call, image));
+    job.entry_begin = weight.row_begin.data();
+    job.columns = weight.columns.data();
+    job.values = weight.values.data();
+    job.rows_per_group = geometry.group_out_channels();
+    job.group_channels = geometry.group_in_channels();
+    job.row_begin = RowBlockBegin(part, num_parts);
+    job.row_end = RowBlockBegin(part + 1, num_parts);
+    job.output = OutputOf(call, image);
+    kernels_.run_vector(job);
+  });
 }
 
 // Pools all maps that the convolution made.
@@ -326,6 +377,27 @@ const void* CpuKernel::Image(const Call& call, int64_t image) const {
   return static_cast<const char*>(call.inputs.x.data) + static_cast<size_t>(elements) * element_size();
 }
 
+// Where outputs of an image go, but for the runs of a tile.
+TileOutput CpuKernel::OutputOf(const Call& call, int64_t image) const {
+  const auto offset =
+      static_cast<size_t>(image * attributes_.geometry.out_channels * call.plan.out_plane) * element_size();
+  const void* residual = call.inputs.residual.data;
+  TileOutput output{};
+  output.is_half = is_half();
+  output.bias = call.inputs.bias.data;
+  output.residual = residual == nullptr ? nullptr : static_cast<const char*>(residual) + offset;
+  output.y = call.y + offset;
+  output.channel_stride = call.plan.out_plane;
+  output.activation = static_cast<int>(attributes_.activation.code);
+  output.alpha = attributes_.activation.alpha;
+  output.beta = attributes_.activation.beta;
+  const ActivationCode code = attributes_.activation.code;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  output.low = code == ActivationCode::kRelu ? 0 : code == ActivationCode::kClip ? output.alpha : -kInfinity;
+  output.high = code == ActivationCode::kClip ? output.beta : kInfinity;
+  return output;
+}
+
 // Computes rows of the tiles of a chunk. `cells` points to channel 0 at the chunk's first position.
 void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
                          int64_t row_end, Ahead ahead) const {
@@ -346,16 +418,7 @@ void CpuKernel::RunChunk(const Call& call, const Chunk& chunk, int64_t image, co
   job.row_end = row_end;
   job.ahead = call.is_streamed ? &ahead : nullptr;
 
-  const auto image_offset = static_cast<size_t>(image * geometry.out_channels * plan.out_plane) * element_size();
-  const void* residual = call.inputs.residual.data;
-  job.output.is_half = is_half();
-  job.output.bias = call.inputs.bias.data;
-  job.output.residual = residual == nullptr ? nullptr : static_cast<const char*>(residual) + image_offset;
-  job.output.y = call.y + image_offset;
-  job.output.channel_stride = plan.out_plane;
-  job.output.activation = static_cast<int>(attributes_.activation.code);
-  job.output.alpha = attributes_.activation.alpha;
-  job.output.beta = attributes_.activation.beta;
+  job.output = OutputOf(call, image);
 
   for (size_t i = chunk.tile_begin; i < chunk.tile_end; ++i) {
     const Tile& tile = plan.tiles[i];

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../checked.h"
+#include "depthwise.h"
 #include "layout.h"
 
 namespace sparseconv::cpu {
@@ -165,6 +166,14 @@ void MakeEntries(const ConvGeometry& conv, const SparseWeight& weight, const Til
   plan->segments.push_back(static_cast<uint32_t>(plan->entries.size()));
 }
 
+PlanForm ChooseForm(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
+  if (IsDepthwise(conv, sizes)) return PlanForm::kDepthwise;
+  const Axes one{1, 1, 1};
+  const bool is_vector =
+      conv.taps() == 1 && sizes.in_dims == one && sizes.out_dims == one && sizes.pads_begin == Axes{0, 0, 0};
+  return is_vector ? PlanForm::kVector : PlanForm::kCells;
+}
+
 // Makes one row of all positions where every output is made of the input at its own position.
 void JoinRows(const ConvGeometry& conv, Plan* plan) {
   ResolvedGeometry& geometry = plan->geometry;
@@ -183,6 +192,14 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
   plan.in_plane =
       CheckedMultiply(CheckedMultiply(in_dims[0], in_dims[1], "the size of X"), in_dims[2], "the size of X");
   plan.out_plane = CheckedMultiply(CheckedMultiply(out[0], out[1], "the size of Y"), out[2], "the size of Y");
+  if (key.access != InputAccess::kConvert) plan.form = ChooseForm(geometry, plan.geometry);
+  if (plan.form != PlanForm::kCells) {
+    const int64_t outputs = CheckedMultiply(geometry.out_channels, plan.out_plane, "the size of Y");
+    plan.work = plan.form == PlanForm::kVector
+                    ? static_cast<int64_t>(weight.values.size())
+                    : CheckedMultiply(outputs, geometry.taps() + kStoreWork, "the work for an image") / kernels.lanes;
+    return plan;
+  }
   JoinRows(geometry, &plan);
   for (size_t i = 0; i < kSpatialAxes; ++i) {
     plan.axes[i] = MakePhases(geometry.kernel_shape[i], geometry.strides[i], geometry.dilations[i]);

@@ -60,7 +60,12 @@ struct Chunk {
   size_t tile_end;
 };
 
+// What is computed otherwise than by sums over cells: maps of a depthwise layer (depthwise.h), and maps of one position
+// by a window of one tap. Of such a plan, only sizes and work are set.
+enum class PlanForm { kCells, kDepthwise, kVector };
+
 struct Plan {
+  PlanForm form = PlanForm::kCells;
   Axes out_dims{1, 1, 1};     // of Y
   ResolvedGeometry geometry;  // as it is computed: where neighbours do not matter, all positions are one row
   std::array<AxisPhases, kSpatialAxes> axes;

@@ -36,6 +36,8 @@ struct TileOutput {
   int activation;          // ActivationCode
   float alpha;
   float beta;
+  float low;  // bounds of Relu and Clip; infinite where there are none
+  float high;
 };
 
 // What is fetched into the caches while sums are made: the lines of X that the next task will read, a few for each row
@@ -86,6 +88,42 @@ struct TileJob {
   Ahead* ahead;  // null where nothing is fetched ahead
 };
 
+// Depthwise convolution of floats by a square window, of maps of two axes: all outputs of the channels [channel_begin,
+// channel_end) of an image. For every output, bias + the products of all taps, row by row; then residual and
+// activation.
+struct DepthwiseJob {
+  int kernel;  // 3, 5 or 7; or 1, with a stride of 1 and no padding
+  int stride;  // 1 or 2, along both axes; 2 without dilation along columns
+  int64_t row_dilation;
+  int64_t column_dilation;
+  int64_t pad_rows;  // before the first
+  int64_t pad_columns;
+  int64_t in_rows;
+  int64_t in_columns;
+  int64_t out_rows;
+  int64_t out_columns;
+  const float* input;          // channel 0 of X
+  const float* weight;         // [channels, kernel, kernel], of all channels of Y
+  int64_t channels_per_input;  // channels of Y that read one of X
+  int64_t channel_begin;       // of Y
+  int64_t channel_end;
+  TileOutput output;  // without runs
+};
+
+// Maps of one position by a window of one tap: for every row k in [row_begin, row_end), bias[k] + the sum over its
+// entries of value * X[group(k) * group_channels + column]; then residual and activation. Of floats.
+struct VectorJob {
+  const float* input;          // X, of all channels
+  const int64_t* entry_begin;  // of each row, and of one more
+  const uint32_t* columns;
+  const float* values;
+  int64_t rows_per_group;
+  int64_t group_channels;
+  int64_t row_begin;
+  int64_t row_end;
+  TileOutput output;  // without runs
+};
+
 struct TileKernels {
   const char* isa;
   int lanes;
@@ -100,6 +138,8 @@ struct TileKernels {
   // target[i] = source[i * stride], converted to float.
   void (*copy_floats)(const float* source, int64_t stride, int64_t count, float* target);
   void (*copy_halves)(const uint16_t* source, int64_t stride, int64_t count, float* target);
+  void (*run_depthwise)(const DepthwiseJob& job);
+  void (*run_vector)(const VectorJob& job);
 };
 
 // The kernels of one instruction set.

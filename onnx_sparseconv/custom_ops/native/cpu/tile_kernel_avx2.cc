@@ -18,6 +18,7 @@ inline __m256i FirstLanes(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+inline void KeepInRegister(Vec* a) { asm("" : "+x"(a->v)); }
 inline Vec Broadcast(float x) { return {_mm256_set1_ps(x)}; }
 inline Vec Load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline Vec LoadN(const float* p, int n) { return {_mm256_maskload_ps(p, FirstLanes(n))}; }
@@ -60,13 +61,17 @@ inline Vec Even(Vec a, Vec b) {
   const __m256d mixed = _mm256_castps_pd(_mm256_shuffle_ps(a.v, b.v, _MM_SHUFFLE(2, 0, 2, 0)));
   return {_mm256_castpd_ps(_mm256_permute4x64_pd(mixed, _MM_SHUFFLE(3, 1, 2, 0)))};
 }
-
-inline Vec LoadRange(const float* p, int first, int last) {
-  const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-  const __m256i mask = _mm256_andnot_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane),
-                                           _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane));
-  return {_mm256_maskload_ps(p, mask)};
+inline Vec Odd(Vec a, Vec b) {
+  const __m256d mixed = _mm256_castps_pd(_mm256_shuffle_ps(a.v, b.v, _MM_SHUFFLE(3, 1, 3, 1)));
+  return {_mm256_castpd_ps(_mm256_permute4x64_pd(mixed, _MM_SHUFFLE(3, 1, 2, 0)))};
 }
+
+struct LaneRange {
+  LaneRange() = default;
+  LaneRange(int first, int last) : mask(_mm256_andnot_si256(FirstLanes(first), FirstLanes(last))) {}
+  Vec Load(const float* p) const { return {_mm256_maskload_ps(p, mask)}; }
+  __m256i mask;
+};
 
 struct LaneShift {
   explicit LaneShift(int n)
@@ -82,12 +87,14 @@ struct LaneShift {
 }  // namespace
 }  // namespace sparseconv::cpu
 
+#include "depthwise_kernel_impl.h"
 #include "tile_kernel_impl.h"
 
 namespace sparseconv::cpu {
 
 const TileKernels& Avx2Kernels() {
-  static constexpr TileKernels kKernels{"avx2", kLanes, 8, 6, 1.0, RunJob, CopyRows, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"avx2",     kLanes,       8,        6, 1.0, RunJob, CopyRows, CopyFloats,
+                                        CopyHalves, RunDepthwise, RunVector};
   return kKernels;
 }
 

@@ -16,6 +16,7 @@ struct Vec {
 
 inline __mmask16 FirstLanes(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 
+inline void KeepInRegister(Vec* a) { asm("" : "+v"(a->v)); }
 inline Vec Broadcast(float x) { return {_mm512_set1_ps(x)}; }
 inline Vec Load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline Vec LoadN(const float* p, int n) { return {_mm512_maskz_loadu_ps(FirstLanes(n), p)}; }
@@ -58,11 +59,17 @@ inline Vec Even(Vec a, Vec b) {
   const __m512i index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   return {_mm512_permutex2var_ps(a.v, index, b.v)};
 }
-
-inline Vec LoadRange(const float* p, int first, int last) {
-  const uint32_t mask = ((1u << last) - 1) & ~((1u << first) - 1);
-  return {_mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), p)};
+inline Vec Odd(Vec a, Vec b) {
+  const __m512i index = _mm512_setr_epi32(1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  return {_mm512_permutex2var_ps(a.v, index, b.v)};
 }
+
+struct LaneRange {
+  LaneRange() = default;
+  LaneRange(int first, int last) : mask(static_cast<__mmask16>(((1u << last) - 1) & ~((1u << first) - 1))) {}
+  Vec Load(const float* p) const { return {_mm512_maskz_loadu_ps(mask, p)}; }
+  __mmask16 mask;
+};
 
 struct LaneShift {
   explicit LaneShift(int n)
@@ -75,12 +82,14 @@ struct LaneShift {
 }  // namespace
 }  // namespace sparseconv::cpu
 
+#include "depthwise_kernel_impl.h"
 #include "tile_kernel_impl.h"
 
 namespace sparseconv::cpu {
 
 const TileKernels& Avx512Kernels() {
-  static constexpr TileKernels kKernels{"avx512", kLanes, 14, 14, 0.6, RunJob, CopyRows, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"avx512", kLanes,     14,         14,           0.6,      RunJob,
+                                        CopyRows, CopyFloats, CopyHalves, RunDepthwise, RunVector};
   return kKernels;
 }
 

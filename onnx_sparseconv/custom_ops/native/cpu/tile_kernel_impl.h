@@ -1,47 +1,9 @@
-// The loops of tile_kernel.h over a vector type `Vec`. Include after defining `Vec` in this anonymous namespace:
-//
-//   kLanes; Load, Store, LoadHalf, StoreHalf (whole vectors); LoadN, StoreN, LoadHalfN, StoreHalfN (the first n lanes);
-//   Broadcast; operators + - * /; MultiplyAdd(a, b, c) = a * b + c; Less(a, b) ? x : y as SelectLess(a, b, x, y);
-//   Max and Min, which return their second operand where either is NaN; Round to nearest; PowerOfTwo(n) = 2^n for an
-//   integral n in -127..128, where -127 gives 0 and 128 Inf; LaneShift(n)(a, b) = lanes n, n + 1, ... of a followed by
-//   b; Even(a, b) = lanes 0, 2, 4, ... of a followed by b; LoadRange(p, first, last): lanes first..last - 1, zero
-//   elsewhere, reading nothing else.
-//
-// Everything here has internal linkage on purpose: see tile_kernel.h.
+// The loops of `TileJob` and `VectorJob` (tile_kernel.h), and those that copy X, over the vector type of vec_impl.h.
+
+#include "vec_impl.h"
 
 namespace sparseconv::cpu {
 namespace {
-
-// exp(x) to about 2 ulp: x = n ln 2 + r, a polynomial in r, scaled by 2^n. Goes to 0 and Inf at the ends; keeps NaN.
-inline Vec Exp(Vec x) {
-  x = Min(Broadcast(89.0f), Max(Broadcast(-88.0f), x));
-  const Vec n = Round(x * Broadcast(1.44269504f));
-  // ln 2 in two parts, the first with few bits, so that n * ln2_high is exact.
-  Vec r = MultiplyAdd(n, Broadcast(-0.693359375f), x);
-  r = MultiplyAdd(n, Broadcast(2.12194440e-4f), r);
-  Vec p = Broadcast(1.9875691500e-4f);
-  p = MultiplyAdd(p, r, Broadcast(1.3981999507e-3f));
-  p = MultiplyAdd(p, r, Broadcast(8.3334519073e-3f));
-  p = MultiplyAdd(p, r, Broadcast(4.1665795894e-2f));
-  p = MultiplyAdd(p, r, Broadcast(1.6666665459e-1f));
-  p = MultiplyAdd(p, r, Broadcast(5.0000001201e-1f));
-  p = MultiplyAdd(p * r, r, r) + Broadcast(1.0f);
-  return p * PowerOfTwo(n);
-}
-
-// The codes of `ActivationCode`. `x` stands second in every Max and Min, so that NaN stays NaN.
-template <int kCode>
-inline Vec Activate(Vec x, const TileOutput& out) {
-  const Vec zero = Broadcast(0.0f), one = Broadcast(1.0f);
-  if constexpr (kCode == 1) return Max(zero, x);
-  if constexpr (kCode == 2) return Min(Broadcast(out.beta), Max(Broadcast(out.alpha), x));
-  if constexpr (kCode == 3) return SelectLess(x, zero, Broadcast(out.alpha) * x, x);
-  if constexpr (kCode == 4) return x * Max(zero, Min(one, MultiplyAdd(x, Broadcast(1.0f / 6), Broadcast(0.5f))));
-  if constexpr (kCode == 5) return Max(zero, Min(one, MultiplyAdd(x, Broadcast(out.alpha), Broadcast(out.beta))));
-  if constexpr (kCode == 6) return one / (one + Exp(zero - x));
-  if constexpr (kCode == 7) return x / (one + Exp(zero - x));
-  return x;
-}
 
 struct FloatElement {
   using Type = float;
@@ -93,30 +55,8 @@ using StoreRowFunction = void (*)(const float*, int64_t, const TileOutput&);
 
 template <typename Element>
 StoreRowFunction ChooseStoreRow(int activation) {
-  switch (activation) {
-    case 1:
-      return StoreRow<Element, 1>;
-    case 2:
-      return StoreRow<Element, 2>;
-    case 3:
-      return StoreRow<Element, 3>;
-    case 4:
-      return StoreRow<Element, 4>;
-    case 5:
-      return StoreRow<Element, 5>;
-    case 6:
-      return StoreRow<Element, 6>;
-    case 7:
-      return StoreRow<Element, 7>;
-    default:
-      return StoreRow<Element, 0>;
-  }
-}
-
-inline float Bias(const TileOutput& out, int64_t row) {
-  if (out.bias == nullptr) return 0.0f;
-  return out.is_half ? HalfToFloat(static_cast<const uint16_t*>(out.bias)[row])
-                     : static_cast<const float*>(out.bias)[row];
+  return ForActivation(activation,
+                       [](auto code) -> StoreRowFunction { return StoreRow<Element, decltype(code)::value>; });
 }
 
 // The same pointer, of which the compiler does not know where it comes from. Otherwise it keeps every sum that the
@@ -208,12 +148,34 @@ struct PanelRows {
   int64_t end;
 };
 
+// Whether the outputs of a tile go to Y as they lie in registers.
+inline bool IsStoredWhole(const TileJob& job) {
+  const TileOutput& out = job.output;
+  return job.num_blocks == 1 && !out.is_half && out.num_runs == 1 && out.runs->begin == 0 &&
+         out.runs->length == job.last_vector + kLanes && ChooseActivate(out.activation) == nullptr;
+}
+
+template <int kVectors>
+inline void StoreWhole(const TileJob& job, int64_t row, const Vec (&sums)[kVectors]) {
+  const TileOutput& out = job.output;
+  const int64_t at = row * out.channel_stride + out.runs->output;
+  float* const y = static_cast<float*>(out.y) + at;
+  const float* const residual = out.residual == nullptr ? nullptr : static_cast<const float*>(out.residual) + at;
+  const Vec low = Broadcast(out.low), high = Broadcast(out.high);
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t place = v + 1 < kVectors ? v * kLanes : job.last_vector;
+    const Vec sum = residual == nullptr ? sums[v] : sums[v] + Load(residual + place);
+    Store(y + place, Min(high, Max(low, sum)));
+  }
+}
+
 // A panel of rows, block by block: what a block reads of the input stays in the first-level cache for the whole panel.
 template <int kVectors, bool kShifted>
 void RunPanel(const TileJob& job, const PanelRows& rows, StoreRowFunction store_row) {
   constexpr int kTile = kVectors * kLanes;
   alignas(64) float partial[kPanelRows * kTile + kLanes];  // a spare vector for the last run
   const int64_t first_group = rows.begin / job.rows_per_group;
+  const bool is_stored_whole = IsStoredWhole(job);
   for (int32_t block = 0; block < job.num_blocks; ++block) {
     const float* input = job.input + (first_group - job.first_group) * job.group_stride;
     int64_t group_end = (first_group + 1) * job.rows_per_group;
@@ -239,6 +201,10 @@ void RunPanel(const TileJob& job, const PanelRows& rows, StoreRowFunction store_
         AccumulateShifts<kVectors>(job, input, segment, sums);
       } else {
         Accumulate<kVectors>(job.entries + segment[0], job.entries + segment[1], input, job.last_vector, sums);
+      }
+      if (is_stored_whole) {
+        StoreWhole<kVectors>(job, row, sums);
+        continue;
       }
       for (int v = 0; v + 1 < kVectors; ++v) Store(row_partial + v * kLanes, sums[v]);
       Store(row_partial + job.last_vector, sums[kVectors - 1]);
@@ -273,17 +239,41 @@ void RunTileOf(const TileJob& job) {
 
 void RunJob(const TileJob& job) { RunTileOf<kMaxVectors>(job); }
 
-inline int ClampToVector(int64_t lane) { return lane < 0 ? 0 : lane > kLanes ? kLanes : static_cast<int>(lane); }
+// Four sums in turn, so that a multiply-add need not wait for the one before it.
+inline float Dot(const float* values, const uint32_t* columns, int64_t count, const float* x) {
+  float sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (int s = 0; s < 4; ++s) sums[s] += values[i + s] * x[columns[i + s]];
+  }
+  for (; i < count; ++i) sums[0] += values[i] * x[columns[i]];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+void RunVector(const VectorJob& job) {
+  const TileOutput& out = job.output;
+  float* const y = static_cast<float*>(out.y);
+  for (int64_t row = job.row_begin; row < job.row_end; ++row) {
+    const int64_t begin = job.entry_begin[row], end = job.entry_begin[row + 1];
+    const float* const x = job.input + row / job.rows_per_group * job.group_channels;
+    float sum = Bias(out, row) + Dot(job.values + begin, job.columns + begin, end - begin, x);
+    if (out.residual != nullptr) sum += static_cast<const float*>(out.residual)[row];
+    y[row] = sum;
+  }
+  ForActivation(out.activation, [&](auto code) {
+    ActivateFloats<decltype(code)::value>(y + job.row_begin, job.row_end - job.row_begin, out);
+  });
+}
 
 // source[i * kStride] for the lanes i in [first, last), zero in the others.
 template <int kStride>
 inline Vec LoadStrided(const float* source, int first, int last) {
   if constexpr (kStride == 1) {
-    return LoadRange(source, first, last);
+    return LaneRange(first, last).Load(source);
   } else {
     const int begin = 2 * first, end = 2 * last - 1;
-    return Even(LoadRange(source, ClampToVector(begin), ClampToVector(end)),
-                LoadRange(source + kLanes, ClampToVector(begin - kLanes), ClampToVector(end - kLanes)));
+    return Even(LaneRange(ClampToVector(begin), ClampToVector(end)).Load(source),
+                LaneRange(ClampToVector(begin - kLanes), ClampToVector(end - kLanes)).Load(source + kLanes));
   }
 }
 

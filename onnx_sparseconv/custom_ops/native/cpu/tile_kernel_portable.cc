@@ -21,6 +21,7 @@ inline Vec Each(Function function) {
   return v;
 }
 
+inline void KeepInRegister(Vec*) {}
 inline Vec Broadcast(float x) { return {Lanes{x, x, x, x}}; }
 inline Vec Load(const float* p) {
   Vec v;
@@ -78,10 +79,18 @@ inline Vec PowerOfTwo(Vec n) {
 inline Vec Even(Vec a, Vec b) {
   return Each([=](int i) { return 2 * i < kLanes ? a.lane[2 * i] : b.lane[2 * i - kLanes]; });
 }
-
-inline Vec LoadRange(const float* p, int first, int last) {
-  return Each([=](int i) { return i >= first && i < last ? p[i] : 0.0f; });
+inline Vec Odd(Vec a, Vec b) {
+  return Each([=](int i) { return 2 * i + 1 < kLanes ? a.lane[2 * i + 1] : b.lane[2 * i + 1 - kLanes]; });
 }
+
+struct LaneRange {
+  LaneRange() = default;
+  LaneRange(int first, int last) : first(first), last(last) {}
+  Vec Load(const float* p) const {
+    return Each([this, p](int i) { return i >= first && i < last ? p[i] : 0.0f; });
+  }
+  int first, last;
+};
 
 struct LaneShift {
   explicit LaneShift(int n) : n(n) {}
@@ -94,12 +103,14 @@ struct LaneShift {
 }  // namespace
 }  // namespace sparseconv::cpu
 
+#include "depthwise_kernel_impl.h"
 #include "tile_kernel_impl.h"
 
 namespace sparseconv::cpu {
 
 const TileKernels& PortableKernels() {
-  static constexpr TileKernels kKernels{"portable", kLanes, 8, 4, 1.0, RunJob, CopyRows, CopyFloats, CopyHalves};
+  static constexpr TileKernels kKernels{"portable", kLanes,       8,        4, 1.0, RunJob, CopyRows, CopyFloats,
+                                        CopyHalves, RunDepthwise, RunVector};
   return kKernels;
 }
 

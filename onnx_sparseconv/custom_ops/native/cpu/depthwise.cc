@@ -1,0 +1,59 @@
+#include "depthwise.h"
+
+namespace sparseconv::cpu {
+namespace {
+
+bool HasWindow(const ConvGeometry& conv) {
+  const int64_t kernel = conv.kernel_shape[1], stride = conv.strides[1];
+  return conv.kernel_shape == Axes{1, kernel, kernel} && (kernel == 3 || kernel == 5 || kernel == 7) &&
+         conv.strides[2] == stride && (stride == 1 || (stride == 2 && conv.dilations[2] == 1));
+}
+
+// Whether the node is one whose maps may be computed so.
+bool HasForm(const ConvGeometry& conv) {
+  return conv.group > 1 && conv.group_in_channels() == 1 && (conv.taps() == 1 || HasWindow(conv));
+}
+
+// Whether every output is made of the input at its own position.
+bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
+  return conv.taps() == 1 && conv.strides == Axes{1, 1, 1} && sizes.in_dims == sizes.out_dims;
+}
+
+}  // namespace
+
+bool IsDepthwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
+  if (!HasForm(conv)) return false;
+  return IsPointwise(conv, sizes) || (HasWindow(conv) && sizes.in_dims[0] == 1 && sizes.out_dims[0] == 1);
+}
+
+std::vector<float> DepthwiseWeight(const ConvGeometry& conv, const SparseWeight& weight) {
+  if (!HasForm(conv)) return {};
+  const auto taps = static_cast<size_t>(conv.taps()), rows = static_cast<size_t>(conv.out_channels);
+  std::vector<float> found(rows * taps);
+  for (size_t row = 0; row < rows; ++row) {
+    for (auto e = static_cast<size_t>(weight.row_begin[row]); e < static_cast<size_t>(weight.row_begin[row + 1]); ++e) {
+      found[row * taps + weight.columns[e]] = weight.values[e];
+    }
+  }
+  return found;
+}
+
+DepthwiseJob MakeDepthwiseJob(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
+  DepthwiseJob job{};
+  const Axes &in = sizes.in_dims, &out = sizes.out_dims;
+  const bool is_pointwise = IsPointwise(conv, sizes);
+  job.kernel = static_cast<int>(conv.kernel_shape[2]);
+  job.stride = static_cast<int>(conv.strides[2]);
+  job.row_dilation = conv.dilations[1];
+  job.column_dilation = conv.dilations[2];
+  job.pad_rows = sizes.pads_begin[1];
+  job.pad_columns = sizes.pads_begin[2];
+  job.in_rows = is_pointwise ? 1 : in[1];
+  job.in_columns = is_pointwise ? in[0] * in[1] * in[2] : in[2];
+  job.out_rows = is_pointwise ? 1 : out[1];
+  job.out_columns = is_pointwise ? job.in_columns : out[2];
+  job.channels_per_input = conv.group_out_channels();
+  return job;
+}
+
+}  // namespace sparseconv::cpu

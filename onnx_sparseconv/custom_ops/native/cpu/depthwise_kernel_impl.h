@@ -1,0 +1,204 @@
+// The loops of `DepthwiseJob` (tile_kernel.h) over the vector type of vec_impl.h.
+//
+// A vector holds neighbouring outputs of one row, and several rows are summed together, since they share most of what
+// they read. X is read where it lies: lanes whose tap falls on padding are masked, rows of padding are left out.
+
+#include "vec_impl.h"
+
+namespace sparseconv::cpu {
+namespace {
+
+// What the taps of a row read for a vector of outputs: all lanes columns of X. With a stride of 2, two neighbouring
+// taps read every other column of the same.
+template <int kKernel, int kStride>
+struct WholeRow {
+  void Read(const float* p, int64_t dilation, Vec (&x)[kKernel]) const {
+    if constexpr (kStride == 1) {
+      for (int t = 0; t < kKernel; ++t) x[t] = Load(p + t * dilation);
+    } else {
+      for (int t = 0; t < kKernel; t += 2) {
+        const Vec low = Load(p + t), high = Load(p + t + kLanes);
+        x[t] = Even(low, high);
+        if (t + 1 < kKernel) x[t + 1] = Odd(low, high);
+      }
+    }
+  }
+};
+
+// The same where some lanes read padding: the first lane reads column `begin` by the first tap, and X has the columns
+// [0, num_columns).
+template <int kKernel, int kStride>
+struct PartOfRow {
+  PartOfRow(int64_t begin, int64_t dilation, int64_t num_columns) {
+    for (int t = 0; t < kKernel; t += kStride) {
+      for (int half = 0; half < kStride; ++half) {
+        const int64_t first = begin + t * dilation + half * kLanes;
+        lanes[t + half] = LaneRange(ClampToVector(-first), ClampToVector(num_columns - first));
+      }
+    }
+  }
+  void Read(const float* p, int64_t dilation, Vec (&x)[kKernel]) const {
+    if constexpr (kStride == 1) {
+      for (int t = 0; t < kKernel; ++t) x[t] = lanes[t].Load(p + t * dilation);
+    } else {
+      for (int t = 0; t < kKernel; t += 2) {
+        const Vec low = lanes[t].Load(p + t), high = lanes[t + 1].Load(p + t + kLanes);
+        x[t] = Even(low, high);
+        if (t + 1 < kKernel) x[t + 1] = Odd(low, high);
+      }
+    }
+  }
+  LaneRange lanes[kKernel + kStride - 1];
+};
+
+// Rows of X that some outputs read, in their order: where a vector begins in row i, by its first tap, is
+// begin + i * pitch. Rows before `first` and from `end` on are padding.
+struct Rows {
+  const float* x;
+  int64_t begin, pitch;
+  int first, end;
+};
+
+// Adds to the sums of kRows rows of outputs what they read of X.
+template <int kKernel, int kStride, int kRows, typename Row>
+inline void AddWindows(const Rows& rows, int64_t dilation, const Vec (&taps)[kKernel * kKernel], const Row& row,
+                       Vec (&sums)[kRows]) {
+  constexpr int kInputs = (kRows - 1) * kStride + kKernel;
+  int64_t at = rows.begin;
+#pragma GCC unroll 16
+  for (int i = 0; i < kInputs; ++i, at += rows.pitch) {
+    if (i < rows.first || i >= rows.end) continue;
+    Vec x[kKernel];
+    row.Read(rows.x + at, dilation, x);
+#pragma GCC unroll 8
+    for (int t = 0; t < kKernel; ++t) {
+      KeepInRegister(&x[t]);
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const int k = i - r * kStride;
+        if (k >= 0 && k < kKernel) sums[r] = MultiplyAdd(taps[k * kKernel + t], x[t], sums[r]);
+      }
+    }
+  }
+}
+
+// A channel of X, or of Y, and all that belongs to it.
+struct DepthwiseMap {
+  const float* x;
+  const float* residual;  // null where absent
+  float* y;
+  float bias;
+};
+
+// kRows rows of outputs, the first of which is `out_row`.
+template <int kKernel, int kStride, int kRows>
+void ComputeRows(const DepthwiseJob& job, const DepthwiseMap& map, const float* weight, ActivateFunction activate,
+                 int64_t out_row) {
+  constexpr int kInputs = (kRows - 1) * kStride + kKernel;
+  // Copies, which no store can change.
+  const int64_t in_columns = job.in_columns, out_columns = job.out_columns, dilation = job.column_dilation;
+  float* const y = map.y + out_row * out_columns;
+  const float* const residual = map.residual == nullptr ? nullptr : map.residual + out_row * out_columns;
+  // Rows that are summed together read neighbouring rows.
+  const int64_t in_row = out_row * kStride - job.pad_rows, row_step = kRows > 1 ? 1 : job.row_dilation;
+  Rows rows{map.x, 0, row_step * in_columns, 0, 0};
+  if constexpr (kRows > 1) {
+    rows.first = ClampTo(kInputs, -in_row);
+    rows.end = ClampTo(kInputs, job.in_rows - in_row);
+  } else {
+    while (rows.first < kInputs && in_row + rows.first * row_step < 0) ++rows.first;
+    while (rows.end < kInputs && in_row + rows.end * row_step < job.in_rows) ++rows.end;
+  }
+  Vec taps[kKernel * kKernel];
+  for (int i = 0; i < kKernel * kKernel; ++i) taps[i] = Broadcast(weight[i]);
+  const Vec low = Broadcast(job.output.low), high = Broadcast(job.output.high), bias = Broadcast(map.bias);
+  for (int64_t c = 0; c < out_columns; c += kLanes) {
+    const int64_t column = c * kStride - job.pad_columns;
+    const int64_t last_read = column + kStride * kLanes - 1 + (kKernel - 1) * dilation;
+    rows.begin = in_row * in_columns + column;
+    Vec sums[kRows];
+    for (Vec& sum : sums) sum = bias;
+    if (column >= 0 && last_read < in_columns) {
+      AddWindows<kKernel, kStride, kRows>(rows, dilation, taps, WholeRow<kKernel, kStride>{}, sums);
+    } else {
+      const PartOfRow<kKernel, kStride> part(column, dilation, in_columns);
+      AddWindows<kKernel, kStride, kRows>(rows, dilation, taps, part, sums);
+    }
+    const int count = ClampToVector(out_columns - c);
+    if (residual != nullptr) {
+      for (int r = 0; r < kRows; ++r) sums[r] = sums[r] + LoadN(residual + r * out_columns + c, count);
+    }
+    for (Vec& sum : sums) sum = Min(high, Max(low, sum));
+    if (count == kLanes) {
+      for (int r = 0; r < kRows; ++r) Store(y + r * out_columns + c, sums[r]);
+    } else {
+      for (int r = 0; r < kRows; ++r) StoreN(y + r * out_columns + c, sums[r], count);
+    }
+  }
+  // Other activations are applied while the rows are in the first-level cache.
+  if (activate != nullptr) activate(y, kRows * out_columns, job.output);
+}
+
+// Rows that are summed together: as many sums as the registers hold beside the window's weights, or fewer, which suit
+// maps of few rows. Maps of well-known networks have multiples of seven.
+struct RowsAtOnce {
+  int many, few;
+};
+constexpr RowsAtOnce RowsOf(int kernel) {
+  if (kernel == 1) return {1, 1};
+  if (kernel == 3) return {kLanes == 16 ? 7 : 4, 2};
+  return {kernel == 5 ? 4 : 2, 2};
+}
+
+template <int kKernel, int kStride, int kRows>
+void ComputeMapBy(const DepthwiseJob& job, const DepthwiseMap& map, const float* weight, ActivateFunction activate) {
+  int64_t row = 0;
+  for (; row + kRows <= job.out_rows; row += kRows) {
+    ComputeRows<kKernel, kStride, kRows>(job, map, weight, activate, row);
+  }
+  // The last ones, some of them once more.
+  if (row < job.out_rows) ComputeRows<kKernel, kStride, kRows>(job, map, weight, activate, job.out_rows - kRows);
+}
+
+template <int kKernel, int kStride>
+void ComputeMap(const DepthwiseJob& job, const DepthwiseMap& map, const float* weight, ActivateFunction activate) {
+  constexpr RowsAtOnce kRows = RowsOf(kKernel);
+  if (job.row_dilation == 1 && job.out_rows >= kRows.many) {
+    ComputeMapBy<kKernel, kStride, kRows.many>(job, map, weight, activate);
+  } else if (job.row_dilation == 1 && job.out_rows >= kRows.few) {
+    ComputeMapBy<kKernel, kStride, kRows.few>(job, map, weight, activate);
+  } else {
+    ComputeMapBy<kKernel, kStride, 1>(job, map, weight, activate);
+  }
+}
+
+using MapFunction = void (*)(const DepthwiseJob&, const DepthwiseMap&, const float*, ActivateFunction);
+
+MapFunction ChooseMap(int kernel, int stride) {
+  switch (kernel) {
+    case 3:
+      return stride == 1 ? ComputeMap<3, 1> : ComputeMap<3, 2>;
+    case 5:
+      return stride == 1 ? ComputeMap<5, 1> : ComputeMap<5, 2>;
+    case 7:
+      return stride == 1 ? ComputeMap<7, 1> : ComputeMap<7, 2>;
+    default:
+      return ComputeMap<1, 1>;
+  }
+}
+
+void RunDepthwise(const DepthwiseJob& job) {
+  const TileOutput& out = job.output;
+  const ActivateFunction activate = ChooseActivate(out.activation);
+  const MapFunction compute = ChooseMap(job.kernel, job.stride);
+  for (int64_t channel = job.channel_begin; channel < job.channel_end; ++channel) {
+    const int64_t at = channel * out.channel_stride;
+    const DepthwiseMap map{job.input + channel / job.channels_per_input * job.in_rows * job.in_columns,
+                           out.residual == nullptr ? nullptr : static_cast<const float*>(out.residual) + at,
+                           static_cast<float*>(out.y) + at, Bias(out, channel)};
+    compute(job, map, job.weight + channel * job.kernel * job.kernel, activate);
+  }
+}
+
+}  // namespace
+}  // namespace sparseconv::cpu
