@@ -73,7 +73,8 @@ class ConvertOptions(DecisionOptions):
         keep_float: names of nodes, or of operators, that stay float.
         fuse_pools: whether a MaxPool becomes part of the convolution before it, which pays on GPUs; None: where the
             model is made for one, by a target, in float16, or by decisions that were measured on one.
-        fuse_concats: whether a 1x1 convolution reads the inputs of the Concat before it; None: in the same models.
+        fuse_concats: whether a 1x1 convolution reads the inputs of the Concat before it; None: in the same models, and
+            what scales channels in all.
         fuse_scales: whether what scales and shifts channels before an activation and a convolution becomes a depthwise
             convolution.
     """
@@ -100,6 +101,11 @@ class ConvertOptions(DecisionOptions):
     def takes_concats(self) -> bool:
         """Whether Concat are fused."""
         return self._is_for_gpu if self.fuse_concats is None else self.fuse_concats
+
+    @property
+    def takes_scaled_concats(self) -> bool:
+        """Whether what scales channels reads the inputs of Concats, on CPUs, too."""
+        return self.fuse_concats is not False
 
     @property
     def fewest_scaled_positions(self) -> int | None:
@@ -330,7 +336,12 @@ def _rewrite(
     sparsify = SparsifyConv(attributes, {id(s.node): s.name for s in chosen}, biases)
     for scope in pipeline.scopes:
         sparsify.apply(scope.graph)
-    pipeline.fuse(pools=options.takes_pools, scales=options.fewest_scaled_positions, concats=options.takes_concats)
+    pipeline.fuse(
+        pools=options.takes_pools,
+        scales=options.fewest_scaled_positions,
+        concats=options.takes_concats,
+        scaled_concats=options.takes_scaled_concats,
+    )
     _state_ranks(pipeline.scopes)
     removed = view.write_back()
     for owner in {id(o): o for o in (proto, *(s.function for s in pipeline.scopes)) if o is not None}.values():

@@ -25,6 +25,7 @@ from onnx_sparseconv.passes.fuse_concat import FuseConcat
 from onnx_sparseconv.passes.fuse_pool import FusePool
 from onnx_sparseconv.passes.fuse_residual import FuseResidual
 from onnx_sparseconv.passes.fuse_scale import FuseScale
+from onnx_sparseconv.passes.fuse_scale_concat import FuseScaleConcat
 from onnx_sparseconv.passes.skip_identity import SkipIdentity
 
 _ORDER: tuple[type[Pass], ...] = (
@@ -36,6 +37,7 @@ _ORDER: tuple[type[Pass], ...] = (
     FuseActivation,
     FusePool,
     FuseScale,
+    FuseScaleConcat,
     FuseConcat,
 )
 # Kinds of numpy types that passes compute with: floating, integers, booleans.
@@ -94,9 +96,14 @@ class Pipeline:
             while sum(self._run(each, scope) for each in passes):
                 pass
 
-    def fuse(self, *, pools: bool, scales: int | None, concats: bool) -> None:
-        """Take what stands around the sparse convolutions into them; pools and Concat only if so told, and what scales
-        channels of maps of so many positions.
+    def fuse(self, *, pools: bool, scales: int | None, concats: bool, scaled_concats: bool) -> None:
+        """Take what stands around the sparse convolutions into them.
+
+        Args:
+            pools: whether those behind are taken.
+            scales: positions of a map from which on what scales channels is fused; None: it is not.
+            concats: whether 1x1 convolutions read the inputs of the Concat before them.
+            scaled_concats: whether what scales channels does.
         """
         for scope in self.scopes:
             constant, shape_of = self._constants(scope), self._shape_lookup(scope)
@@ -115,6 +122,8 @@ class Pipeline:
                     to_half=self._to_half,
                 )
                 self._run(fuse_scale, scope)
+                if scaled_concats:
+                    self._run(FuseScaleConcat(self._pinned, shape_of), scope)
             if concats:
                 opset = default_opset(scope.function or self._view.proto)
                 self._run(FuseConcat(self._pinned, constant, shape_of, self._view.unique_name, opset), scope)

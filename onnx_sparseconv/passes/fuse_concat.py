@@ -116,8 +116,9 @@ class FuseConcat:
                 continue
             edits.append(Edit(found.convolution, concat.op, concat.name))
             read_around |= {id(split): (split, found.convolution) for split in found.splits}
-            at = position[id(found.convolution)]
-            graph.nodes[at] = _joined(found)
+            convolution = found.convolution
+            at = position[id(convolution)]
+            graph.nodes[at] = joined(convolution, found.inputs, found.channels)
             position[id(graph.nodes[at])] = at
             detach(concat)
             gone.append(concat)
@@ -134,7 +135,7 @@ class FuseConcat:
         if convolution is None:
             return None
         rank = len(convolution.attrs["kernel_shape"]) + 2
-        if not _is_channel_axis(concat, rank):
+        if not is_channel_axis(concat, rank):
             return None
         require_sole_reader(result, self._pinned)
         if convolution.inputs[0] is not result:
@@ -145,7 +146,7 @@ class FuseConcat:
             return _Found(convolution, inputs, [], splits)
         if len(inputs) > MAX_CONCAT_INPUTS:
             raise RefusedError(f"it has {len(inputs)} inputs, and the op takes at most {MAX_CONCAT_INPUTS}")
-        channels = [self._channels(tensor) for tensor in inputs]
+        channels = [channels_of(tensor, self._shape_of) for tensor in inputs]
         known = [count for count in channels if count is not None]
         if len(known) != len(channels):
             raise RefusedError("the channels of its inputs are not known")
@@ -153,15 +154,6 @@ class FuseConcat:
         if sum(known) != wanted:
             raise RefusedError(f"its inputs have {sum(known)} channels together, the weight {wanted}")
         return _Found(convolution, inputs, known, splits)
-
-    def _channels(self, tensor: gs.Tensor) -> int | None:
-        maker = tensor.inputs[0] if len(tensor.inputs) == 1 else None
-        if maker is not None and is_sparse(maker):
-            count = maker.attrs.get("out_channels")
-        else:
-            shape = tensor.shape if isinstance(tensor, gs.Constant) else self._shape_of(tensor.name)
-            count = shape[_CHANNEL_AXIS] if shape is not None and len(shape) > _CHANNEL_AXIS else None
-        return count if isinstance(count, int) and count > 0 else None
 
     def _lessen(self, graph: gs.Graph | gs.Function, split: gs.Node, convolution: gs.Node) -> Edit | None:
         """Write less of what a Split makes where next to nothing of it is read; None where it stays."""
@@ -190,7 +182,7 @@ class FuseConcat:
                 return None
             given = constant.tolist() if constant is not None else None
         if given is None:
-            given = [self._channels(output) for output in split.outputs]
+            given = [channels_of(output, self._shape_of) for output in split.outputs]
         if not isinstance(given, list) or len(given) != len(split.outputs):
             return None
         return given if all(isinstance(size, int) and size > 0 for size in given) else None
@@ -207,13 +199,13 @@ class FuseConcat:
 
 
 def _is_pointwise(node: gs.Node) -> bool:
-    """Whether a node is one of our ops with a kernel of 1 along every axis; but none that scales channels, of which
-    nobody expects that they read several inputs.
+    """Whether a node is one of our ops with a kernel of 1 along every axis; but none that scales channels: these have a
+    pass of their own, `FuseScaleConcat`.
     """
     return is_sparse(node) and are_all(node.attrs.get("kernel_shape"), 1) and not scales_channels(node)
 
 
-def _is_channel_axis(node: gs.Node, rank: int) -> bool:
+def is_channel_axis(node: gs.Node, rank: int) -> bool:
     """Whether a Concat or Split works on the channels of tensors of so many axes."""
     axis = node.attrs.get("axis", 0)
     return isinstance(axis, int) and axis in (_CHANNEL_AXIS, _CHANNEL_AXIS - rank)
@@ -253,7 +245,7 @@ def _around_splits(
             split is None
             or id(split) not in own
             or not is_standard(split, "Split")
-            or not _is_channel_axis(split, rank)
+            or not is_channel_axis(split, rank)
             or all(tensor.name in pinned for tensor in split.outputs)
         ):
             found.append(left.pop(0))
@@ -268,16 +260,28 @@ def _around_splits(
     return found, splits
 
 
-def _joined(found: _Found) -> gs.Node:
-    """The convolution with its new inputs; its Concat is still there."""
-    convolution = found.convolution
-    if len(found.inputs) == 1:
-        convolution.inputs[0] = found.inputs[0]
+def joined(convolution: gs.Node, inputs: Sequence[gs.Tensor], channels: Sequence[int]) -> gs.Node:
+    """The convolution with several inputs of so many channels in place of X, taking over what it makes; with one
+    input, the convolution itself.
+    """
+    if len(inputs) == 1:
+        convolution.inputs[0] = inputs[0]
         return convolution
     bias = convolution.inputs[1] if len(convolution.inputs) > 1 else gs.Variable.empty()
-    first, *others = found.inputs
-    attributes = dict(convolution.attrs) | {"input_channels": found.channels}
+    first, *others = inputs
+    attributes = dict(convolution.attrs) | {"input_channels": list(channels)}
     outputs = list(convolution.outputs)
     detach(convolution)
-    op = concat_op(len(found.inputs))
+    op = concat_op(len(inputs))
     return gs.Node(op, convolution.name, attributes, [first, bias, *others], outputs, domain=DOMAIN)
+
+
+def channels_of(tensor: gs.Tensor, shape_of: ShapeLookup) -> int | None:
+    """Channels of a tensor, by the SparseConv that makes it or by its shape; None where they are not known."""
+    maker = tensor.inputs[0] if len(tensor.inputs) == 1 else None
+    if maker is not None and is_sparse(maker):
+        count = maker.attrs.get("out_channels")
+    else:
+        shape = tensor.shape if isinstance(tensor, gs.Constant) else shape_of(tensor.name)
+        count = shape[_CHANNEL_AXIS] if shape is not None and len(shape) > _CHANNEL_AXIS else None
+    return count if isinstance(count, int) and count > 0 else None

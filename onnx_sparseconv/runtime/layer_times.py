@@ -25,7 +25,7 @@ from typing import Any
 import onnx
 from onnx import NodeProto
 
-from onnx_sparseconv.custom_ops.schema import DOMAIN, OP_TYPES
+from onnx_sparseconv.custom_ops.schema import CONCAT_OPS, DOMAIN, OP_TYPES
 from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.nodes import iterate_nodes
 
@@ -171,13 +171,20 @@ class GraphIndex:
         tensor, nchwc, _ = plain.rpartition(_NCHWC)
         return self._convolution_behind(tensor) if nchwc else None
 
-    def between(self, first: str, last: str) -> list[NodeProto]:
-        """The nodes that make tensor ``last`` of tensor ``first``, in their order; empty where it cannot be told.
+    def between(self, first: Iterable[str], last: str) -> list[NodeProto]:
+        """The nodes that make tensor ``last`` of tensors ``first``, in their order; empty where it cannot be told.
 
-        Those that make what else these read, constants, are not among them.
+        Those that make what else these read, constants, are not among them. What a Concat joins to one of ``first``
+        counts as one of them.
         """
         found: list[NodeProto] = []
-        comes: dict[str, bool] = {first: True}
+        comes: dict[str, bool] = {}
+        left = list(first)
+        while left:
+            comes[name := left.pop()] = True
+            producer = self._producer.get(name)
+            if producer is not None and producer.op_type == "Concat":
+                left += [part for part in producer.input if part not in comes]
         if not self._collect(last, comes, found, _MAX_NODES_BETWEEN):
             return []
         return [] if any(is_convolution(node) for node in found) else found
@@ -240,11 +247,18 @@ def match_layers(
     by_output = {name: layer_name(node) for node in index.convolutions for name in node.output if name}
     times = _times_by_name(original, original_profile)
     layers = []
+    counted: set[str] = set()  # Concats, by their results
     for node in GraphIndex(converted).convolutions:
         name = layer_name(node)
         source = name if name in before else by_output.get(node.output[0], name)
         first, second = before.get(source), after.get(name)
-        replaced = index.between(node.input[0], node.output[0]) if first is None else []
+        replaced = []
+        if first is None:
+            # X, and what else is concatenated to it.
+            sources = [node.input[0], *(node.input[2:] if node.op_type in CONCAT_OPS else ())]
+            between = index.between(sources, node.output[0])
+            replaced = [each for each in between if each.op_type != "Concat" or each.output[0] not in counted]
+            counted |= {each.output[0] for each in replaced}
         first = _time_together(replaced, times) if replaced else first
         gain = first / second if first is not None and second else None
         layers.append(LayerTime(name, first, second, node.op_type, gain, tuple(each.op_type for each in replaced)))

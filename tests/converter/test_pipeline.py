@@ -12,7 +12,7 @@ from tests.support.odd_models import tensor
 from tests.support.pass_models import FORCE, build, checked, conv, edits, node, numbers, refusals
 
 ORDER = ["SkipIdentity", "FoldPad", "FoldScaleAfter", "FoldScaleBefore"]
-ORDER += ["FuseResidual", "FuseActivation", "FusePool", "FuseScale", "FuseConcat"]
+ORDER += ["FuseResidual", "FuseActivation", "FusePool", "FuseScale", "FuseScaleConcat", "FuseConcat"]
 C = numbers(1, (8, 1, 1))
 
 

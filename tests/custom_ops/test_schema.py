@@ -104,9 +104,15 @@ def test_channels_that_are_refused(channels, text):
         attributes_from_proto(replace(concat_node(), "input_channels", channels))
 
 
-def test_several_inputs_have_one_group():
-    with pytest.raises(FormatError, match="group must be 1 in SparseConvConcat2, got 2"):
+def test_several_inputs_have_one_group_or_one_for_each_channel():
+    with pytest.raises(FormatError, match="group must be 1, or the channels of X, in SparseConvConcat2, got 2"):
         attributes_from_proto(replace(concat_node(), "group", 2))
+    attributes = attributes_for(pruned((5, 1, 1, 1)), pads=(0,) * 4, group=5)
+    attributes = dataclasses.replace(attributes, input_channels=(2, 3))
+    proto = sparse_node(attributes, concat_op(2), ["X", "", "X2"])
+    assert_equal(attributes_from_proto(proto), attributes)
+    with pytest.raises(FormatError, match=re.escape("(2, 2) are 4 together, the weight has 5")):
+        attributes_from_proto(replace(proto, "input_channels", [2, 2]))
 
 
 def test_unknown_attributes_are_ignored():

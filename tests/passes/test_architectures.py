@@ -14,6 +14,7 @@ from onnx import ModelProto
 
 from onnx_sparseconv.converter import ConvertOptions, convert
 from onnx_sparseconv.custom_ops.library import register
+from onnx_sparseconv.custom_ops.schema import OP_TYPES, concat_op
 from tests.support import architectures
 from tests.support.pass_models import assert_close, checked, ops, run
 from tests.support.plain_ort import inputs_for
@@ -22,7 +23,7 @@ EXTENDED = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
 ALL = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
 # What ONNX Runtime's layout of dense Conv and pooling on the CPU puts before and behind them.
 REORDERS = ("ReorderInput", "ReorderOutput")
-CONVS = ("Conv", "FusedConv", "SparseConv", "SparseConvAdd")
+CONVS = ("Conv", "FusedConv", *OP_TYPES)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,10 @@ SMALL = {
     "densenet": Network(
         architectures.densenet,
         53,
-        {"SparseConv": 14 + 7, "BatchNormalization": 1, "Relu": 1, "Concat": 6, "AveragePool": 1, **TAIL},
+        {
+            **{"SparseConv": 14 + 2, concat_op(2): 2, concat_op(3): 2, concat_op(4): 1},
+            **{"BatchNormalization": 1, "Relu": 1, "Concat": 1, "AveragePool": 1, **TAIL},
+        },
     ),
     # The depthwise Conv stay dense, with the BatchNormalization and Clip that ONNX Runtime takes into them.
     "mobilenet_v2": Network(
@@ -72,9 +76,10 @@ LIGHT = {
         lambda: architectures.light_model("densenet121"),
         910,
         {
-            "SparseConv": 121 + 61,
+            "SparseConv": 121 + 9,
+            **{concat_op(n): count for n, count in zip(range(2, 9), (8, 8, 8, 8, 7, 7, 6), strict=True)},
             **dict.fromkeys(("BatchNormalization", "Mul", "Add", "Relu"), 1),
-            **{"Unsqueeze": 2, "Concat": 58, "AveragePool": 3, "MaxPool": 1, "GlobalAveragePool": 1},
+            **{"Unsqueeze": 2, "Concat": 6, "AveragePool": 3, "MaxPool": 1, "GlobalAveragePool": 1},
         },
     ),
     "resnet50_v2": Network(
@@ -156,7 +161,7 @@ def assert_nothing_is_added(proto: ModelProto, converted: ModelProto, folder: Pa
 
 def is_sparse_depthwise(node: onnx.NodeProto) -> bool:
     attributes = {a.name: a for a in node.attribute}
-    return node.op_type == "SparseConv" and attributes["group"].i == attributes["out_channels"].i > 1
+    return node.op_type in OP_TYPES and attributes["group"].i == attributes["out_channels"].i > 1
 
 
 def test_depthwise_and_stem_are_bit_for_bit_what_they_were() -> None:

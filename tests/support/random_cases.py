@@ -76,7 +76,7 @@ def cases(draw, ranks=(1, 2, 3), longest=None, pooled=True):
 
 
 @st.composite
-def depthwise_cases(draw):
+def depthwise_cases(draw, pooled=True):
     """A case whose maps the CPU kernel computes one by one, or hardly not, and a shape of X that fits it."""
     kernel, dilation = draw(st.sampled_from([1, 3, 5, 7])), draw(st.integers(1, 3))
     stride = draw(st.sampled_from([1, 1, 2, 2, 3]))
@@ -99,7 +99,7 @@ def depthwise_cases(draw):
     extents = [(kernel - 1) * d + 1 for d in geometry.dilations]
     smallest = [max(1, extents[i] - pads[i] - pads[2 + i]) for i in range(2)]
     sizes = [draw(st.integers(least, least + longest)) for least, longest in zip(smallest, (13, 70), strict=True)]
-    if not case.has_residual and draw(st.booleans()):
+    if pooled and not case.has_residual and draw(st.booleans()):
         case = dataclasses.replace(case, pool=draw(pools([out for _, _, out in resolve(geometry, sizes)])))
     return case, (draw(st.integers(1, 3)), case.in_channels, *sizes)
 
@@ -107,8 +107,12 @@ def depthwise_cases(draw):
 @st.composite
 def concat_cases(draw, **limits):
     """The same of nodes that concatenate their inputs to X; ``limits`` are those of `cases`."""
-    drawn = cases(pooled=False, **limits).filter(lambda one: one[0].geometry.group == 1 and one[0].in_channels > 1)
-    case, x_shape = draw(drawn)
+
+    def is_possible(drawn):
+        case, _ = drawn
+        return case.in_channels > 1 and case.geometry.group in (1, case.in_channels)
+
+    case, x_shape = draw(st.one_of(cases(pooled=False, **limits), depthwise_cases(pooled=False)).filter(is_possible))
     most = min(case.in_channels, MAX_CONCAT_INPUTS)
     count = draw(st.integers(2, most))
     ends = sorted(draw(st.sets(st.integers(1, case.in_channels - 1), min_size=count - 1, max_size=count - 1)))

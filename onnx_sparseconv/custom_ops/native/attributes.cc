@@ -161,11 +161,13 @@ PoolGeometry ReadPool(const ort::NodeInfo& node, size_t rank) {
 
 // Channels at which the inputs of a SparseConvConcat begin in X, and the number of all.
 std::vector<int64_t> ReadSources(const ort::NodeInfo& node, size_t count, const ConvGeometry& geometry) {
-  if (geometry.group != 1) Fail("attribute 'group' must be 1 where inputs are concatenated, found ", geometry.group);
+  if (geometry.group != 1 && geometry.group != geometry.in_channels) {
+    Fail("attribute 'group' must be 1, or the channels of X, where inputs are concatenated, found ", geometry.group);
+  }
   std::vector<int64_t> begins{0};
   for (const int64_t channels : ReadInts(node, "input_channels", count, 1)) begins.push_back(begins.back() + channels);
   if (begins.back() != geometry.in_channels) {
-    Fail("attribute 'input_channels' must add up to weight_shape[1] = ", geometry.in_channels, ", found ",
+    Fail("attribute 'input_channels' must add up to group * weight_shape[1] = ", geometry.in_channels, ", found ",
          begins.back());
   }
   return begins;

@@ -17,6 +17,7 @@ using sparseconv::cuda::DepthwiseParams;
 using sparseconv::cuda::Half;
 using sparseconv::cuda::PoolParams;
 using sparseconv::cuda::ReduceParams;
+using sparseconv::cuda::ScaleParams;
 
 // Registers for loads that are on their way are worth more than further warps.
 #define SPARSECONV_CSR_KERNEL(name, type, sub_batch)                                \
@@ -77,7 +78,7 @@ SPARSECONV_DEPTHWISE_KERNELS(f16, Half)
 
 #define SPARSECONV_SCALE_KERNEL(name, type)                                                                            \
   extern "C" __global__ void __launch_bounds__(sparseconv::cuda::kMaxDepthwiseThreads, sparseconv::cuda::kScaleBlocks) \
-      sparseconv_depthwise_1x1_##name(const DepthwiseParams params) {                                                  \
+      sparseconv_depthwise_1x1_##name(const ScaleParams params) {                                                      \
     sparseconv::cuda::ScaleChannels<type>(params).Run();                                                               \
   }
 

@@ -3,7 +3,8 @@
 //
 // Nothing but memory bounds it. Outputs lie where their inputs do, so all of X is one run of elements, whatever the
 // size of its planes, and a thread takes some vectors of 16 bytes of it. In a vector are elements of one plane, or of
-// two that follow each other; where planes are smaller than a vector, each element looks for its own.
+// two that follow each other; where planes are smaller than a vector, each element looks for its own. X may be what
+// several sources would be together, which a vector never crosses.
 #pragma once
 
 #include "divide.cuh"
@@ -11,14 +12,15 @@
 #include "intrinsics.cuh"
 #include "params.h"
 #include "scale_params.h"
+#include "sources.cuh"
 
 namespace sparseconv::cuda {
 
 template <class T>
 class ScaleChannels {
  public:
-  __device__ __forceinline__ explicit ScaleChannels(const DepthwiseParams& params)
-      : p_(params), count_(params.num_planes * params.in_w) {}
+  __device__ __forceinline__ explicit ScaleChannels(const ScaleParams& params)
+      : p_(params.map), sources_(params.sources), count_(params.map.num_planes * params.map.in_w) {}
 
   __device__ __forceinline__ void Run() const {
     LetNextLaunchBegin();
@@ -30,7 +32,8 @@ class ScaleChannels {
       Vector x[kScaleVectors];
 #pragma unroll
       for (int i = 0; i < kScaleVectors; ++i) {
-        x[i].words = LoadVectorIf(first + i * threads < vectors, VectorsOf(p_.x) + first + i * threads);
+        const bool exists = first + i * threads < vectors;
+        x[i].words = LoadVectorIf(exists, exists ? PlaceOf(first + i * threads) : nullptr);
       }
 #pragma unroll
       for (int i = 0; i < kScaleVectors; ++i) {
@@ -64,6 +67,17 @@ class ScaleChannels {
     const auto addresses = reinterpret_cast<unsigned long long>(p_.x) | reinterpret_cast<unsigned long long>(p_.y) |
                            reinterpret_cast<unsigned long long>(p_.epilogue.residual);
     return addresses % sizeof(Vector) == 0;
+  }
+
+  // Where a vector of X lies.
+  __device__ __forceinline__ const uint4* PlaceOf(int vector) const {
+    if (sources_.count == 0) return VectorsOf(p_.x) + vector;
+    const int first = vector * kElements, plane = Divide(first, p_.by_strip_items);
+    const int image = Divide(plane, p_.by_channels), channel = plane - image * p_.channels;
+    const Source source = FindSource(sources_, channel);
+    // Planes of the source that lie before that of X, less those of X.
+    const int apart = image * source.channels + channel - source.begin - plane;
+    return VectorsOf(source.x) + (first + apart * p_.in_w) / kElements;
   }
 
   __device__ __forceinline__ Scale ScaleOf(int plane) const {
@@ -107,6 +121,7 @@ class ScaleChannels {
   }
 
   const DepthwiseParams& p_;
+  const Sources& sources_;
   const int count_;  // of elements
 };
 

@@ -73,6 +73,43 @@ def test_kernels_for_1x1_read_them_where_they_are(make_session, driver, parts, s
         del session
 
 
+def scale_case(parts, dtype):
+    """What scales channels of several inputs."""
+    weight, geometry = random_weight((sum(parts), 1, 1, 1), 0.9), geometry_2d(1, pad=0, group=sum(parts))
+    return SparseConvCase(weight, geometry, Activation.RELU, dtype=dtype, input_channels=parts)
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize(
+    ("parts", "size"),
+    [((8, 16), (7, 7)), ((64, 8, 8, 8, 8, 8, 8, 8), (7, 7)), ((1, 2, 1), (4, 8)), ((2, 8), (4, 3)), ((3, 1), (16, 20))],
+    ids=str,
+)
+def test_what_scales_channels_reads_them_where_they_are(make_session, driver, parts, size, dtype):
+    session = make_session(make_model(scale_case(parts, dtype)))
+    for batch in (1, 5):
+        (name,) = run_and_check(session, driver, scale_case(parts, dtype), (batch, sum(parts), *size))
+        assert name.startswith("sparseconv_depthwise_1x1_")
+
+
+@pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
+@pytest.mark.parametrize(("parts", "size"), [((3, 16), (7, 7)), ((8, 8), (1, 1)), ((16, 9), (5, 5))], ids=str)
+def test_what_scales_channels_has_them_copied_where_vectors_cross(make_session, driver, parts, size, dtype):
+    case = scale_case(parts, dtype)
+    copy, name = run_and_check(make_session(make_model(case)), driver, case, (3, sum(parts), *size))
+    assert copy.startswith(COPY)
+    assert name.startswith("sparseconv_depthwise_1x1_")
+
+
+@pytest.mark.parametrize("which", ["X", "X2", "Y"])
+def test_what_scales_channels_has_them_copied_where_one_begins_between_vectors(driver, make_session, which):
+    case = scale_case((8, 16), HALF)
+    inputs = random_inputs(case, (2, 24, 4, 4))
+    y, name = run_misaligned(make_session(make_model(case)), driver, inputs, np.zeros((2, 24, 4, 4), HALF), which)
+    assert name.startswith(COPY)
+    assert_within(y, *oracle(case, inputs))
+
+
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 @pytest.mark.parametrize("size", [(7, 7), (5, 6), (1, 1)], ids=str)
 def test_clusters_read_planes_of_any_size_where_they_are(make_session, driver, size, dtype):

@@ -55,6 +55,7 @@ class CpuKernel final : public Kernel {
   struct Call;
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, const ort::Allocator& allocator,
                           std::optional<ort::Scratch>* scratch) const;
+  bool ReadsSources(const Inputs& inputs) const;
   void Convolve(const Call& call) const;
   void Pool(const ort::Context& context, const Inputs& inputs, const Axes& dims, const Axes& pooled_dims,
             const void* from, void* y) const;
@@ -106,7 +107,7 @@ void CpuKernel::Compute(const ort::Context& context) const {
   Inputs inputs = ReadInputs(context, op_, geometry, attributes_.source_begins);
   std::optional<ort::Allocator> allocator_of_x;
   std::optional<ort::Scratch> concatenated;
-  if (inputs.num_sources > 0 && inputs.batch > 0) {
+  if (inputs.num_sources > 0 && inputs.batch > 0 && !ReadsSources(inputs)) {
     allocator_of_x.emplace(context, inputs.x.memory_info);
     inputs.x.data = Concatenate(context, inputs, *allocator_of_x, &concatenated);
   }
@@ -131,6 +132,11 @@ void CpuKernel::Compute(const ort::Context& context) const {
   const ort::Scratch convolved(allocator, (bytes + sizeof(float) - 1) / sizeof(float));
   Convolve({context, inputs, *plan, reinterpret_cast<char*>(convolved.data()), is_streamed});
   Pool(context, inputs, plan->out_dims, pooled_dims, convolved.data(), y);
+}
+
+// Whether the sources of X are read where they lie.
+bool CpuKernel::ReadsSources(const Inputs& inputs) const {
+  return !is_half() && IsDepthwise(attributes_.geometry, Resolve(attributes_.geometry, inputs.in_dims));
 }
 
 // X as one tensor. Its sources may be as many as they like: each image of each is a task.
@@ -177,14 +183,27 @@ void CpuKernel::ComputeDepthwise(const Call& call) const {
       std::clamp<int64_t>(call.plan.work / kDepthwiseTaskWork, 1, std::min(geometry.out_channels, kMaxTasks));
   RunTasks(call.context, call.inputs.batch * num_parts, [&](size_t index) noexcept {
     const auto task = static_cast<int64_t>(index);
-    const int64_t image = task / num_parts, part = task % num_parts;
+    const int64_t part = task % num_parts, image = task / num_parts;
     DepthwiseJob own = job;
-    own.input = static_cast<const float*>(Image(call, image));
     own.weight = depthwise_weight_.data();
-    own.channel_begin = geometry.out_channels * part / num_parts;
-    own.channel_end = geometry.out_channels * (part + 1) / num_parts;
     own.output = OutputOf(call, image);
-    kernels_.run_depthwise(own);
+    const int64_t begin = geometry.out_channels * part / num_parts;
+    const int64_t end = geometry.out_channels * (part + 1) / num_parts;
+    if (call.inputs.num_sources == 0) {
+      own.input = static_cast<const float*>(Image(call, image));
+      own.channel_begin = begin;
+      own.channel_end = end;
+      return kernels_.run_depthwise(own);
+    }
+    for (size_t source = 0; source < call.inputs.num_sources; ++source) {
+      const int64_t first = attributes_.source_begins[source], last = attributes_.source_begins[source + 1];
+      own.input =
+          static_cast<const float*>(call.inputs.sources[source].data) + image * (last - first) * call.plan.in_plane;
+      own.first_input = first;
+      own.channel_begin = std::max(begin, first * job.channels_per_input);
+      own.channel_end = std::min(end, last * job.channels_per_input);
+      if (own.channel_begin < own.channel_end) kernels_.run_depthwise(own);
+    }
   });
 }
 

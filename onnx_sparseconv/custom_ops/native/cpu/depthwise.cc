@@ -48,10 +48,12 @@ DepthwiseJob MakeDepthwiseJob(const ConvGeometry& conv, const ResolvedGeometry& 
   job.column_dilation = conv.dilations[2];
   job.pad_rows = sizes.pads_begin[1];
   job.pad_columns = sizes.pads_begin[2];
-  job.in_rows = is_pointwise ? 1 : in[1];
-  job.in_columns = is_pointwise ? in[0] * in[1] * in[2] : in[2];
-  job.out_rows = is_pointwise ? 1 : out[1];
-  job.out_columns = is_pointwise ? job.in_columns : out[2];
+  job.in_rows = in[1], job.in_columns = in[2];
+  job.out_rows = out[1], job.out_columns = out[2];
+  if (is_pointwise) {
+    job.in_rows = job.out_rows = 1;
+    job.in_columns = job.out_columns = in[0] * in[1] * in[2];
+  }
   job.channels_per_input = conv.group_out_channels();
   return job;
 }

@@ -193,9 +193,10 @@ void RunDepthwise(const DepthwiseJob& job) {
   const MapFunction compute = ChooseMap(job.kernel, job.stride);
   for (int64_t channel = job.channel_begin; channel < job.channel_end; ++channel) {
     const int64_t at = channel * out.channel_stride;
-    const DepthwiseMap map{job.input + channel / job.channels_per_input * job.in_rows * job.in_columns,
-                           out.residual == nullptr ? nullptr : static_cast<const float*>(out.residual) + at,
-                           static_cast<float*>(out.y) + at, Bias(out, channel)};
+    const DepthwiseMap map{
+        job.input + (channel / job.channels_per_input - job.first_input) * job.in_rows * job.in_columns,
+        out.residual == nullptr ? nullptr : static_cast<const float*>(out.residual) + at,
+        static_cast<float*>(out.y) + at, Bias(out, channel)};
     compute(job, map, job.weight + channel * job.kernel * job.kernel, activate);
   }
 }

@@ -5,6 +5,7 @@
 #include <limits>
 #include <optional>
 
+#include "../../../kernels/cuda/scale_params.h"
 #include "../checked.h"
 #include "../half.h"
 #include "concatenate_plan.h"
@@ -111,6 +112,7 @@ class Launcher {
   void LaunchFlat(const Call& call) const;
   void LaunchGemm(const Call& call) const;
   bool ReadsSources(const Call& call) const;
+  bool CanScaleSources(const Call& call) const;
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, StreamHandle stream,
                           std::optional<ort::DeviceScratch>* scratch) const;
   void LaunchPointwise(const Call& call) const;
@@ -232,7 +234,11 @@ void Launcher::LaunchDepthwise(const Call& call) const {
   DepthwiseParams params = launch.params;
   FillTile(call, &params);
   params.weight = static_cast<const float*>(node_.depthwise->memory.at(0));
-  LaunchLibrary(node_.library_kernels->Depthwise(launch.window), launch.shape, params, call.stream);
+  const FunctionHandle kernel = node_.library_kernels->Depthwise(launch.window);
+  if (launch.window != kPointWindow) return LaunchLibrary(kernel, launch.shape, params, call.stream);
+  ScaleParams scale{params, {}};
+  if (params.x == nullptr) scale.sources = SourcesOf(call.inputs, node_.source_begins);
+  LaunchLibrary(kernel, launch.shape, scale, call.stream);
 }
 
 template <class Params>
@@ -426,14 +432,27 @@ void Launcher::LaunchGemm(const Call& call) const {
 }
 
 // Whether the sources of X are read where they are: by the kernels for 1x1, or what gathers planes for one of them, by
-// clusters, if all begin where these can read them, and by code that was made for it.
+// clusters and what scales channels, if all begin where these can read them, and by code that was made for it.
 bool Launcher::ReadsSources(const Call& call) const {
   const Plan& plan = call.plan;
   if (plan.generated) return node_.code_reads_sources();
   if (plan.kernel() == RunningKernel::kWgmma) return plan.pointwise && plan.pointwise->is_whole;
   if (plan.kernel() == RunningKernel::kSegments) return CanRunSegments(call);
+  if (plan.kernel() == RunningKernel::kDepthwise) return CanScaleSources(call);
   if (plan.kernel() != RunningKernel::kCluster || !CanClusterReadSources(node_, plan.sizes)) return false;
   return AddressesOf(call.inputs) % (node_.element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns)) == 0;
+}
+
+// Whether vectors of X never cross from one source, or image, to another.
+bool Launcher::CanScaleSources(const Call& call) const {
+  const DepthwiseLaunch& launch = *call.plan.depthwise;
+  const auto plane_bytes = static_cast<uint64_t>(launch.params.in_w) * node_.element_bytes();
+  const auto is_whole = [&](int64_t channels) {
+    return static_cast<uint64_t>(channels) * plane_bytes % kVectorBytes == 0;
+  };
+  return launch.window == kPointWindow && plane_bytes >= kVectorBytes && AddressesOf(call.inputs) % kVectorBytes == 0 &&
+         AreVectors(call.y, call.epilogue.residual) &&
+         std::all_of(node_.source_begins.begin(), node_.source_begins.end(), is_whole);
 }
 
 // X of its sources, in memory that is lent for it.
