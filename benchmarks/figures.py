@@ -102,13 +102,23 @@ def expected_table() -> str:
     sizes = [model["converted"]["size_bytes"] / model["original"]["size_bytes"] for model in pruned]
     graphs = [record for record in load(NETWORKS)["models"] if record["cuda_graph"]]
     gpu = load(NETWORKS)["environment"]["cuda"]["gpus"][0]["name"].split()[1]
+    depthwise = [m for m in load("cpu-architectures")["models"] if m["original"]["path"] in OF_DEPTHWISE_LAYERS]
     rows = [
         ["CPU, one or two threads", "90% and more", f"{_range_of(pruned)} as fast as dense"],
+        ["CPU, networks of depthwise layers", "90%", f"{_range_of(depthwise)} as fast"],
         ["CPU, one or two threads", "66%", f"{_range_of(lightly)} as fast"],
         [f"GPU ({gpu}), one to 32 images", "66% to 90%", f"{_range_of(graphs)} as fast"],
         ["model file, without GPU kernels", "90% and more", f"{min(sizes):.0%} to {max(sizes):.0%} of its size"],
     ]
     return table(["whole networks", "zeros", "measured"], rows)
+
+
+OF_DEPTHWISE_LAYERS = (
+    "mobilenet_v2-90.onnx",
+    "mobilenet_v3_large-90.onnx",
+    "efficientnet_b0-90.onnx",
+    "mediapipe-90.onnx",
+)
 
 
 def _is_lightly_pruned(model: Record) -> bool:
@@ -499,7 +509,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-models-xeon": lambda: models_table("cpu-models-xeon"),
     "cpu-models-epyc": lambda: models_table("cpu-models-epyc"),
     "cpu-architectures": lambda: models_table("cpu-architectures"),
-    "cpu-beside-depthwise": lambda: models_table("cpu-beside-depthwise"),
     "cpu-break-even": break_even_table,
     "cpu-break-even-avx2": lambda: break_even_points_table("cpu-break-even-avx2"),
     "cpu-layers-avx2": lambda: layers_table("cpu-layers-avx2", "cpu-layers-avx2-batch-16"),

@@ -25,12 +25,9 @@ _PASSING = frozenset(
         *("LeakyRelu", "Mul", "PRelu", "Pad", "Relu", "Sigmoid", "Softplus", "Sub", "Sum", "Swish", "Tanh"),
     }
 )
-_BESIDE = Verdict(
-    False,
-    Reason.BESIDE_DEPTHWISE,
-    "a depthwise convolution beside it stays dense, and reordering the data between them costs a CPU more than zeros "
-    "save (--tune measures it, --min-sparsity and --force overrule)",
-)
+_OVERRULE = " (--tune measures it, --min-sparsity and --force overrule)"
+# Of networks of depthwise layers and 1x1: with 70% zeros a real one gained nothing, with 80% a tenth.
+MIN_SPARSITY_BESIDE_DEPTHWISE = 0.75
 # Windows for which the CPU kernel has loops of their own for depthwise convolutions, of strides of 1 and 2, the same
 # along both axes (custom_ops/native/cpu/depthwise.h). They take about as long as ONNX Runtime's.
 _DEPTHWISE_KERNELS = {3, 5, 7}
@@ -120,19 +117,39 @@ def _little_work(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> Verd
         False,
         Reason.LITTLE_WORK,
         f"the layers that would be rewritten do {share / total:.1%} of the network's work, and the borders between "
-        "sparse and dense layers may cost a CPU more (--tune measures it, --min-sparsity and --force overrule)",
+        f"sparse and dense layers may cost a CPU more{_OVERRULE}",
     )
 
 
 def _leave_beside_depthwise(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Leave layers dense whose input comes from, or whose output goes to, a depthwise convolution that stays dense."""
-    decided = list(zip(sites, verdicts, strict=True))
-    depthwise = {
-        id(site.node)
-        for site, verdict in decided
-        if not verdict.rewrite and is_depthwise(site) and not _may_be_taken_along(site, verdict)
+    """Leave layers dense whose input comes from, or whose output goes to, a depthwise convolution: one that stays
+    dense, or, where they have few zeros, any.
+    """
+    depthwise = {id(site.node): site for site in sites if is_depthwise(site)}
+    verdict_of = {id(site.node): verdict for site, verdict in zip(sites, verdicts, strict=True)}
+    staying = {
+        node
+        for node, site in depthwise.items()
+        if not verdict_of[node].rewrite and not _may_be_taken_along(site, verdict_of[node])
     }
-    return [_BESIDE if verdict.rewrite and _is_beside(site.node, depthwise) else verdict for site, verdict in decided]
+    return [_beside(site, verdict, depthwise.keys(), staying) for site, verdict in zip(sites, verdicts, strict=True)]
+
+
+def _beside(site: ConvSite, verdict: Verdict, depthwise: AbstractSet[int], staying: AbstractSet[int]) -> Verdict:
+    """The verdict on a layer, some depthwise ones of which stay dense."""
+    if not verdict.rewrite or site.weight is None or is_depthwise(site):
+        return verdict
+    if _is_beside(site.node, staying):
+        why = (
+            "a depthwise convolution beside it stays dense, and reordering the data between them costs a CPU more than "
+        )
+        return Verdict(False, Reason.BESIDE_DEPTHWISE, f"{why}zeros save{_OVERRULE}")
+    zeros = share_of_zeros(site.weight.values)
+    if zeros < MIN_SPARSITY_BESIDE_DEPTHWISE and _is_beside(site.node, depthwise):
+        bar = f"{MIN_SPARSITY_BESIDE_DEPTHWISE:.1%} from which layers beside depthwise ones pay"
+        text = f"{zeros:.1%} of its weights are zero, below the {bar} on a CPU{_OVERRULE}"
+        return Verdict(False, Reason.BESIDE_DEPTHWISE, text)
+    return verdict
 
 
 def _is_beside(node: gs.Node, wanted: AbstractSet[int]) -> bool:

@@ -79,6 +79,15 @@ def test_one_sparse_side_is_enough_for_depthwise_and_small_layers():
     assert found == [Reason.REWRITE] * 4 + [Reason.TOO_DENSE]
 
 
+def test_beside_depthwise_layers_it_takes_more_zeros():
+    seventy = ((CHANNELS, CHANNELS, 1, 1), 0.3, 1)
+    model = network(seventy, DEPTHWISE, seventy, seventy)
+    assert reasons(model) == [Reason.BESIDE_DEPTHWISE, Reason.DEPTHWISE, Reason.BESIDE_DEPTHWISE, Reason.REWRITE]
+    text = inspect(model).layers[0].verdict.text
+    assert "below the 75.0% from which layers beside depthwise ones pay on a CPU" in text
+    assert reasons(network(POINTWISE, DEPTHWISE, POINTWISE)) == [Reason.REWRITE] * 3
+
+
 def test_small_maps_need_no_margin_amid_sparse_layers():
     seventy = ((CHANNELS, CHANNELS, 1, 1), 0.3, 1)
     assert reasons(network(POINTWISE, seventy, POINTWISE, size=8)) == [Reason.REWRITE] * 3
