@@ -153,9 +153,9 @@ GENERATED = {
 }
 
 
-def concatenated_case_of(name, dtype, count):
-    """A layer of `WARPGROUPS` whose X comes in so many parts, and the shape of all of it."""
-    case, x_shape = case_of(name, dtype, has_residual=False, layers=WARPGROUPS)
+def concatenated_case_of(name, dtype, count, layers=None):
+    """A layer of `WARPGROUPS`, or others, whose X comes in so many parts, and the shape of all of it."""
+    case, x_shape = case_of(name, dtype, has_residual=False, layers=layers or WARPGROUPS)
     return dataclasses.replace(case, input_channels=split_channels(x_shape[1], count)), x_shape
 
 

@@ -146,6 +146,11 @@ def run_others(place, target):
         for dtype in TYPES:
             case, x_shape = case_of(name, dtype, 1.0, layers=DEPTHWISE)
             sys.stdout.write(f"depthwise {name} {np.dtype(dtype)}: {check(place, case, (2, *x_shape[1:]))}\n")
+    for name in ("1x1", "1x1, 7 wide"):
+        for dtype in TYPES:
+            case, x_shape = concatenated_case_of(name, dtype, 4, layers=DEPTHWISE)
+            done = check(place, case, (2, *x_shape[1:]))
+            sys.stdout.write(f"depthwise {name} of four inputs {np.dtype(dtype)}: {done}\n")
     for dtype in TYPES:
         weight = random_weight((70, 300, 1, 1), 0.3, dtype=dtype)
         case = SparseConvCase(weight, geometry_2d(1, pad=0), dtype=np.dtype(dtype))

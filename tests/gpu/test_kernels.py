@@ -361,6 +361,15 @@ def test_maps_of_one_pixel(gpu, dtype, shape):
         check(gpu, case, (batch, shape[1], 1, 1))
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("count", [2, 8])
+@pytest.mark.parametrize("name", ["1x1", "1x1, 7 wide", "1x1, one pixel"])
+def test_what_scales_channels_of_several_inputs(gpu, dtype, count, name):
+    case, x_shape = concatenated_case_of(name, dtype, count, layers=DEPTHWISE)
+    for batch in (x_shape[0], 1):
+        assert check(gpu, case, (batch, *x_shape[1:])) == "cuda.depthwise"
+
+
 @settings(max_examples=100, **PROPERTY)
 @given(drawn=concat_cases())
 def test_any_convolution_of_inputs_that_are_concatenated(gpu, drawn):

@@ -54,7 +54,7 @@ def test_the_sanitized_sample_runs(capsys):
     count = 3 * sum(len(types) for types in sanitized_sample.SAMPLE.values())
     samples = sanitized_sample.WARPGROUP_SAMPLE, sanitized_sample.DENSE_SAMPLE, sanitized_sample.CONCATENATED_SAMPLE
     warpgroups = sum(map(len, samples))
-    count += (warpgroups + len(DEPTHWISE) + 1 + 2 * len(POOLS)) * len(TYPES)
+    count += (warpgroups + len(DEPTHWISE) + 2 + 1 + 2 * len(POOLS)) * len(TYPES)
     assert len(capsys.readouterr().out.splitlines()) == count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -26,8 +27,12 @@ from tests.support.sparse_models import (
     supported_isas,
 )
 
+# Under the sanitizers (run_sanitized.sh) each example takes ten times as long.
 PROPERTY = settings(
-    max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20 if "ASAN_OPTIONS" in os.environ else 60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -92,8 +92,11 @@ def test_clusters_of_several_sizes(make_session, driver, density, wanted, dtype)
     assert grid == wanted
 
 
-@pytest.mark.parametrize("size", [(5, 6), (5, 7), (2, 28)], ids=str)
-@pytest.mark.parametrize("activation", list(Activation))
+@pytest.mark.parametrize(
+    ("activation", "size"),
+    [*((activation, (5, 6)) for activation in Activation), *((Activation.SILU, size) for size in [(5, 7), (2, 28)])],
+    ids=str,
+)
 @pytest.mark.parametrize("dtype", [HALF, FLOAT], ids=str)
 def test_activations_and_a_residual(make_session, driver, activation, size, dtype):
     alpha, beta = ACTIVATION_PARAMETERS.get(activation, (0.0, 0.0))
@@ -202,9 +205,8 @@ def test_a_run_only_launches(assert_only_launches, make_session):
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 1, (14, 14)), "cluster"),
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (132, 2, (14, 14)), "cluster"),
         ({"weight": random_weight((128, 160, 3, 3), 0.1, dtype=HALF)}, (66, 12, (28, 26)), "flatten"),
-        ({"weight": random_weight((128, 160, 3, 3), 0.2, dtype=HALF)}, (66, 12, (28, 26)), "flatten"),
     ],
-    ids=["one image", "two", "many", "many, with more non-zeros"],
+    ids=["one image", "two", "many"],
 )
 def test_it_runs_by_itself_where_it_pays(driver, make_session, changes, call, kernel):
     multiprocessors, batch, size = call
