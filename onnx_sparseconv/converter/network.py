@@ -28,6 +28,8 @@ _PASSING = frozenset(
 _OVERRULE = " (--tune measures it, --min-sparsity and --force overrule)"
 # Of networks of depthwise layers and 1x1: with 70% zeros a real one gained nothing, with 80% a tenth.
 MIN_SPARSITY_BESIDE_DEPTHWISE = 0.75
+# Layers that pay with `MIN_SPARSITY`, if all goes well.
+_LACK_A_MARGIN = (Reason.TOO_DENSE, Reason.BESIDE_DEPTHWISE)
 # Windows for which the CPU kernel has loops of their own for depthwise convolutions, of strides of 1 and 2, the same
 # along both axes (custom_ops/native/cpu/depthwise.h). They take about as long as ONNX Runtime's.
 _DEPTHWISE_KERNELS = {3, 5, 7}
@@ -61,7 +63,8 @@ def _take_along(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> list[
     """Make layers sparse for the layout's sake, too.
 
     Those are depthwise ones and such as are too small, with a sparse layer before or behind; and with sparse layers on
-    both sides, those that only lack the margin for small maps. What is taken along counts as sparse.
+    both sides, those that only lack the margin for small maps or beside depthwise layers. What is taken along counts as
+    sparse.
     """
     decided = list(verdicts)
     sparse = {id(site.node) for site, verdict in zip(sites, verdicts, strict=True) if verdict.rewrite}
@@ -84,22 +87,21 @@ def _may_be_taken_along(site: ConvSite, verdict: Verdict) -> bool:
         return False
     if verdict.reason is Reason.TOO_SMALL:
         return True
-    if verdict.reason is Reason.TOO_DENSE:
+    if verdict.reason in _LACK_A_MARGIN:
         return share_of_zeros(weight.values) >= MIN_SPARSITY
+    if verdict.reason is not Reason.DEPTHWISE or len(geometry.kernel_shape) != 2:
+        return False
     kernel, strides = set(geometry.kernel_shape), set(geometry.strides)
-    return (
-        verdict.reason is Reason.DEPTHWISE
-        and len(geometry.kernel_shape) == 2
-        and len(kernel) == len(strides) == 1
-        and kernel <= _DEPTHWISE_KERNELS
-        and (strides == {1} or (strides == {2} and geometry.dilations[1] == 1))
-    )
+    if kernel == {1}:
+        return strides == {1}
+    has_window = len(kernel) == 1 and kernel <= _DEPTHWISE_KERNELS
+    return has_window and (strides == {1} or (strides == {2} and geometry.dilations[1] == 1))
 
 
 def _is_amid(site: ConvSite, verdict: Verdict, sparse: AbstractSet[int]) -> bool:
     """Whether a layer is to be taken along with those that are sparse."""
     sides = _is_behind(site.node, sparse), _is_before(site.node, sparse)
-    return all(sides) if verdict.reason is Reason.TOO_DENSE else any(sides)
+    return all(sides) if verdict.reason in _LACK_A_MARGIN else any(sides)
 
 
 def _little_work(sites: Sequence[ConvSite], verdicts: Sequence[Verdict]) -> Verdict | None:

@@ -217,13 +217,13 @@ def _check_input_channels(op_type: str, attributes: SparseConvAttributes) -> Non
     Raises:
         FormatError: they are not.
     """
-    channels, group, per_group = attributes.input_channels, attributes.geometry.group, attributes.weight.weight_shape[1]
+    channels, group, shape = attributes.input_channels, attributes.geometry.group, attributes.weight.weight_shape
     if len(channels) != CONCAT_OPS[op_type] or min(channels) < 1:
         raise FormatError(f"input_channels must be {CONCAT_OPS[op_type]} numbers of at least 1, got {channels}")
-    if group != 1 and per_group != 1:
-        raise FormatError(f"group must be 1, or the channels of X, in {op_type}, got {group}")
-    if sum(channels) != group * per_group:
-        raise FormatError(f"input_channels {channels} are {sum(channels)} together, the weight has {group * per_group}")
+    if group != 1 and shape[:2] != (group, 1):
+        raise FormatError(f"group must be 1, or the channels of both X and Y, in {op_type}, got {group}")
+    if sum(channels) != group * shape[1]:
+        raise FormatError(f"input_channels {channels} are {sum(channels)} together, the weight has {group * shape[1]}")
 
 
 def _pool(attributes: Mapping[str, Any]) -> PoolGeometry:

@@ -63,13 +63,15 @@ class FuseScaleConcat:
             result = concat.outputs[0]
             parts[id(result)] = _parts(concat, parts)
             scales = [node for node in result.outputs if id(node) in own and _is_scale_of(node, result)]
-            if not scales and not any(id(tensor) in read_through for tensor in concat.inputs):
-                continue
-            read_through.add(id(result))
-            read = _shortest(parts[id(result)], bases, parts)
             is_needed = result.name in self._pinned or any(
                 id(node) not in concats and all(node is not scale for scale in scales) for node in result.outputs
             )
+            if not scales and not any(id(tensor) in read_through for tensor in concat.inputs):
+                if is_needed:
+                    bases.append(result)
+                continue
+            read_through.add(id(result))
+            read = _fewest(parts[id(result)], bases, parts)
             if is_needed or len(read) > MAX_CONCAT_INPUTS:
                 bases.append(result)
                 concat.inputs.clear()
@@ -122,13 +124,16 @@ def _parts(concat: gs.Node, parts: Mapping[int, list[gs.Tensor]]) -> list[gs.Ten
     return found if len(found) <= _MOST_PARTS else list(concat.inputs)
 
 
-def _shortest(
+def _fewest(
     wanted: Sequence[gs.Tensor], bases: Sequence[gs.Tensor], parts: Mapping[int, list[gs.Tensor]]
 ) -> list[gs.Tensor]:
-    """The fewest tensors that joined are those wanted: what stays joined and begins like them, and the rest."""
+    """Few tensors that joined are those wanted: what stays joined, the longest first, and the rest."""
     names = [id(tensor) for tensor in wanted]
-    begin = [base for base in bases if [id(part) for part in parts[id(base)]] == names[: len(parts[id(base)])]]
-    if not begin:
-        return list(wanted)
-    base = max(begin, key=lambda tensor: len(parts[id(tensor)]))
-    return [base, *wanted[len(parts[id(base)]) :]]
+    known = sorted(((base, [id(part) for part in parts[id(base)]]) for base in bases), key=lambda each: -len(each[1]))
+    found: list[gs.Tensor] = []
+    at = 0
+    while at < len(names):
+        base, its = next(((b, its) for b, its in known if names[at : at + len(its)] == its), (wanted[at], [names[at]]))
+        found.append(base)
+        at += len(its)
+    return found

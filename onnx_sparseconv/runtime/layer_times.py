@@ -247,7 +247,8 @@ def match_layers(
     by_output = {name: layer_name(node) for node in index.convolutions for name in node.output if name}
     times = _times_by_name(original, original_profile)
     layers = []
-    counted: set[str] = set()  # Concats, by their results
+    # Results of Concats that no layer stands for: they are still there, or another one does.
+    counted = {name for node in iterate_nodes(converted.graph.node) if node.op_type == "Concat" for name in node.output}
     for node in GraphIndex(converted).convolutions:
         name = layer_name(node)
         source = name if name in before else by_output.get(node.output[0], name)

@@ -105,8 +105,13 @@ def test_channels_that_are_refused(channels, text):
 
 
 def test_several_inputs_have_one_group_or_one_for_each_channel():
-    with pytest.raises(FormatError, match="group must be 1, or the channels of X, in SparseConvConcat2, got 2"):
+    text = "group must be 1, or the channels of both X and Y, in SparseConvConcat2, got 2"
+    with pytest.raises(FormatError, match=text):
         attributes_from_proto(replace(concat_node(), "group", 2))
+    attributes = attributes_for(pruned((4, 1, 1, 1)), pads=(0,) * 4, group=2)
+    attributes = dataclasses.replace(attributes, input_channels=(1, 1))
+    with pytest.raises(FormatError, match=text):
+        attributes_from_proto(sparse_node(attributes, concat_op(2), ["X", "", "X2"]))
     attributes = attributes_for(pruned((5, 1, 1, 1)), pads=(0,) * 4, group=5)
     attributes = dataclasses.replace(attributes, input_channels=(2, 3))
     proto = sparse_node(attributes, concat_op(2), ["X", "", "X2"])

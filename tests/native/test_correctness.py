@@ -65,6 +65,14 @@ def test_any_depthwise_convolution(cpu_isa, drawn):
     check(case, x_shape, cpu_isa, threads=2)
 
 
+@pytest.mark.parametrize("strides", [(1, 1, 1), (2, 1, 1), (3, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("before", [0, 1])
+def test_one_plane_of_three_axes(cpu_isa, strides, before):
+    """Which may be padding."""
+    geometry = ConvGeometry((1, 3, 3), strides, (before, 1, 1, 1, 1, 1), (1, 1, 1), 4)
+    check(SparseConvCase(random_weight((4, 1, 3, 3, 3), 1.0)[:, :, :1], geometry), (2, 4, 1, 8, 9), cpu_isa)
+
+
 @PROPERTY
 @given(drawn=concat_cases())
 def test_any_convolution_of_inputs_that_are_concatenated(cpu_isa, drawn):

@@ -168,7 +168,11 @@ def test_a_bad_pool_is_refused_at_creation(name, value, cause):
         ("input_channels", [4, 4, -2], "found -2"),
         ("input_channels", [1, 2, 4], "must add up to group * weight_shape[1] = 6, found 7"),
         ("input_channels", [HUGE, HUGE, HUGE], "input_channels"),
-        ("group", 2, "attribute 'group' must be 1, or the channels of X, where inputs are concatenated, found 2"),
+        (
+            "group",
+            2,
+            "attribute 'group' must be 1, or the channels of both X and Y, where inputs are concatenated, found 2",
+        ),
     ],
 )
 def test_bad_inputs_of_a_concatenation_are_refused_at_creation(name, value, cause):

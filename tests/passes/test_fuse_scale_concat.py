@@ -119,6 +119,16 @@ def test_a_concat_that_others_read_stays():
     assert joined_by(converted)["f4_r"] == ["c2", "f3"]
 
 
+def test_what_stays_is_read_wherever_it_is_joined():
+    """Whoever reads it; at any place, more than once."""
+    many = [f"x{i}" for i in range(8)]
+    nodes = [node("Neg", ["X"], name) for name in many]
+    nodes += [node("Concat", many, "a", axis=1), node("Relu", ["a"], "Z"), node("Concat", ["X", "a", "a"], "c", axis=1)]
+    more, constants = layer("c", 17 * CHANNELS, "Y")
+    converted, _ = fused(build([*nodes, *more], constants, shape=SIZE, outputs=("Y", "Z")))
+    assert joined_by(converted) == {"a": many, "Y_r": ["X", "a", "a"]}
+
+
 def test_what_a_subgraph_reads_stays():
     inner = branch([node("Relu", ["c2"], "r")], "r")
     other = branch([node("Neg", ["c2"], "s")], "s")
@@ -224,14 +234,17 @@ def test_float16():
     assert_close(run(converted, feed, library=True), run(converted, feed), 4e-3)
 
 
-def test_bench_counts_each_concat_once(tmp_path):
-    """A layer that scales stands beside the Concats that no other layer stands for."""
+@pytest.mark.parametrize(
+    ("behind", "concats"), [([], 3), ([node("Softmax", ["c2"], "Z")], 2)], ids=["all go", "one stays"]
+)
+def test_bench_counts_each_concat_once(tmp_path, behind, concats):
+    """A layer that scales stands beside the Concats that no other layer stands for, and that are gone."""
     original, converted = tmp_path / "a.onnx", tmp_path / "b.onnx"
-    onnx.save(dense_net(4, nested=True), original)
+    onnx.save(dense_net(4, nested=True, behind=behind, outputs=("Y", "Z") if behind else ("Y",)), original)
     convert(original, converted, ConvertOptions(force=True))
     found = bench(original, converted, plan=TimingPlan(seconds=0.01))
-    scales = {each.name: each for each in found.layers if each.stands_for}
-    assert [each.stands_for for each in scales.values()] == [
-        ("BatchNormalization", "Relu"),
-        *[("Concat", "BatchNormalization", "Relu")] * 3,
-    ]
+    scales = [each.stands_for for each in found.layers if each.stands_for]
+    assert len(scales) == 4
+    assert sorted(op for ops in scales for op in ops) == sorted(
+        ["Concat"] * concats + ["BatchNormalization", "Relu"] * 4
+    )

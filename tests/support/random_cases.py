@@ -77,7 +77,7 @@ def cases(draw, ranks=(1, 2, 3), longest=None, pooled=True):
 
 @st.composite
 def depthwise_cases(draw, pooled=True):
-    """A case whose maps the CPU kernel computes one by one, or hardly not, and a shape of X that fits it."""
+    """A case whose maps the CPU kernel computes one by one, or nearly such a one, and a shape of X that fits it."""
     kernel, dilation = draw(st.sampled_from([1, 3, 5, 7])), draw(st.integers(1, 3))
     stride = draw(st.sampled_from([1, 1, 2, 2, 3]))
     pads = tuple(draw(st.lists(st.integers(0, 4), min_size=4, max_size=4))) if kernel > 1 else (0,) * 4
@@ -110,7 +110,8 @@ def concat_cases(draw, **limits):
 
     def is_possible(drawn):
         case, _ = drawn
-        return case.in_channels > 1 and case.geometry.group in (1, case.in_channels)
+        is_depthwise = case.geometry.group == case.in_channels == case.weight.shape[0]
+        return case.in_channels > 1 and (case.geometry.group == 1 or is_depthwise)
 
     case, x_shape = draw(st.one_of(cases(pooled=False, **limits), depthwise_cases(pooled=False)).filter(is_possible))
     most = min(case.in_channels, MAX_CONCAT_INPUTS)

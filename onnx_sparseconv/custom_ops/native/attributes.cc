@@ -161,8 +161,10 @@ PoolGeometry ReadPool(const ort::NodeInfo& node, size_t rank) {
 
 // Channels at which the inputs of a SparseConvConcat begin in X, and the number of all.
 std::vector<int64_t> ReadSources(const ort::NodeInfo& node, size_t count, const ConvGeometry& geometry) {
-  if (geometry.group != 1 && geometry.group != geometry.in_channels) {
-    Fail("attribute 'group' must be 1, or the channels of X, where inputs are concatenated, found ", geometry.group);
+  const bool is_depthwise = geometry.group == geometry.in_channels && geometry.group == geometry.out_channels;
+  if (geometry.group != 1 && !is_depthwise) {
+    Fail("attribute 'group' must be 1, or the channels of both X and Y, where inputs are concatenated, found ",
+         geometry.group);
   }
   std::vector<int64_t> begins{0};
   for (const int64_t channels : ReadInts(node, "input_channels", count, 1)) begins.push_back(begins.back() + channels);

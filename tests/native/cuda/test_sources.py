@@ -101,6 +101,15 @@ def test_what_scales_channels_has_them_copied_where_vectors_cross(make_session, 
     assert name.startswith("sparseconv_depthwise_1x1_")
 
 
+@pytest.mark.parametrize("kernel", ["csr", "tensor", "segments"])
+def test_other_kernels_have_what_scales_channels_copied(make_session, driver, kernel):
+    case = scale_case((16, 32), HALF)
+    case = dataclasses.replace(case, weight=case.weight.astype(HALF))
+    copy, name, *_ = run_and_check(make_session(make_model(case), cuda_kernel=kernel), driver, case, (3, 48, 8, 8))
+    assert copy.startswith(COPY)
+    assert name.startswith(f"sparseconv_{kernel}")
+
+
 @pytest.mark.parametrize("which", ["X", "X2", "Y"])
 def test_what_scales_channels_has_them_copied_where_one_begins_between_vectors(driver, make_session, which):
     case = scale_case((8, 16), HALF)

@@ -23,7 +23,8 @@ bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
 
 bool IsDepthwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
   if (!HasForm(conv)) return false;
-  return IsPointwise(conv, sizes) || (HasWindow(conv) && sizes.in_dims[0] == 1 && sizes.out_dims[0] == 1);
+  const bool has_one_plane = sizes.in_dims[0] == 1 && sizes.out_dims[0] == 1 && sizes.pads_begin[0] == 0;
+  return IsPointwise(conv, sizes) || (HasWindow(conv) && has_one_plane);
 }
 
 std::vector<float> DepthwiseWeight(const ConvGeometry& conv, const SparseWeight& weight) {

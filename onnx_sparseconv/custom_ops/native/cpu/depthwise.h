@@ -14,7 +14,7 @@ namespace sparseconv::cpu {
 // Whether `DepthwiseJob` takes floats of these sizes.
 bool IsDepthwise(const ConvGeometry& conv, const ResolvedGeometry& sizes);
 
-// The weight with all of its zeros, [out_channels, taps]; empty where `IsDepthwise` is false for all sizes.
+// The weight with all of its zeros, [out_channels, taps]; empty where the node has not the form for any sizes.
 std::vector<float> DepthwiseWeight(const ConvGeometry& conv, const SparseWeight& weight);
 
 // The job of all channels of an image, but for its pointers and outputs.

@@ -90,24 +90,25 @@ struct DepthwiseMap {
   float bias;
 };
 
-// kRows rows of outputs, the first of which is `out_row`.
+// kRows rows of outputs, the first of which is `out_row`. With dilation they lie as far apart as the rows that each
+// reads, so that they share these.
 template <int kKernel, int kStride, int kRows>
 void ComputeRows(const DepthwiseJob& job, const DepthwiseMap& map, const float* weight, ActivateFunction activate,
                  int64_t out_row) {
   constexpr int kInputs = (kRows - 1) * kStride + kKernel;
   // Copies, which no store can change.
   const int64_t in_columns = job.in_columns, out_columns = job.out_columns, dilation = job.column_dilation;
+  const int64_t step = job.row_dilation, out_pitch = step * out_columns;
   float* const y = map.y + out_row * out_columns;
   const float* const residual = map.residual == nullptr ? nullptr : map.residual + out_row * out_columns;
-  // Rows that are summed together read neighbouring rows.
-  const int64_t in_row = out_row * kStride - job.pad_rows, row_step = kRows > 1 ? 1 : job.row_dilation;
-  Rows rows{map.x, 0, row_step * in_columns, 0, 0};
-  if constexpr (kRows > 1) {
+  const int64_t in_row = out_row * kStride - job.pad_rows;
+  Rows rows{map.x, 0, step * in_columns, 0, 0};
+  if (step == 1) {
     rows.first = ClampTo(kInputs, -in_row);
     rows.end = ClampTo(kInputs, job.in_rows - in_row);
   } else {
-    while (rows.first < kInputs && in_row + rows.first * row_step < 0) ++rows.first;
-    while (rows.end < kInputs && in_row + rows.end * row_step < job.in_rows) ++rows.end;
+    while (rows.first < kInputs && in_row + rows.first * step < 0) ++rows.first;
+    while (rows.end < kInputs && in_row + rows.end * step < job.in_rows) ++rows.end;
   }
   Vec taps[kKernel * kKernel];
   for (int i = 0; i < kKernel * kKernel; ++i) taps[i] = Broadcast(weight[i]);
@@ -126,17 +127,19 @@ void ComputeRows(const DepthwiseJob& job, const DepthwiseMap& map, const float* 
     }
     const int count = ClampToVector(out_columns - c);
     if (residual != nullptr) {
-      for (int r = 0; r < kRows; ++r) sums[r] = sums[r] + LoadN(residual + r * out_columns + c, count);
+      for (int r = 0; r < kRows; ++r) sums[r] = sums[r] + LoadN(residual + r * out_pitch + c, count);
     }
     for (Vec& sum : sums) sum = Min(high, Max(low, sum));
     if (count == kLanes) {
-      for (int r = 0; r < kRows; ++r) Store(y + r * out_columns + c, sums[r]);
+      for (int r = 0; r < kRows; ++r) Store(y + r * out_pitch + c, sums[r]);
     } else {
-      for (int r = 0; r < kRows; ++r) StoreN(y + r * out_columns + c, sums[r], count);
+      for (int r = 0; r < kRows; ++r) StoreN(y + r * out_pitch + c, sums[r], count);
     }
   }
   // Other activations are applied while the rows are in the first-level cache.
-  if (activate != nullptr) activate(y, kRows * out_columns, job.output);
+  if (activate != nullptr) {
+    for (int r = 0; r < kRows; ++r) activate(y + r * out_pitch, out_columns, job.output);
+  }
 }
 
 // Rows that are summed together: as many sums as the registers hold beside the window's weights, or fewer, which suit
@@ -147,25 +150,34 @@ struct RowsAtOnce {
 constexpr RowsAtOnce RowsOf(int kernel) {
   if (kernel == 1) return {1, 1};
   if (kernel == 3) return {kLanes == 16 ? 7 : 4, 2};
-  return {kernel == 5 ? 4 : 2, 2};
+  return {4, 2};
 }
 
+// Outputs are computed from X and the residual, which are not Y, so some may be computed twice.
 template <int kKernel, int kStride, int kRows>
 void ComputeMapBy(const DepthwiseJob& job, const DepthwiseMap& map, const float* weight, ActivateFunction activate) {
-  int64_t row = 0;
-  for (; row + kRows <= job.out_rows; row += kRows) {
-    ComputeRows<kKernel, kStride, kRows>(job, map, weight, activate, row);
+  const int64_t step = job.row_dilation;
+  for (int64_t first = 0; first < step && first < job.out_rows; ++first) {
+    const int64_t num_rows = (job.out_rows - first + step - 1) / step;
+    int64_t row = 0;
+    for (; row + kRows <= num_rows; row += kRows) {
+      ComputeRows<kKernel, kStride, kRows>(job, map, weight, activate, first + row * step);
+    }
+    // The last ones, some of them once more.
+    if (row < num_rows) {
+      ComputeRows<kKernel, kStride, kRows>(job, map, weight, activate, first + (num_rows - kRows) * step);
+    }
   }
-  // The last ones, some of them once more.
-  if (row < job.out_rows) ComputeRows<kKernel, kStride, kRows>(job, map, weight, activate, job.out_rows - kRows);
 }
 
 template <int kKernel, int kStride>
 void ComputeMap(const DepthwiseJob& job, const DepthwiseMap& map, const float* weight, ActivateFunction activate) {
   constexpr RowsAtOnce kRows = RowsOf(kKernel);
-  if (job.row_dilation == 1 && job.out_rows >= kRows.many) {
+  // With strides and dilation, rows of outputs share what they read otherwise than this counts.
+  const int64_t num_rows = kStride > 1 && job.row_dilation > 1 ? 0 : job.out_rows / job.row_dilation;
+  if (num_rows >= kRows.many) {
     ComputeMapBy<kKernel, kStride, kRows.many>(job, map, weight, activate);
-  } else if (job.row_dilation == 1 && job.out_rows >= kRows.few) {
+  } else if (num_rows >= kRows.few) {
     ComputeMapBy<kKernel, kStride, kRows.few>(job, map, weight, activate);
   } else {
     ComputeMapBy<kKernel, kStride, 1>(job, map, weight, activate);

@@ -435,10 +435,11 @@ void Launcher::LaunchGemm(const Call& call) const {
 // clusters and what scales channels, if all begin where these can read them, and by code that was made for it.
 bool Launcher::ReadsSources(const Call& call) const {
   const Plan& plan = call.plan;
+  if (plan.kernel() == RunningKernel::kDepthwise) return CanScaleSources(call);
+  if (node_.geometry.group != 1) return false;
   if (plan.generated) return node_.code_reads_sources();
   if (plan.kernel() == RunningKernel::kWgmma) return plan.pointwise && plan.pointwise->is_whole;
   if (plan.kernel() == RunningKernel::kSegments) return CanRunSegments(call);
-  if (plan.kernel() == RunningKernel::kDepthwise) return CanScaleSources(call);
   if (plan.kernel() != RunningKernel::kCluster || !CanClusterReadSources(node_, plan.sizes)) return false;
   return AddressesOf(call.inputs) % (node_.element_bytes() * static_cast<size_t>(plan.cluster->params.x_columns)) == 0;
 }
