@@ -137,7 +137,9 @@ void ComputeRows(const DepthwiseJob& job, const DepthwiseMap& map, const float* 
     }
   }
   // Other activations are applied while the rows are in the first-level cache.
-  if (activate != nullptr) {
+  if (activate != nullptr && step == 1) {
+    activate(y, kRows * out_columns, job.output);
+  } else if (activate != nullptr) {
     for (int r = 0; r < kRows; ++r) activate(y + r * out_pitch, out_columns, job.output);
   }
 }
