@@ -39,10 +39,10 @@ LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
   tests/native/test_correctness.py tests/native/test_refusals.py tests/native/test_concurrency.py \
   -k "not steady_runs and not portable_form"
 echo "tests of the CUDA side"
+# How a kernel is chosen is slow, and the same here; of layers, the other kernels' do, and of code any plan.
+wanted="not runs_by_itself and not same_plan and not fewer_cycles and not (test_wgmma and test_layers)"
+wanted+=" and not rows_that_begin_anywhere and not every_size_of_a_stage"
 LD_PRELOAD="$preload" "$python" -m pytest -q -p no:xdist -p no:cacheprovider \
   tests/native/cuda/test_images.py tests/native/cuda/test_csr.py tests/native/cuda/test_generated.py \
   tests/native/cuda/test_driver_errors.py tests/native/cuda/test_tensor.py tests/native/cuda/test_segments.py \
-  tests/native/cuda/test_wgmma.py \
-  -k "not runs_by_itself and not same_plan and not fewer_cycles and not (test_wgmma and test_layers)
-  and not rows_that_begin_anywhere and not every_size_of_a_stage"
-# How a kernel is chosen is slow, and the same here; of layers, the other kernels' do, and of code any plan.
+  tests/native/cuda/test_wgmma.py -k "$wanted"
