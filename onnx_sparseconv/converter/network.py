@@ -142,10 +142,8 @@ def _beside(site: ConvSite, verdict: Verdict, depthwise: AbstractSet[int], stayi
     if not verdict.rewrite or site.weight is None or is_depthwise(site):
         return verdict
     if _is_beside(site.node, staying):
-        why = (
-            "a depthwise convolution beside it stays dense, and reordering the data between them costs a CPU more than "
-        )
-        return Verdict(False, Reason.BESIDE_DEPTHWISE, f"{why}zeros save{_OVERRULE}")
+        text = "a depthwise convolution beside it stays dense, and reordering the data between them costs a CPU more"
+        return Verdict(False, Reason.BESIDE_DEPTHWISE, f"{text} than zeros save{_OVERRULE}")
     zeros = share_of_zeros(site.weight.values)
     if zeros < MIN_SPARSITY_BESIDE_DEPTHWISE and _is_beside(site.node, depthwise):
         bar = f"{MIN_SPARSITY_BESIDE_DEPTHWISE:.1%} from which layers beside depthwise ones pay"

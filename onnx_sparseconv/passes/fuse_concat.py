@@ -146,14 +146,8 @@ class FuseConcat:
             return _Found(convolution, inputs, [], splits)
         if len(inputs) > MAX_CONCAT_INPUTS:
             raise RefusedError(f"it has {len(inputs)} inputs, and the op takes at most {MAX_CONCAT_INPUTS}")
-        channels = [channels_of(tensor, self._shape_of) for tensor in inputs]
-        known = [count for count in channels if count is not None]
-        if len(known) != len(channels):
-            raise RefusedError("the channels of its inputs are not known")
-        wanted = weight_channels(convolution)
-        if sum(known) != wanted:
-            raise RefusedError(f"its inputs have {sum(known)} channels together, the weight {wanted}")
-        return _Found(convolution, inputs, known, splits)
+        channels = require_channels(inputs, self._shape_of, weight_channels(convolution), "the weight")
+        return _Found(convolution, inputs, channels, splits)
 
     def _lessen(self, graph: gs.Graph | gs.Function, split: gs.Node, convolution: gs.Node) -> Edit | None:
         """Write less of what a Split makes where next to nothing of it is read; None where it stays."""
@@ -274,6 +268,20 @@ def joined(convolution: gs.Node, inputs: Sequence[gs.Tensor], channels: Sequence
     detach(convolution)
     op = concat_op(len(inputs))
     return gs.Node(op, convolution.name, attributes, [first, bias, *others], outputs, domain=DOMAIN)
+
+
+def require_channels(tensors: Sequence[gs.Tensor], shape_of: ShapeLookup, wanted: int | None, reader: str) -> list[int]:
+    """The channels of each tensor that is joined.
+
+    Raises:
+        RefusedError: some are not known, or all together not those of what reads them.
+    """
+    known = [count for tensor in tensors if (count := channels_of(tensor, shape_of)) is not None]
+    if len(known) != len(tensors):
+        raise RefusedError("the channels of its inputs are not known")
+    if sum(known) != wanted:
+        raise RefusedError(f"its inputs have {sum(known)} channels together, {reader} {wanted}")
+    return known
 
 
 def channels_of(tensor: gs.Tensor, shape_of: ShapeLookup) -> int | None:

@@ -12,13 +12,14 @@ from onnx_sparseconv.passes.base import (
     Edit,
     PassResult,
     Refusal,
+    RefusedError,
     is_standard,
     members,
     remove,
     scales_channels,
 )
 from onnx_sparseconv.passes.fold_scale_before import ShapeLookup
-from onnx_sparseconv.passes.fuse_concat import channels_of, is_channel_axis, joined
+from onnx_sparseconv.passes.fuse_concat import is_channel_axis, joined, require_channels
 
 # What Concats of Concats join in the end; of more, which no network has, the Concat's own inputs are taken.
 _MOST_PARTS = 1024
@@ -63,9 +64,8 @@ class FuseScaleConcat:
             result = concat.outputs[0]
             parts[id(result)] = _parts(concat, parts)
             scales = [node for node in result.outputs if id(node) in own and _is_scale_of(node, result)]
-            is_needed = result.name in self._pinned or any(
-                id(node) not in concats and all(node is not scale for scale in scales) for node in result.outputs
-            )
+            looked_through = concats.keys() | {id(scale) for scale in scales}
+            is_needed = result.name in self._pinned or any(id(node) not in looked_through for node in result.outputs)
             if not scales and not any(id(tensor) in read_through for tensor in concat.inputs):
                 if is_needed:
                     bases.append(result)
@@ -77,18 +77,14 @@ class FuseScaleConcat:
                 concat.inputs.clear()
                 concat.inputs.extend(read)
                 continue
-            channels = [channels_of(tensor, self._shape_of) for tensor in read]
-            known = [count for count in channels if count is not None]
-            if scales and len(known) != len(read):
-                refusals.append(Refusal(concat, "the channels of its inputs are not known"))
-                continue
             for scale in scales:
-                if sum(known) != scale.attrs["group"]:
-                    text = f"its inputs have {sum(known)} channels together, what scales them {scale.attrs['group']}"
-                    refusals.append(Refusal(concat, text))
+                try:
+                    channels = require_channels(read, self._shape_of, scale.attrs["group"], "what scales them")
+                except RefusedError as refused:
+                    refusals.append(Refusal(concat, str(refused)))
                     continue
                 at = position[id(scale)]
-                graph.nodes[at] = joined(scale, read, known)
+                graph.nodes[at] = joined(scale, read, channels)
                 position[id(graph.nodes[at])] = at
                 edits.append(Edit(graph.nodes[at], concat.op, concat.name))
         self._remove_unread(graph, list(concats.values()))

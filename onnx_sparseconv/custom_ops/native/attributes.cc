@@ -311,6 +311,18 @@ SparseWeight ReadWeight(const ort::NodeInfo& node, int64_t out_channels, int64_t
 
 }  // namespace
 
+std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
+  const auto taps = static_cast<size_t>(geometry.taps());
+  std::vector<float> values(static_cast<size_t>(geometry.out_channels) * taps);
+  for (size_t row = 0; row + 1 < weight.row_begin.size(); ++row) {
+    for (auto entry = static_cast<size_t>(weight.row_begin[row]);
+         entry < static_cast<size_t>(weight.row_begin[row + 1]); ++entry) {
+      values[row * taps + weight.columns[entry]] = weight.values[entry];
+    }
+  }
+  return values;
+}
+
 SparseConvAttributes ReadAttributes(const ort::NodeInfo& node, const OpForm& form) {
   CheckElementType(node, form.element_type);
   const std::vector<int64_t> weight_shape = ReadWeightShape(node);

@@ -52,6 +52,9 @@ struct SparseWeight {
   std::vector<float> values;
 };
 
+// The weight of a depthwise layer with all of its zeros, [out_channels, taps].
+std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometry& geometry);
+
 // Windows of which the maximum is taken. Windows are clipped to the map; none lies outside of it as a whole, since
 // paddings are less than the window.
 struct PoolGeometry {

@@ -45,7 +45,9 @@ class CpuKernel final : public Kernel {
       Fail("a kernel of ", attributes_.geometry.taps(), " taps is more than the CPU kernel can address (", kMaxTaps,
            ")");
     }
-    depthwise_weight_ = DepthwiseWeight(attributes_.geometry, attributes_.weight);
+    if (HasDepthwiseForm(attributes_.geometry)) {
+      depthwise_weight_ = DepthwiseWeight(attributes_.weight, attributes_.geometry);
+    }
   }
 
   std::string name() const override { return Concat("cpu.", kernels_.isa); }
@@ -81,7 +83,7 @@ class CpuKernel final : public Kernel {
   const OpDescription op_;
   const SparseConvAttributes attributes_;
   const TileKernels& kernels_;
-  std::vector<float> depthwise_weight_;  // see depthwise.h
+  std::vector<float> depthwise_weight_;  // empty where the layer has not the form
   mutable PlanCache<PlanKey, Plan> plans_;
 };
 

@@ -1,5 +1,7 @@
 #include "depthwise.h"
 
+#include "plan.h"
+
 namespace sparseconv::cpu {
 namespace {
 
@@ -9,34 +11,16 @@ bool HasWindow(const ConvGeometry& conv) {
          conv.strides[2] == stride && (stride == 1 || (stride == 2 && conv.dilations[2] == 1));
 }
 
-// Whether the node is one whose maps may be computed so.
-bool HasForm(const ConvGeometry& conv) {
+}  // namespace
+
+bool HasDepthwiseForm(const ConvGeometry& conv) {
   return conv.group > 1 && conv.group_in_channels() == 1 && (conv.taps() == 1 || HasWindow(conv));
 }
 
-// Whether every output is made of the input at its own position.
-bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
-  return conv.taps() == 1 && conv.strides == Axes{1, 1, 1} && sizes.in_dims == sizes.out_dims;
-}
-
-}  // namespace
-
 bool IsDepthwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
-  if (!HasForm(conv)) return false;
+  if (!HasDepthwiseForm(conv)) return false;
   const bool has_one_plane = sizes.in_dims[0] == 1 && sizes.out_dims[0] == 1 && sizes.pads_begin[0] == 0;
   return IsPointwise(conv, sizes) || (HasWindow(conv) && has_one_plane);
-}
-
-std::vector<float> DepthwiseWeight(const ConvGeometry& conv, const SparseWeight& weight) {
-  if (!HasForm(conv)) return {};
-  const auto taps = static_cast<size_t>(conv.taps()), rows = static_cast<size_t>(conv.out_channels);
-  std::vector<float> found(rows * taps);
-  for (size_t row = 0; row < rows; ++row) {
-    for (auto e = static_cast<size_t>(weight.row_begin[row]); e < static_cast<size_t>(weight.row_begin[row + 1]); ++e) {
-      found[row * taps + weight.columns[e]] = weight.values[e];
-    }
-  }
-  return found;
 }
 
 DepthwiseJob MakeDepthwiseJob(const ConvGeometry& conv, const ResolvedGeometry& sizes) {

@@ -3,19 +3,16 @@
 // A row of a depthwise weight has too few entries for the sums over cells (plan.h) to pay for packing them.
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include "../attributes.h"
 #include "tile_kernel.h"
 
 namespace sparseconv::cpu {
 
+// Whether the node is one whose maps may be computed so.
+bool HasDepthwiseForm(const ConvGeometry& conv);
+
 // Whether `DepthwiseJob` takes floats of these sizes.
 bool IsDepthwise(const ConvGeometry& conv, const ResolvedGeometry& sizes);
-
-// The weight with all of its zeros, [out_channels, taps]; empty where the node has not the form for any sizes.
-std::vector<float> DepthwiseWeight(const ConvGeometry& conv, const SparseWeight& weight);
 
 // The job of all channels of an image, but for its pointers and outputs.
 DepthwiseJob MakeDepthwiseJob(const ConvGeometry& conv, const ResolvedGeometry& sizes);

@@ -8,28 +8,16 @@
 namespace sparseconv::cpu {
 namespace {
 
-// What the taps of a row read for a vector of outputs: all lanes columns of X. With a stride of 2, two neighbouring
-// taps read every other column of the same.
-template <int kKernel, int kStride>
-struct WholeRow {
-  void Read(const float* p, int64_t dilation, Vec (&x)[kKernel]) const {
-    if constexpr (kStride == 1) {
-      for (int t = 0; t < kKernel; ++t) x[t] = Load(p + t * dilation);
-    } else {
-      for (int t = 0; t < kKernel; t += 2) {
-        const Vec low = Load(p + t), high = Load(p + t + kLanes);
-        x[t] = Even(low, high);
-        if (t + 1 < kKernel) x[t + 1] = Odd(low, high);
-      }
-    }
-  }
+// What a load brings for a vector of outputs: here all lanes columns of X.
+struct WholeVectors {
+  Vec operator()(int, const float* p) const { return Load(p); }
 };
 
 // The same where some lanes read padding: the first lane reads column `begin` by the first tap, and X has the columns
-// [0, num_columns).
+// [0, num_columns). Each load has lanes of its own.
 template <int kKernel, int kStride>
-struct PartOfRow {
-  PartOfRow(int64_t begin, int64_t dilation, int64_t num_columns) {
+struct PartsOfVectors {
+  PartsOfVectors(int64_t begin, int64_t dilation, int64_t num_columns) {
     for (int t = 0; t < kKernel; t += kStride) {
       for (int half = 0; half < kStride; ++half) {
         const int64_t first = begin + t * dilation + half * kLanes;
@@ -37,19 +25,23 @@ struct PartOfRow {
       }
     }
   }
-  void Read(const float* p, int64_t dilation, Vec (&x)[kKernel]) const {
-    if constexpr (kStride == 1) {
-      for (int t = 0; t < kKernel; ++t) x[t] = lanes[t].Load(p + t * dilation);
-    } else {
-      for (int t = 0; t < kKernel; t += 2) {
-        const Vec low = lanes[t].Load(p + t), high = lanes[t + 1].Load(p + t + kLanes);
-        x[t] = Even(low, high);
-        if (t + 1 < kKernel) x[t + 1] = Odd(low, high);
-      }
-    }
-  }
+  Vec operator()(int load, const float* p) const { return lanes[load].Load(p); }
   LaneRange lanes[kKernel + kStride - 1];
 };
+
+// What the taps of a row read. With a stride of 2, two neighbouring taps read every other column of the same.
+template <int kKernel, int kStride, typename LoadFunction>
+inline void ReadTaps(const float* p, int64_t dilation, const LoadFunction& load, Vec (&x)[kKernel]) {
+  if constexpr (kStride == 1) {
+    for (int t = 0; t < kKernel; ++t) x[t] = load(t, p + t * dilation);
+  } else {
+    for (int t = 0; t < kKernel; t += 2) {
+      const Vec low = load(t, p + t), high = load(t + 1, p + t + kLanes);
+      x[t] = Even(low, high);
+      if (t + 1 < kKernel) x[t + 1] = Odd(low, high);
+    }
+  }
+}
 
 // Rows of X that some outputs read, in their order: where a vector begins in row i, by its first tap, is
 // begin + i * pitch. Rows before `first` and from `end` on are padding.
@@ -60,16 +52,16 @@ struct Rows {
 };
 
 // Adds to the sums of kRows rows of outputs what they read of X.
-template <int kKernel, int kStride, int kRows, typename Row>
-inline void AddWindows(const Rows& rows, int64_t dilation, const Vec (&taps)[kKernel * kKernel], const Row& row,
-                       Vec (&sums)[kRows]) {
+template <int kKernel, int kStride, int kRows, typename LoadFunction>
+inline void AddWindows(const Rows& rows, int64_t dilation, const Vec (&taps)[kKernel * kKernel],
+                       const LoadFunction& load, Vec (&sums)[kRows]) {
   constexpr int kInputs = (kRows - 1) * kStride + kKernel;
   int64_t at = rows.begin;
 #pragma GCC unroll 16
   for (int i = 0; i < kInputs; ++i, at += rows.pitch) {
     if (i < rows.first || i >= rows.end) continue;
     Vec x[kKernel];
-    row.Read(rows.x + at, dilation, x);
+    ReadTaps<kKernel, kStride>(rows.x + at, dilation, load, x);
 #pragma GCC unroll 8
     for (int t = 0; t < kKernel; ++t) {
       KeepInRegister(&x[t]);
@@ -120,10 +112,10 @@ void ComputeRows(const DepthwiseJob& job, const DepthwiseMap& map, const float* 
     Vec sums[kRows];
     for (Vec& sum : sums) sum = bias;
     if (column >= 0 && last_read < in_columns) {
-      AddWindows<kKernel, kStride, kRows>(rows, dilation, taps, WholeRow<kKernel, kStride>{}, sums);
+      AddWindows<kKernel, kStride, kRows>(rows, dilation, taps, WholeVectors{}, sums);
     } else {
-      const PartOfRow<kKernel, kStride> part(column, dilation, in_columns);
-      AddWindows<kKernel, kStride, kRows>(rows, dilation, taps, part, sums);
+      const PartsOfVectors<kKernel, kStride> parts(column, dilation, in_columns);
+      AddWindows<kKernel, kStride, kRows>(rows, dilation, taps, parts, sums);
     }
     const int count = ClampToVector(out_columns - c);
     if (residual != nullptr) {

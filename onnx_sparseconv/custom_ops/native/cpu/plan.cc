@@ -174,14 +174,18 @@ PlanForm ChooseForm(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
   return is_vector ? PlanForm::kVector : PlanForm::kCells;
 }
 
-// Makes one row of all positions where every output is made of the input at its own position.
+// Makes one row of all positions where neighbours do not matter.
 void JoinRows(const ConvGeometry& conv, Plan* plan) {
   ResolvedGeometry& geometry = plan->geometry;
-  if (conv.taps() != 1 || conv.strides != Axes{1, 1, 1} || geometry.in_dims != geometry.out_dims) return;
+  if (!IsPointwise(conv, geometry)) return;
   geometry.in_dims = geometry.out_dims = {1, 1, plan->in_plane};
 }
 
 }  // namespace
+
+bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
+  return conv.taps() == 1 && conv.strides == Axes{1, 1, 1} && sizes.in_dims == sizes.out_dims;
+}
 
 Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const PlanKey& key,
               const TileKernels& kernels) {

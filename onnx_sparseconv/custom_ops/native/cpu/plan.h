@@ -93,6 +93,9 @@ struct Plan {
   int64_t work = 0;  // for one image, in multiply-adds of vectors
 };
 
+// Whether every output is made of the input at its own position.
+bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes);
+
 // Throws `Error` where the sizes are more than the kernel can address.
 Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const PlanKey& key, const TileKernels& kernels);
 

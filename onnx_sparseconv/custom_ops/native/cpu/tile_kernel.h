@@ -89,8 +89,8 @@ struct TileJob {
 };
 
 // Depthwise convolution of floats by a square window, of maps of two axes: all outputs of the channels [channel_begin,
-// channel_end) of an image. For every output, bias + the products of all taps, row by row;
-// then residual and activation.
+// channel_end) of an image. For every output, bias + the products of all taps, row by row; then residual and
+// activation.
 struct DepthwiseJob {
   int kernel;  // 3, 5 or 7; or 1, with a stride of 1 and no padding
   int stride;  // 1 or 2, along both axes; 2 without dilation along columns

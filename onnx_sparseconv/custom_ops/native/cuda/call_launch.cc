@@ -447,13 +447,10 @@ bool Launcher::ReadsSources(const Call& call) const {
 // Whether vectors of X never cross from one source, or image, to another.
 bool Launcher::CanScaleSources(const Call& call) const {
   const DepthwiseLaunch& launch = *call.plan.depthwise;
-  const auto plane_bytes = static_cast<uint64_t>(launch.params.in_w) * node_.element_bytes();
-  const auto is_whole = [&](int64_t channels) {
-    return static_cast<uint64_t>(channels) * plane_bytes % kVectorBytes == 0;
-  };
-  return launch.window == kPointWindow && plane_bytes >= kVectorBytes && AddressesOf(call.inputs) % kVectorBytes == 0 &&
-         AreVectors(call.y, call.epilogue.residual) &&
-         std::all_of(node_.source_begins.begin(), node_.source_begins.end(), is_whole);
+  constexpr auto kUnit = static_cast<int64_t>(kVectorBytes);
+  const int64_t plane_bytes = launch.params.in_w * static_cast<int64_t>(node_.element_bytes());
+  return launch.window == kPointWindow && plane_bytes >= kUnit && AreVectors(call.y, call.epilogue.residual) &&
+         AreMultiplesOf(kUnit, call.inputs, node_.source_begins, plane_bytes);
 }
 
 // X of its sources, in memory that is lent for it.
@@ -620,12 +617,6 @@ void Launcher::Pool(const Call& call, const Axes& pooled_dims, void* y) const {
 }
 
 }  // namespace
-
-uintptr_t AddressesOf(const Inputs& inputs) {
-  uintptr_t addresses = 0;
-  for (size_t i = 0; i < inputs.num_sources; ++i) addresses |= reinterpret_cast<uintptr_t>(inputs.sources[i].data);
-  return addresses;
-}
 
 RunningKernel LaunchCall(const NodeKernels& node, const Call& call, const Axes& y_dims) {
   return Launcher(node).Run(call, y_dims);

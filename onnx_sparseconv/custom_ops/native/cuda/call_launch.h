@@ -20,9 +20,6 @@ struct Call {
   Epilogue epilogue{};  // the launch fills it in
 };
 
-// What the addresses of all sources of X are multiples of, if it is a small power of two; 0 where there are none.
-uintptr_t AddressesOf(const Inputs& inputs);
-
 // Launches a call on its stream; `y_dims` are the sizes of Y. Returns what runs it: the plan's kernel, or another one
 // where that cannot run tensors that begin where these do.
 RunningKernel LaunchCall(const NodeKernels& node, const Call& call, const Axes& y_dims);

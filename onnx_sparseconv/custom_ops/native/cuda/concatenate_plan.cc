@@ -26,6 +26,18 @@ Sources SourcesOf(const Inputs& inputs, const std::vector<int64_t>& begins) {
   return sources;
 }
 
+uintptr_t AddressesOf(const Inputs& inputs) {
+  uintptr_t addresses = 0;
+  for (size_t i = 0; i < inputs.num_sources; ++i) addresses |= reinterpret_cast<uintptr_t>(inputs.sources[i].data);
+  return addresses;
+}
+
+bool AreMultiplesOf(int64_t unit_bytes, const Inputs& inputs, const std::vector<int64_t>& begins, int64_t plane_bytes) {
+  if (AddressesOf(inputs) % static_cast<uintptr_t>(unit_bytes) != 0) return false;
+  return std::all_of(begins.begin(), begins.end(),
+                     [&](int64_t begin) { return begin * plane_bytes % unit_bytes == 0; });
+}
+
 ConcatenateLaunch ChooseConcatenateLaunch(const Inputs& inputs, const std::vector<int64_t>& begins,
                                           int64_t element_bytes, const DeviceFacts& device) {
   ConcatenateLaunch launch;
@@ -35,17 +47,9 @@ ConcatenateLaunch ChooseConcatenateLaunch(const Inputs& inputs, const std::vecto
   ConcatenateParams& params = launch.params;
   params.sources = SourcesOf(inputs, begins);
   params.batch = static_cast<int>(inputs.batch);
-  // What all addresses and all sizes are multiples of.
-  const auto fits = [&](int unit) {
-    for (size_t i = 0; i < inputs.num_sources; ++i) {
-      if (reinterpret_cast<uintptr_t>(inputs.sources[i].data) % static_cast<uintptr_t>(unit) != 0) return false;
-      if ((begins[i + 1] - begins[i]) * plane % unit != 0) return false;
-    }
-    return true;
-  };
   for (const int unit : kConcatenateUnits) {
     launch.unit_bytes = unit;
-    if (fits(unit)) break;
+    if (AreMultiplesOf(unit, inputs, begins, plane)) break;
   }
   for (size_t i = 0; i < begins.size(); ++i) {
     params.sources.begins[i] = static_cast<int>(begins[i] * plane / launch.unit_bytes);

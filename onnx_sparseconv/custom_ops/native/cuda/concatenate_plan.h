@@ -24,6 +24,12 @@ struct ConcatenateLaunch {
 // Where the inputs of a call lie, and which channels of X they are: `begins` are those of SparseConvAttributes.
 Sources SourcesOf(const Inputs& inputs, const std::vector<int64_t>& begins);
 
+// What the addresses of all sources of X are multiples of, if it is a small power of two; 0 where there are none.
+uintptr_t AddressesOf(const Inputs& inputs);
+
+// Whether the sources begin at, and all their images take, multiples of so many bytes.
+bool AreMultiplesOf(int64_t unit_bytes, const Inputs& inputs, const std::vector<int64_t>& begins, int64_t plane_bytes);
+
 // For a call of at least one image.
 ConcatenateLaunch ChooseConcatenateLaunch(const Inputs& inputs, const std::vector<int64_t>& begins,
                                           int64_t element_bytes, const DeviceFacts& device);

@@ -7,6 +7,7 @@
 #include "../plan_cache.h"
 #include "call_launch.h"
 #include "call_plan.h"
+#include "concatenate_plan.h"
 #include "driver.h"
 #include "node_kernels.h"
 #include "provider.h"

@@ -157,16 +157,4 @@ std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometr
   return launch;
 }
 
-std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometry& geometry) {
-  const auto taps = static_cast<size_t>(geometry.taps());
-  std::vector<float> values(static_cast<size_t>(geometry.out_channels) * taps);
-  for (size_t row = 0; row + 1 < weight.row_begin.size(); ++row) {
-    for (auto entry = static_cast<size_t>(weight.row_begin[row]);
-         entry < static_cast<size_t>(weight.row_begin[row + 1]); ++entry) {
-      values[row * taps + weight.columns[entry]] = weight.values[entry];
-    }
-  }
-  return values;
-}
-
 }  // namespace sparseconv::cuda

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
-#include <vector>
 
 #include "../../../kernels/cuda/params.h"
 #include "../attributes.h"
@@ -43,8 +42,5 @@ bool HasDepthwiseForm(const ConvGeometry& geometry);
 // planes than the kernel can count.
 std::optional<DepthwiseLaunch> ChooseDepthwiseLaunch(const ConvGeometry& geometry, const ResolvedGeometry& sizes,
                                                      int64_t batch, int64_t element_bytes, const DeviceFacts& device);
-
-// [C, taps], with the zeros.
-std::vector<float> DepthwiseWeight(const SparseWeight& weight, const ConvGeometry& geometry);
 
 }  // namespace sparseconv::cuda
