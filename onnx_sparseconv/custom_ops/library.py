@@ -25,6 +25,8 @@ CpuIsa = Literal["auto", "portable", "avx2", "avx512"]
 # Set to the path of a library to use it instead of the one in the package.
 LIBRARY_VARIABLE = "ONNX_SPARSECONV_LIBRARY"
 CPU_ISA_KEY = "sparseconv.cpu_isa"
+CPU_THREADS_KEY = "sparseconv.cpu_threads"
+_MOST_CPU_THREADS = 65536
 _REGISTERED_KEY = "sparseconv.registered"
 _FILE_NAME = "libonnx_sparseconv" + (".dll" if sys.platform == "win32" else ".so")
 
@@ -82,7 +84,9 @@ def _installed_file() -> Path | None:
 def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "auto") -> None:
     """Register the ops on ``session_options``, so that its sessions run them with the native kernels.
 
-    A second call on the same options does nothing, unless it asks for another instruction set.
+    A second call on the same options does nothing, unless it asks for another instruction set. The CPU kernels cut
+    their work for as many threads as the options say by now (``intra_op_num_threads``), else for as many as there are
+    processors.
 
     Args:
         session_options: the options, changed in place.
@@ -103,6 +107,9 @@ def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "
         return
     path = library_path()
     session_options.add_session_config_entry(CPU_ISA_KEY, cpu_isa)
+    threads = min(session_options.intra_op_num_threads, _MOST_CPU_THREADS)
+    if threads > 0 and _config_entry(session_options, CPU_THREADS_KEY) is None:
+        session_options.add_session_config_entry(CPU_THREADS_KEY, str(threads))
     try:
         session_options.register_custom_ops_library(str(path))
     except Exception as error:  # onnxruntime raises its own types, and RuntimeError where dlopen fails

@@ -51,6 +51,15 @@ def gpu():
     return Place("cuda")
 
 
+@pytest.fixture
+def gpus():
+    """All GPUs; skips where there is one alone."""
+    count = len(cuda_driver.read_cuda_driver().gpus)
+    if count < 2:
+        pytest.skip(f"needs two GPUs, there is {count}")
+    return [Place("cuda", device) for device in range(count)]
+
+
 @pytest.fixture(scope="session")
 def target():
     """The architecture of the first GPU, for images; skips without a compiler."""

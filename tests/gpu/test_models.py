@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import onnx
 import pytest
@@ -39,6 +40,20 @@ def test_a_real_model_gives_the_same_results(real, kernel, request, tmp_path):
     assert report.passed, [output.reason for output in report.outputs]
     assert all(use.provider == "cuda" for use in report.kernels)
     assert not any(place.op_type in ("Conv", "SparseConv") for place in report.nodes_elsewhere if real.really_pruned)
+
+
+@pytest.mark.parametrize("name", ["squeezenet_deep_compression", "mediapipe_face_full_range_sparse"])
+def test_a_network_computes_the_same_on_every_gpu(gpus, target, name, tmp_path):
+    """All kernels that a network takes, in sessions that run beside each other."""
+    convert(find_model(name), tmp_path / "converted.onnx", ConvertOptions(targets=(target,), batches=(1,)))
+    sessions = [place.session(tmp_path / "converted.onnx") for place in gpus]
+
+    def run(session):
+        return [[output.tobytes() for output in session.run(None, REAL_MODELS[name].feed())] for _ in range(20)]
+
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        first, *others = [results for group in pool.map(run, sessions) for results in group]
+    assert all(results == first for results in others)
 
 
 def test_with_tf32_float_is_verified_on_warpgroups(tmp_path):

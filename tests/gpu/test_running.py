@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from onnx_sparseconv.kernels.cuda_driver import read_cuda_driver
 from tests.gpu.layers import (
     FLAT,
     FLAT_DENSITY,
@@ -21,7 +20,6 @@ from tests.gpu.layers import (
     concatenated_case_of,
 )
 from tests.support.gpu_checks import (
-    Place,
     assert_right,
     check,
     check_graph,
@@ -106,14 +104,6 @@ def test_sessions_come_and_go_beside_each_other(gpu):
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(run, range(16)))
-
-
-@pytest.fixture
-def gpus():
-    count = len(read_cuda_driver().gpus)
-    if count < 2:
-        pytest.skip(f"needs two GPUs, there is {count}")
-    return [Place("cuda", device) for device in range(count)]
 
 
 @pytest.mark.parametrize("name", ["3x3, 7 wide", "1x1, 7 wide"])

@@ -52,8 +52,8 @@ LAYERS = {
 def test_thread_count_does_not_change_a_bit(name):
     case, x_shape = LAYERS[name]
     model, inputs = make_model(case), random_inputs(case, x_shape)
-    results = [make_session(model, threads=threads).run(None, inputs)[0].tobytes() for threads in (1, 2, 3)]
-    assert results[0] == results[1] == results[2]
+    results = [make_session(model, threads=threads).run(None, inputs)[0].tobytes() for threads in (1, 2, 3, 16)]
+    assert len(set(results)) == 1
 
 
 @pytest.mark.parametrize("name", LAYERS)

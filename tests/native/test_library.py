@@ -81,6 +81,27 @@ def test_an_unknown_instruction_set_is_an_error(value):
         library.register(ort.SessionOptions(), cpu_isa=value)
 
 
+@pytest.mark.parametrize("value", ["", "-1", "two", "2 ", "65537", "99999999999999999999"])
+def test_an_impossible_number_of_threads_is_an_error(value):
+    options = ort.SessionOptions()
+    options.add_session_config_entry(library.CPU_THREADS_KEY, value)
+    with pytest.raises(NativeLibraryError, match=r"'sparseconv\.cpu_threads' must be a number from 0 to 65536"):
+        library.register(options)
+
+
+def test_the_session_options_say_how_many_threads_there_are():
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 3
+    library.register(options)
+    assert options.get_session_config_entry(library.CPU_THREADS_KEY) == "3"
+
+    chosen = ort.SessionOptions()
+    chosen.intra_op_num_threads = 3
+    chosen.add_session_config_entry(library.CPU_THREADS_KEY, "5")
+    library.register(chosen)
+    assert chosen.get_session_config_entry(library.CPU_THREADS_KEY) == "5"
+
+
 def test_the_forced_instruction_set_is_the_one_that_runs():
     for isa in supported_isas():
         session = make_session(make_model(CASE), cpu_isa=isa)

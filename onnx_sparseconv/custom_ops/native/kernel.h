@@ -34,6 +34,7 @@ struct OpDescription {
   int element_type;    // of X, B, Z and Y
   Provider provider;
   CpuIsa cpu_isa;
+  int64_t cpu_threads;  // of a session; 0 where it is not known
   cuda::Settings cuda;
 
   bool has_residual() const { return kind == OpKind::kConvAdd; }

@@ -1,5 +1,6 @@
 // The three functions that the library exports.
 
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -7,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -28,10 +30,13 @@ namespace sparseconv {
 namespace {
 
 constexpr const char* kIsaConfigKey = "sparseconv.cpu_isa";
+constexpr const char* kThreadsConfigKey = "sparseconv.cpu_threads";
+constexpr int64_t kMaxThreads = 65536;
 
 // What session config entries ask for; it is the same for all ops of a session.
 struct Settings {
   CpuIsa cpu_isa = CpuIsa::kAuto;
+  int64_t cpu_threads = 0;
   cuda::Settings cuda;
 };
 
@@ -47,9 +52,21 @@ std::optional<std::string> ReadEntry(const ort::OrtApi* api, const ort::OrtSessi
   return value.c_str();
 }
 
+// How many threads a session has, its operators are not told otherwise. It decides into how many tasks they cut a call.
+int64_t ParseThreads(const std::string& text) {
+  int64_t threads = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
+  if (error != std::errc() || end != text.data() + text.size() || threads < 0 || threads > kMaxThreads) {
+    Fail("session config entry '", kThreadsConfigKey, "' must be a number from 0 to ", kMaxThreads,
+         " (0: as many as there are processors), found '", text, "'");
+  }
+  return threads;
+}
+
 Settings ReadSettings(const ort::OrtApi* api, const ort::OrtSessionOptions* options) {
   Settings settings;
   if (const auto isa = ReadEntry(api, options, kIsaConfigKey)) settings.cpu_isa = cpu::ParseIsa(*isa);
+  if (const auto threads = ReadEntry(api, options, kThreadsConfigKey)) settings.cpu_threads = ParseThreads(*threads);
   settings.cuda = cuda::ParseSettings([&](const char* key) { return ReadEntry(api, options, key); });
   return settings;
 }
@@ -74,10 +91,10 @@ std::vector<std::pair<OpKind, size_t>> AllKinds() {
 // nothing says when the last one has, so it is made once and never released.
 ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, bool has_cuda, const Settings& settings) {
   static std::mutex mutex;
-  using Key = std::tuple<const ort::OrtApi*, CpuIsa, cuda::Settings>;
+  using Key = std::tuple<const ort::OrtApi*, CpuIsa, int64_t, cuda::Settings>;
   static auto* const domains = new std::map<Key, ort::OrtCustomOpDomain*>;
   const std::lock_guard<std::mutex> lock(mutex);
-  ort::OrtCustomOpDomain*& domain = (*domains)[{api, settings.cpu_isa, settings.cuda}];
+  ort::OrtCustomOpDomain*& domain = (*domains)[{api, settings.cpu_isa, settings.cpu_threads, settings.cuda}];
   if (domain != nullptr) return domain;
 
   ort::OrtCustomOpDomain* made = nullptr;
@@ -86,7 +103,8 @@ ort::OrtCustomOpDomain* GetDomain(const ort::OrtApi* api, bool infer_shapes, boo
     if (provider == Provider::kCpu ? cuda::kIsEmulated : !has_cuda) continue;
     for (const auto& [kind, num_sources] : AllKinds()) {
       for (const int element_type : {ort::kFloat, ort::kFloat16}) {
-        const OpDescription description{kind, num_sources, element_type, provider, settings.cpu_isa, settings.cuda};
+        const OpDescription description{
+            kind, num_sources, element_type, provider, settings.cpu_isa, settings.cpu_threads, settings.cuda};
         auto op = std::make_unique<Op>(api, description, infer_shapes);
         ort::Check(api, ort::CustomOpDomainAdd::Call(api, made, op.get()));
         op.release();

@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <new>
 #include <optional>
 #include <thread>
 
@@ -19,18 +22,14 @@ namespace sparseconv::cpu {
 namespace {
 
 constexpr int64_t kMaxTaps = 1 << 16;
-// A call whose chunks keep this share of the processors busy is cut no further: a chunk that is packed and computed by
-// one thread stays in its caches.
+// Images are cut until their parts keep this share of the threads busy.
 constexpr double kMinBusyShare = 0.75;
-// Tasks of other calls: enough to keep many threads busy to the end, each long against the cost of starting it.
-constexpr int64_t kTaskWork = 30000;
-constexpr int64_t kDepthwiseTaskWork = 10000;
-constexpr int64_t kMaxTasks = 64;
-constexpr int64_t kMinTaskRows = 8;
 // The cells of all images are packed before the sums start only where they are no more than this.
 constexpr int64_t kMaxSharedCells = int64_t{16} << 20;
-constexpr int64_t kPackTaskCells = 32 << 10;
-constexpr int64_t kPoolTaskElements = 64 << 10;
+constexpr int64_t kPackTaskCells = 4 << 10;      // about 1 us
+constexpr int64_t kPoolTaskElements = 16 << 10;  // some 5 us
+// What a thread keeps at most.
+constexpr int64_t kMaxKeptFloats = int64_t{1} << 20;
 // Storing a row costs about as much as this many entries.
 constexpr int64_t kRowCost = 4;
 
@@ -40,7 +39,10 @@ constexpr int64_t kStreamedBytes = int64_t{4} << 20;
 class CpuKernel final : public Kernel {
  public:
   CpuKernel(const OpDescription& op, SparseConvAttributes attributes)
-      : op_(op), attributes_(std::move(attributes)), kernels_(ChooseKernels(op.cpu_isa)) {
+      : op_(op),
+        attributes_(std::move(attributes)),
+        kernels_(ChooseKernels(op.cpu_isa)),
+        num_threads_(op.cpu_threads > 0 ? op.cpu_threads : std::max(1u, std::thread::hardware_concurrency())) {
     if (attributes_.geometry.taps() > kMaxTaps) {
       Fail("a kernel of ", attributes_.geometry.taps(), " taps is more than the CPU kernel can address (", kMaxTaps,
            ")");
@@ -61,14 +63,14 @@ class CpuKernel final : public Kernel {
   void Convolve(const Call& call) const;
   void Pool(const ort::Context& context, const Inputs& inputs, const Axes& dims, const Axes& pooled_dims,
             const void* from, void* y) const;
-  int64_t NumRowBlocks(const Call& call) const;
+  int64_t ThreadsOfImage(int64_t batch) const;
   int64_t RowBlockBegin(int64_t block, int64_t num_blocks) const;
   void ComputeDepthwise(const Call& call) const;
   void ComputeVectors(const Call& call) const;
   TileOutput OutputOf(const Call& call, int64_t image) const;
   void ComputeInPlace(const Call& call) const;
   void ComputePackingLocally(const Call& call) const;
-  void ComputePackingFirst(const Call& call, int64_t num_row_blocks) const;
+  void ComputePackingFirst(const Call& call) const;
   void RunChunk(const Call& call, const Chunk& chunk, int64_t image, const float* cells, int64_t row_begin,
                 int64_t row_end, Ahead ahead = {}) const;
   Ahead AheadOf(const Call& call, int64_t chunk) const;
@@ -83,6 +85,7 @@ class CpuKernel final : public Kernel {
   const OpDescription op_;
   const SparseConvAttributes attributes_;
   const TileKernels& kernels_;
+  const int64_t num_threads_;            // of the session, or as many as there are processors
   std::vector<float> depthwise_weight_;  // empty where the layer has not the form
   mutable PlanCache<PlanKey, Plan> plans_;
 };
@@ -104,6 +107,31 @@ void RunTasks(const ort::Context& context, int64_t count, const Body& body) {
   }
 }
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kHasFences = true;  // behind each allocation
+#else
+constexpr bool kHasFences = false;
+#endif
+
+// Memory of `count` floats for the calling thread, until it asks again; aligned to a cache line. It is kept for the
+// thread's next task, since it is in the thread's caches, and since threads that allocate together wait for each other.
+float* KeptMemory(int64_t count) {
+  struct Free {
+    void operator()(float* memory) const { std::free(memory); }
+  };
+  static thread_local std::unique_ptr<float, Free> memory;
+  static thread_local int64_t size = 0;
+  if (count > size || (kHasFences && count != size)) {
+    memory.reset();
+    size = 0;
+    const int64_t bytes = CeilDivide(count * static_cast<int64_t>(sizeof(float)), int64_t{kCacheLine}) * kCacheLine;
+    memory.reset(static_cast<float*>(std::aligned_alloc(kCacheLine, static_cast<size_t>(bytes))));
+    if (memory == nullptr) throw std::bad_alloc();
+    size = count;
+  }
+  return memory.get();
+}
+
 void CpuKernel::Compute(const ort::Context& context) const {
   const ConvGeometry& geometry = attributes_.geometry;
   Inputs inputs = ReadInputs(context, op_, geometry, attributes_.source_begins);
@@ -113,7 +141,7 @@ void CpuKernel::Compute(const ort::Context& context) const {
     allocator_of_x.emplace(context, inputs.x.memory_info);
     inputs.x.data = Concatenate(context, inputs, *allocator_of_x, &concatenated);
   }
-  const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data)};
+  const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data), ThreadsOfImage(inputs.batch)};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
   const ort::Shape shape = OutputShape(inputs, geometry, plan->out_dims);
   // Without images, planes may have more elements than 64 bits count.
@@ -167,13 +195,12 @@ const void* CpuKernel::Concatenate(const ort::Context& context, const Inputs& in
 void CpuKernel::Convolve(const Call& call) const {
   if (call.plan.form == PlanForm::kDepthwise) return ComputeDepthwise(call);
   if (call.plan.form == PlanForm::kVector) return ComputeVectors(call);
-  const int64_t num_row_blocks = NumRowBlocks(call);
   if (call.plan.in_place) {
     ComputeInPlace(call);
-  } else if (num_row_blocks == 1) {
+  } else if (call.plan.num_row_blocks == 1) {
     ComputePackingLocally(call);
   } else {
-    ComputePackingFirst(call, num_row_blocks);
+    ComputePackingFirst(call);
   }
 }
 
@@ -181,8 +208,7 @@ void CpuKernel::Convolve(const Call& call) const {
 void CpuKernel::ComputeDepthwise(const Call& call) const {
   const ConvGeometry& geometry = attributes_.geometry;
   const DepthwiseJob job = MakeDepthwiseJob(geometry, call.plan.geometry);
-  const int64_t num_parts =
-      std::clamp<int64_t>(call.plan.work / kDepthwiseTaskWork, 1, std::min(geometry.out_channels, kMaxTasks));
+  const int64_t num_parts = std::min(call.plan.num_parts, geometry.out_channels);
   RunTasks(call.context, call.inputs.batch * num_parts, [&](size_t index) noexcept {
     const auto task = static_cast<int64_t>(index);
     const int64_t part = task % num_parts, image = task / num_parts;
@@ -213,7 +239,7 @@ void CpuKernel::ComputeDepthwise(const Call& call) const {
 void CpuKernel::ComputeVectors(const Call& call) const {
   const ConvGeometry& geometry = attributes_.geometry;
   const SparseWeight& weight = attributes_.weight;
-  const int64_t num_parts = std::clamp<int64_t>(call.plan.work / kTaskWork, 1, kMaxTasks);
+  const int64_t num_parts = call.plan.num_parts;
   RunTasks(call.context, call.inputs.batch * num_parts, [&](size_t index) noexcept {
     const auto task = static_cast<int64_t>(index);
     const int64_t image = task / num_parts, part = task % num_parts;
@@ -236,7 +262,8 @@ void CpuKernel::Pool(const ort::Context& context, const Inputs& inputs, const Ax
                      const void* from, void* y) const {
   const int64_t num_maps = inputs.batch * attributes_.geometry.out_channels;
   const int64_t map = dims[0] * dims[1] * dims[2];
-  const int64_t num_tasks = std::clamp<int64_t>(map * num_maps / kPoolTaskElements, 1, std::min(num_maps, kMaxTasks));
+  const int64_t num_tasks =
+      std::clamp<int64_t>(map * num_maps / kPoolTaskElements, 1, std::min(num_maps, num_threads_));
   const int64_t pooled_map = pooled_dims[0] * pooled_dims[1] * pooled_dims[2];
   const ort::Allocator allocator(context, inputs.x.memory_info);
   const ort::Scratch rows(allocator, static_cast<size_t>(CheckedMultiply(num_tasks, dims[2], "the size of its rows")));
@@ -256,21 +283,17 @@ void CpuKernel::Pool(const ort::Context& context, const Inputs& inputs, const Ax
   });
 }
 
-// Whether as many tasks of equal length leave few processors idle. How many threads a session has, its operators are
-// not told; more than there are processors it will not be.
-bool KeepBusy(int64_t num_tasks) {
-  static const int64_t num_processors = std::max(1u, std::thread::hardware_concurrency());
-  const int64_t rounds = CeilDivide(num_tasks, num_processors);
-  return static_cast<double>(num_tasks) >= kMinBusyShare * static_cast<double>(rounds * num_processors);
-}
-
-// Parts into which the output channels are cut, so that a call with few images and chunks still has enough tasks.
-int64_t CpuKernel::NumRowBlocks(const Call& call) const {
-  const int64_t num_chunks = static_cast<int64_t>(call.plan.chunks.size()) * call.inputs.batch;
-  if (num_chunks >= kMaxTasks || KeepBusy(num_chunks)) return 1;
-  const int64_t num_tasks = std::clamp<int64_t>(call.plan.work / kTaskWork * call.inputs.batch, 1, kMaxTasks);
-  const int64_t max_blocks = CeilDivide(attributes_.geometry.out_channels, kMinTaskRows);
-  return std::clamp<int64_t>(CeilDivide(num_tasks, num_chunks), 1, max_blocks);
+// Threads for each image, such that as many tasks leave few of all threads idle.
+int64_t CpuKernel::ThreadsOfImage(int64_t batch) const {
+  if (batch <= 1) return num_threads_;
+  if (batch >= 4 * num_threads_) return 1;
+  const auto is_enough = [&](int64_t threads) {
+    const int64_t rounds = CeilDivide(batch * threads, num_threads_);
+    return static_cast<double>(batch * threads) >= kMinBusyShare * static_cast<double>(rounds * num_threads_);
+  };
+  int64_t threads = std::max<int64_t>(1, num_threads_ / batch);
+  while (!is_enough(threads)) ++threads;
+  return threads;
 }
 
 // First row of a block, such that blocks have about the same work.
@@ -294,7 +317,7 @@ int64_t CpuKernel::RowBlockBegin(int64_t block, int64_t num_blocks) const {
 
 void CpuKernel::ComputeInPlace(const Call& call) const {
   const auto num_chunks = static_cast<int64_t>(call.plan.chunks.size());
-  const int64_t num_row_blocks = NumRowBlocks(call);
+  const int64_t num_row_blocks = call.plan.num_row_blocks;
   const auto body = [&](size_t index) noexcept {
     const auto task = static_cast<int64_t>(index);
     const int64_t block = task % num_row_blocks, chunk = task / num_row_blocks % num_chunks;
@@ -313,8 +336,8 @@ void CpuKernel::ComputeInPlace(const Call& call) const {
 void CpuKernel::ComputePackingLocally(const Call& call) const {
   const ConvGeometry& geometry = attributes_.geometry;
   const ort::Allocator allocator(call.context, call.inputs.x.memory_info);
-  const auto num_cells = static_cast<size_t>(
-      CheckedMultiply(geometry.in_channels, call.plan.channel_cells, "the size of the packed input"));
+  const int64_t num_cells =
+      CheckedMultiply(geometry.in_channels, call.plan.channel_cells, "the size of the packed input");
   const auto num_chunks = static_cast<int64_t>(call.plan.chunks.size());
   std::atomic<bool> failed{false};
   const auto body = [&](size_t index) noexcept {
@@ -322,10 +345,15 @@ void CpuKernel::ComputePackingLocally(const Call& call) const {
       const auto task = static_cast<int64_t>(index);
       const Chunk& chunk = call.plan.chunks[static_cast<size_t>(task % num_chunks)];
       const int64_t image = task / num_chunks;
-      const ort::Scratch cells(allocator, num_cells);
-      PackChunk(call.plan, geometry, chunk, kernels_, is_half(), Image(call, image), 0, geometry.in_channels,
-                cells.data());
-      RunChunk(call, chunk, image, cells.data(), 0, geometry.out_channels, AheadOf(call, task + 1));
+      std::optional<ort::Scratch> scratch;
+      float* cells = nullptr;
+      if (num_cells <= kMaxKeptFloats) {
+        cells = KeptMemory(num_cells);
+      } else {
+        cells = scratch.emplace(allocator, static_cast<size_t>(num_cells)).data();
+      }
+      PackChunk(call.plan, geometry, chunk, kernels_, is_half(), Image(call, image), 0, geometry.in_channels, cells);
+      RunChunk(call, chunk, image, cells, 0, geometry.out_channels, AheadOf(call, task + 1));
     } catch (...) {
       failed.store(true, std::memory_order_relaxed);
     }
@@ -335,12 +363,13 @@ void CpuKernel::ComputePackingLocally(const Call& call) const {
 }
 
 // With few images, all cells are packed first, and the tasks that then compute different output channels share them.
-void CpuKernel::ComputePackingFirst(const Call& call, int64_t num_row_blocks) const {
+// Every task packs what no other has begun to pack, and waits for what others have: they run, so it is not for long.
+void CpuKernel::ComputePackingFirst(const Call& call) const {
   const ConvGeometry& geometry = attributes_.geometry;
   const int64_t part_cells =
       CheckedMultiply(geometry.in_channels, call.plan.channel_cells, "the size of the packed input");
   const auto num_chunks = static_cast<int64_t>(call.plan.chunks.size());
-  const int64_t num_parts = call.inputs.batch * num_chunks;
+  const int64_t num_parts = call.inputs.batch * num_chunks, num_row_blocks = call.plan.num_row_blocks;
   if (part_cells > kMaxSharedCells / num_parts) return ComputePackingLocally(call);
 
   const ort::Allocator allocator(call.context, call.inputs.x.memory_info);
@@ -348,21 +377,24 @@ void CpuKernel::ComputePackingFirst(const Call& call, int64_t num_row_blocks) co
   const auto chunk_of = [&](int64_t part) -> const Chunk& {
     return call.plan.chunks[static_cast<size_t>(part % num_chunks)];
   };
-  const int64_t num_slices = std::clamp<int64_t>(part_cells / kPackTaskCells, 1, geometry.in_channels);
-  const auto pack = [&](size_t index) noexcept {
-    const int64_t part = static_cast<int64_t>(index) / num_slices, slice = static_cast<int64_t>(index) % num_slices;
-    PackChunk(call.plan, geometry, chunk_of(part), kernels_, is_half(), Image(call, part / num_chunks),
-              geometry.in_channels * slice / num_slices, geometry.in_channels * (slice + 1) / num_slices,
-              cells.data() + part * part_cells);
-  };
-  RunTasks(call.context, num_parts * num_slices, pack);
-  const auto compute = [&](size_t index) noexcept {
+  const int64_t slices_a_part =
+      std::clamp<int64_t>(part_cells / kPackTaskCells, 1, std::min(geometry.in_channels, num_row_blocks));
+  const int64_t num_slices = num_parts * slices_a_part;
+  std::atomic<int64_t> num_begun{0}, num_packed{0};
+  RunTasks(call.context, num_parts * num_row_blocks, [&](size_t index) noexcept {
+    for (int64_t i = num_begun++; i < num_slices; i = num_begun++) {
+      const int64_t part = i / slices_a_part, slice = i % slices_a_part;
+      PackChunk(call.plan, geometry, chunk_of(part), kernels_, is_half(), Image(call, part / num_chunks),
+                geometry.in_channels * slice / slices_a_part, geometry.in_channels * (slice + 1) / slices_a_part,
+                cells.data() + part * part_cells);
+      ++num_packed;
+    }
+    while (num_packed < num_slices) std::this_thread::yield();
     const int64_t part = static_cast<int64_t>(index) / num_row_blocks,
                   block = static_cast<int64_t>(index) % num_row_blocks;
     RunChunk(call, chunk_of(part), part / num_chunks, cells.data() + part * part_cells,
              RowBlockBegin(block, num_row_blocks), RowBlockBegin(block + 1, num_row_blocks));
-  };
-  RunTasks(call.context, num_parts * num_row_blocks, compute);
+  });
 }
 
 // What a task that computes all rows of a chunk fetches for one of the call's chunks, counted through its images:
@@ -372,7 +404,9 @@ Ahead CpuKernel::AheadOf(const Call& call, int64_t chunk) const {
   const Plan& plan = call.plan;
   const auto element = static_cast<int64_t>(element_size());
   const auto num_chunks = static_cast<int64_t>(plan.chunks.size());
-  if (!call.is_streamed || chunk >= num_chunks * call.inputs.batch) return {};
+  const int64_t num_tasks = num_chunks * call.inputs.batch;
+  // Where each thread has one task, the next one is another thread's.
+  if (!call.is_streamed || chunk >= num_tasks || num_tasks <= num_threads_) return {};
   const Chunk& part = plan.chunks[static_cast<size_t>(chunk % num_chunks)];
   // A channel's share of X is that of its positions, about.
   const auto share = [&](int64_t position) {

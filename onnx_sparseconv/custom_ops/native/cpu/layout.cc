@@ -15,6 +15,9 @@ constexpr double kSegmentCost = 12;
 constexpr double kMoveCost = 1.5;
 constexpr double kPackVectorCost = 2;
 constexpr double kPackRowCost = 8;
+// Several threads wait for each other between packing and sums, and read what others have packed. It is counted where
+// either way makes the same sums in the same order.
+constexpr double kSharedPackingFactor = 3;
 // What a block costs a row, in cycles, measured: by itself and for each vector; for every shift but the first.
 constexpr double kBlockCost = 35;
 constexpr double kBlockVectorCost = 3.5;
@@ -157,7 +160,7 @@ double MinBlockEntries(double num_vectors, double num_shifts) {
 }
 
 Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const TileKernels& kernels,
-                    InputAccess access, Plan plan) {
+                    const PlanKey& key, Plan plan) {
   std::vector<int64_t> tap_entries(static_cast<size_t>(conv.taps()));
   for (const uint32_t column : weight.columns) ++tap_entries[static_cast<size_t>(column % conv.taps())];
   const int64_t row_cells = plan.geometry.out_dims[2] + plan.axes[2].max_step;
@@ -171,11 +174,13 @@ Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const 
     const auto consider = [&](bool in_place, bool has_shifts, double cost) {
       if (best.row_pitch == 0 || cost < best.cost) best = {pitch, in_place, has_shifts, cost};
     };
-    if (access != InputAccess::kConvert && CanReadInPlace(conv, plan, kernels.lanes)) {
-      const bool is_aligned = access == InputAccess::kAligned && plan.in_plane % kernels.lanes == 0 && conv.taps() == 1;
+    if (key.access != InputAccess::kConvert && CanReadInPlace(conv, plan, kernels.lanes)) {
+      const bool is_aligned =
+          key.access == InputAccess::kAligned && plan.in_plane % kernels.lanes == 0 && conv.taps() == 1;
       consider(true, false, SumsCost(weight, plan, kernels, is_aligned));
     }
-    const double packing = PackingCost(conv, plan, kernels.lanes);
+    const double packing =
+        PackingCost(conv, plan, kernels.lanes) * (key.num_threads > 1 && conv.taps() == 1 ? kSharedPackingFactor : 1.0);
     const std::vector<TapPlace> places = PlaceTaps(conv, plan);
     const size_t num_shifts = ShiftsOf(places, kernels.lanes).size();
     consider(false, false, packing + SumsCost(weight, plan, kernels, num_shifts == 1));

@@ -33,7 +33,7 @@ AxisPhases MakePhases(int64_t kernel, int64_t stride, int64_t dilation);
 // The cheapest layout for the sizes and phases of `plan`, by value because candidates are laid out in it: the input
 // read in place; cells of every sensible row pitch, with shifts and without.
 Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const TileKernels& kernels,
-                    InputAccess access, Plan plan);
+                    const PlanKey& key, Plan plan);
 
 // Sets what follows from the row pitch. Throws `Error` where a channel is more than the kernel can address.
 void LayOutCells(int64_t row_pitch, Plan* plan);

@@ -9,8 +9,12 @@
 namespace sparseconv::cpu {
 namespace {
 
-// Vector multiply-adds of one chunk: some 30 us, long against the cost of a task, short against a layer.
+// Vector multiply-adds of one chunk: some 60 us, so that threads that began late, or are slower, compute fewer.
 constexpr int64_t kChunkWork = 100000;
+// And of the shortest task, some 5 us: a thread begins 2 us after a call, the sixteenth one 10 us.
+constexpr int64_t kTaskWork = 6000;
+constexpr int64_t kDepthwiseTaskWork = 4000;
+constexpr int64_t kMinTaskRows = 8;
 // Storing and packing a vector, in multiply-adds, for cutting the work into tasks.
 constexpr int64_t kStoreWork = 4;
 constexpr int64_t kPackWork = 4;
@@ -19,8 +23,19 @@ constexpr int64_t kChunkBytes = 384 << 10;
 constexpr int64_t kBlockBytes = 32 << 10;
 // Where a block has to be this much larger for enough entries, there is none.
 constexpr double kMaxBlockExcess = 4;
-// From this much work for an image on, an even number of tiles is cut into an even number of chunks.
-constexpr int64_t kMinHalvedWork = 30000;
+// Tiles may be shorter than the registers allow by this factor: tasks for other positions share less than tasks for
+// other rows do.
+constexpr int64_t kMaxShortening = 3;
+// Chunks and row blocks give an image this share of its parts at least.
+constexpr double kMinPartsShare = 0.75;
+
+int64_t MaxVectors(const TileKernels& kernels, const Plan& plan) {
+  return plan.shifts.size() > 1 ? kernels.max_shifted_vectors : kernels.max_vectors;
+}
+
+int64_t NumParts(int64_t work, int64_t task_work, const PlanKey& key) {
+  return std::clamp<int64_t>(work / task_work, 1, key.num_threads);
+}
 
 // Appends the runs of the positions [begin, end) of a tile that starts at `start`.
 void AppendRuns(int64_t start, int64_t begin, int64_t end, Plan* plan) {
@@ -55,45 +70,59 @@ void AppendTile(int64_t begin, int64_t end, int32_t num_vectors, int lanes, Plan
   plan->tiles.push_back({start, num_vectors, static_cast<int32_t>(last_vector - start), first_run, plan->runs.size()});
 }
 
-// Cuts the positions into tiles of nearly equal numbers of vectors. Where there are several, their number is even, as
-// is that of chunks: ONNX Runtime's threads begin at different ends of the tasks, so with two of them each computes the
-// same half of the map in layer after layer and reads what it wrote itself, and not what lies in the other core's
-// caches.
-void CutTiles(const TileKernels& kernels, Plan* plan) {
+// The largest number of chunks up to `max_chunks` with which, cut into row blocks, hardly a part is missing.
+int64_t LargestWithParts(int64_t max_chunks, int64_t num_parts) {
+  const auto parts_with = [&](int64_t chunks) { return chunks * std::max<int64_t>(1, num_parts / chunks); };
+  int64_t chunks = max_chunks;
+  while (chunks > 1 && static_cast<double>(parts_with(chunks)) < kMinPartsShare * static_cast<double>(num_parts)) {
+    --chunks;
+  }
+  return chunks;
+}
+
+int64_t ChooseNumChunks(const ConvGeometry& conv, const TileKernels& kernels, const Plan& plan) {
+  const int64_t max_vectors = MaxVectors(kernels, plan);
+  const int64_t max_chunks =
+      std::max<int64_t>(1, plan.num_positions / (kernels.lanes * CeilDivide(max_vectors, kMaxShortening)));
+  const int64_t by_work = std::max(plan.work / kChunkWork, plan.num_parts);
+  int64_t chunks = by_work;
+  if (!plan.in_place) {
+    // Every chunk packs its own halo, so a chunk is a few times longer, unless there were too few for the threads or it
+    // would not fit the cache.
+    const auto with_halo = [&](int64_t wanted, int64_t min_vectors, int64_t min_halos) {
+      return std::min(wanted, plan.num_positions / std::max(kernels.lanes * min_vectors, min_halos * plan.halo));
+    };
+    const int64_t bytes_a_position = conv.in_channels * plan.num_phases * static_cast<int64_t>(sizeof(float));
+    const int64_t by_cache =
+        bytes_a_position > kChunkBytes ? max_chunks : bytes_a_position * plan.num_positions / kChunkBytes;
+    chunks = std::max({with_halo(by_work, kMaxVectors, 4), with_halo(plan.num_parts, 1, 2), with_halo(by_cache, 1, 1)});
+  }
+  chunks = std::clamp<int64_t>(chunks, 1, max_chunks);
+  if (chunks < plan.num_parts) return LargestWithParts(chunks, plan.num_parts);
+  const int64_t whole = CeilDivide(chunks, plan.num_parts) * plan.num_parts;
+  return whole <= max_chunks ? whole : whole - plan.num_parts;
+}
+
+// Cuts the positions into chunks of equal numbers of tiles, of nearly equal numbers of vectors. Chunks are as many as
+// threads, or a multiple: each of ONNX Runtime's threads begins with its own part of the tasks, so it computes the same
+// part of the map in layer after layer and reads what it wrote itself, and not what lies in the other cores' caches.
+// Where that would make chunks too short, rows are cut as well.
+void CutTiles(const ConvGeometry& conv, const TileKernels& kernels, Plan* plan) {
   const int lanes = kernels.lanes;
-  const int64_t max_vectors = plan->shifts.size() > 1 ? kernels.max_shifted_vectors : kernels.max_vectors;
+  const int64_t num_chunks = ChooseNumChunks(conv, kernels, *plan);
+  const int64_t max_row_blocks = CeilDivide(conv.out_channels, kMinTaskRows);
+  plan->num_row_blocks = std::clamp<int64_t>(plan->num_parts / num_chunks, 1, max_row_blocks);
   const int64_t num_vectors = CeilDivide(plan->num_positions, lanes);
-  int64_t num_tiles = CeilDivide(num_vectors, max_vectors);
-  if (num_tiles > 1) num_tiles += num_tiles % 2;
+  const int64_t tiles_a_chunk = CeilDivide(CeilDivide(num_vectors, MaxVectors(kernels, *plan)), num_chunks);
+  const int64_t num_tiles = tiles_a_chunk * num_chunks;
   for (int64_t i = 0; i < num_tiles; ++i) {
     const int64_t begin = num_vectors * i / num_tiles, end = num_vectors * (i + 1) / num_tiles;
     AppendTile(begin * lanes, std::min(end * lanes, plan->num_positions), static_cast<int32_t>(end - begin), lanes,
                plan);
   }
-}
-
-int64_t ChooseNumChunks(const ConvGeometry& conv, int lanes, const Plan& plan) {
-  const auto num_tiles = static_cast<int64_t>(plan.tiles.size());
-  const int64_t by_work = plan.work / kChunkWork;
-  if (plan.in_place) return std::clamp<int64_t>(by_work, 1, num_tiles);
-  // Every chunk packs its own halo, so a chunk is a few times longer, unless it would not fit the cache.
-  const int64_t min_length = std::max<int64_t>(lanes * kMaxVectors, 4 * plan.halo);
-  const int64_t with_halo = std::min(by_work, plan.num_positions / min_length);
-  const int64_t bytes_a_position = conv.in_channels * plan.num_phases * static_cast<int64_t>(sizeof(float));
-  const int64_t by_cache =
-      bytes_a_position > kChunkBytes ? num_tiles : bytes_a_position * plan.num_positions / kChunkBytes;
-  const int64_t max_by_halo = plan.num_positions / std::max<int64_t>(1, plan.halo);
-  return std::clamp<int64_t>(std::max(with_halo, std::min(by_cache, max_by_halo)), 1, num_tiles);
-}
-
-void CutChunks(const ConvGeometry& conv, int lanes, Plan* plan) {
-  int64_t num_chunks = ChooseNumChunks(conv, lanes, *plan);
-  if (plan->work >= kMinHalvedWork && plan->tiles.size() % 2 == 0) num_chunks += num_chunks % 2;
-  const auto num_tiles = static_cast<int64_t>(plan->tiles.size());
   int64_t longest = 0;
   for (int64_t i = 0; i < num_chunks; ++i) {
-    const auto begin = static_cast<size_t>(num_tiles * i / num_chunks);
-    const auto end = static_cast<size_t>(num_tiles * (i + 1) / num_chunks);
+    const auto begin = static_cast<size_t>(tiles_a_chunk * i), end = static_cast<size_t>(tiles_a_chunk * (i + 1));
     plan->chunks.push_back({plan->tiles[begin].start, begin, end});
     const Tile& last = plan->tiles[end - 1];
     longest = std::max(longest, last.start + last.num_vectors * lanes - plan->tiles[begin].start);
@@ -109,17 +138,22 @@ void CutChunks(const ConvGeometry& conv, int lanes, Plan* plan) {
   plan->channel_cells = CheckedMultiply(plan->num_phases, plan->chunk_cells, "the size of a packed channel");
 }
 
-int64_t ChooseBlockChannels(const ConvGeometry& conv, const SparseWeight& weight, int lanes, const Plan& plan) {
+// With shifts, the order of a sum depends on the blocks, and they on nothing that depends on the number of threads: the
+// tiles that they are chosen for are as long as the registers allow.
+int64_t ChooseBlockChannels(const ConvGeometry& conv, const SparseWeight& weight, const TileKernels& kernels,
+                            const Plan& plan) {
   const int64_t channels = conv.group_in_channels();
   if (conv.group_out_channels() < 4) return channels;
-  const int64_t tile_cells = plan.tiles.front().num_vectors * lanes;
+  const int64_t tile_vectors = std::min(MaxVectors(kernels, plan), CeilDivide(plan.num_positions, kernels.lanes));
+  const int64_t tile_cells = tile_vectors * kernels.lanes;
   const int64_t cells =
       std::min(plan.num_phases * (tile_cells + plan.halo),
                conv.kernel_shape[0] * conv.kernel_shape[1] * (tile_cells + plan.axes[2].max_step + 1));
   const int64_t by_cache = kBlockBytes / static_cast<int64_t>(sizeof(float)) / cells;
   const double entries_a_channel = static_cast<double>(weight.values.size()) / static_cast<double>(conv.out_channels) /
                                    static_cast<double>(channels);
-  const double min_entries = MinBlockEntries(plan.tiles.front().num_vectors, static_cast<double>(plan.shifts.size()));
+  const double min_entries =
+      MinBlockEntries(static_cast<double>(tile_vectors), static_cast<double>(plan.shifts.size()));
   if (min_entries > kMaxBlockExcess * entries_a_channel * static_cast<double>(by_cache)) return channels;
   const auto by_entries = static_cast<int64_t>(min_entries / entries_a_channel);
   return std::clamp<int64_t>(std::max(by_cache, by_entries), 1, channels);
@@ -133,7 +167,7 @@ void MakeEntries(const ConvGeometry& conv, const SparseWeight& weight, const Til
   const std::vector<TapPlace> places = PlaceTaps(conv, *plan);
   const bool has_shifts = plan->shifts.size() > 1;
   const int64_t taps = conv.taps();
-  const int64_t block_channels = ChooseBlockChannels(conv, weight, kernels.lanes, *plan);
+  const int64_t block_channels = ChooseBlockChannels(conv, weight, kernels, *plan);
   plan->num_blocks = static_cast<int32_t>(CeilDivide(conv.group_in_channels(), block_channels));
   plan->entries.reserve(weight.columns.size());
   plan->segments.reserve(
@@ -202,6 +236,7 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
     plan.work = plan.form == PlanForm::kVector
                     ? static_cast<int64_t>(weight.values.size())
                     : CheckedMultiply(outputs, geometry.taps() + kStoreWork, "the work for an image") / kernels.lanes;
+    plan.num_parts = NumParts(plan.work, plan.form == PlanForm::kVector ? kTaskWork : kDepthwiseTaskWork, key);
     return plan;
   }
   JoinRows(geometry, &plan);
@@ -209,7 +244,7 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
     plan.axes[i] = MakePhases(geometry.kernel_shape[i], geometry.strides[i], geometry.dilations[i]);
     plan.num_phases *= static_cast<int64_t>(plan.axes[i].phases.size());
   }
-  const Layout layout = ChooseLayout(geometry, weight, kernels, key.access, plan);
+  const Layout layout = ChooseLayout(geometry, weight, kernels, key, plan);
   plan.in_place = layout.in_place;
   LayOutCells(layout.row_pitch, &plan);
   if (layout.has_shifts) plan.shifts = ShiftsOf(PlaceTaps(geometry, plan), kernels.lanes);
@@ -217,8 +252,8 @@ Plan MakePlan(const ConvGeometry& geometry, const SparseWeight& weight, const Pl
   const int64_t work_a_vector = static_cast<int64_t>(weight.values.size()) + kStoreWork * geometry.out_channels +
                                 kPackWork * geometry.in_channels * plan.num_phases;
   plan.work = CheckedMultiply(work_a_vector, CeilDivide(plan.num_positions, kernels.lanes), "the work for an image");
-  CutTiles(kernels, &plan);
-  CutChunks(geometry, kernels.lanes, &plan);
+  plan.num_parts = NumParts(plan.work, kTaskWork, key);
+  CutTiles(geometry, kernels, &plan);
   MakeEntries(geometry, weight, kernels, &plan);
   return plan;
 }

@@ -34,7 +34,10 @@ enum class InputAccess { kConvert, kUnaligned, kAligned };
 struct PlanKey {
   Axes in_dims;
   InputAccess access;
-  bool operator==(const PlanKey& other) const { return in_dims == other.in_dims && access == other.access; }
+  int64_t num_threads;  // that share an image
+  bool operator==(const PlanKey& other) const {
+    return in_dims == other.in_dims && access == other.access && num_threads == other.num_threads;
+  }
 };
 
 // The cells along one axis.
@@ -84,6 +87,10 @@ struct Plan {
   std::vector<Run> runs;
   std::vector<Tile> tiles;
   std::vector<Chunk> chunks;
+  // Tasks for each image: as many as keep its threads busy, but none shorter than starting it is worth.
+  int64_t num_parts = 1;
+  // Parts into which the output channels are cut, where there are fewer chunks than tasks.
+  int64_t num_row_blocks = 1;
 
   std::vector<Entry> entries;      // in the order of the segments
   std::vector<uint32_t> segments;  // see TileJob
