@@ -94,6 +94,23 @@ def models_table(results: str) -> str:
     )
 
 
+def threads_table(results: str) -> str:
+    """Whole models by the number of threads: dense and converted, and the speed-up."""
+    models: dict[str, dict[int, Record]] = {}
+    for model in load(results)["models"]:
+        models.setdefault(model["original"]["path"], {})[model["threads"]] = model
+    threads = sorted(next(iter(models.values())))
+    rows = []
+    for path, found in models.items():
+        times = (
+            f"{found[t]['original']['time']['median_us'] / 1000:.1f} and "
+            f"{found[t]['converted']['time']['median_us'] / 1000:.1f} ms, {found[t]['speedup']['of_medians']:.2f}x"
+            for t in threads
+        )
+        rows.append([path.removesuffix(".onnx"), *times])
+    return table(["model", *(f"{t} thread{'s'[: t - 1]}" for t in threads)], rows)
+
+
 def expected_table() -> str:
     """What to expect of whole networks: the range of each of README's tables, by how much of them was pruned."""
     models = load("cpu-models")["models"]
@@ -103,16 +120,19 @@ def expected_table() -> str:
     graphs = [record for record in load(NETWORKS)["models"] if record["cuda_graph"]]
     gpu = load(NETWORKS)["environment"]["cuda"]["gpus"][0]["name"].split()[1]
     depthwise = [m for m in load("cpu-architectures")["models"] if m["original"]["path"] in OF_DEPTHWISE_LAYERS]
+    many_threads = [m for m in load("cpu-threads")["models"] if m["threads"] >= MANY_THREADS]
     rows = [
         ["CPU, one or two threads", "90% and more", f"{_range_of(pruned)} as fast as dense"],
         ["CPU, networks of depthwise layers", "90%", f"{_range_of(depthwise)} as fast"],
         ["CPU, one or two threads", "66%", f"{_range_of(lightly)} as fast"],
+        ["CPU, four to 16 threads", "90%", f"{_range_of(many_threads)} as fast"],
         [f"GPU ({gpu}), one to 32 images", "66% to 90%", f"{_range_of(graphs)} as fast"],
         ["model file, without GPU kernels", "90% and more", f"{min(sizes):.0%} to {max(sizes):.0%} of its size"],
     ]
     return table(["whole networks", "zeros", "measured"], rows)
 
 
+MANY_THREADS = 4
 OF_DEPTHWISE_LAYERS = (
     "mobilenet_v2-90.onnx",
     "mobilenet_v3_large-90.onnx",
@@ -127,7 +147,8 @@ def _is_lightly_pruned(model: Record) -> bool:
 
 def _range_of(models: Iterable[Record]) -> str:
     gains = [model["speedup"]["of_medians"] for model in models]
-    return f"{min(gains):.1f} to {max(gains):.1f} times"
+    low, high = f"{min(gains):.1f}", f"{max(gains):.1f}"
+    return f"{low} times" if low == high else f"{low} to {high} times"
 
 
 def tuning_table(results: str) -> str:
@@ -509,6 +530,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cpu-models-xeon": lambda: models_table("cpu-models-xeon"),
     "cpu-models-epyc": lambda: models_table("cpu-models-epyc"),
     "cpu-architectures": lambda: models_table("cpu-architectures"),
+    "cpu-threads": lambda: threads_table("cpu-threads"),
     "cpu-break-even": break_even_table,
     "cpu-break-even-avx2": lambda: break_even_points_table("cpu-break-even-avx2"),
     "cpu-layers-avx2": lambda: layers_table("cpu-layers-avx2", "cpu-layers-avx2-batch-16"),
