@@ -29,20 +29,6 @@ struct PartsOfVectors {
   LaneRange lanes[kKernel + kStride - 1];
 };
 
-// What the taps of a row read. With a stride of 2, two neighbouring taps read every other column of the same.
-template <int kKernel, int kStride, typename LoadFunction>
-inline void ReadTaps(const float* p, int64_t dilation, const LoadFunction& load, Vec (&x)[kKernel]) {
-  if constexpr (kStride == 1) {
-    for (int t = 0; t < kKernel; ++t) x[t] = load(t, p + t * dilation);
-  } else {
-    for (int t = 0; t < kKernel; t += 2) {
-      const Vec low = load(t, p + t), high = load(t + 1, p + t + kLanes);
-      x[t] = Even(low, high);
-      if (t + 1 < kKernel) x[t + 1] = Odd(low, high);
-    }
-  }
-}
-
 // Rows of X that some outputs read, in their order: where a vector begins in row i, by its first tap, is
 // begin + i * pitch. Rows before `first` and from `end` on are padding.
 struct Rows {
@@ -51,7 +37,19 @@ struct Rows {
   int first, end;
 };
 
-// Adds to the sums of kRows rows of outputs what they read of X.
+// Adds to the sums of kRows rows of outputs what tap `t` of their windows' rows reads in row `i` of X.
+template <int kKernel, int kStride, int kRows>
+inline void AddTap(int i, int t, Vec x, const Vec (&taps)[kKernel * kKernel], Vec (&sums)[kRows]) {
+  KeepInRegister(&x);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const int k = i - r * kStride;
+    if (k >= 0 && k < kKernel) sums[r] = MultiplyAdd(taps[k * kKernel + t], x, sums[r]);
+  }
+}
+
+// Adds to the sums of kRows rows of outputs what they read of X. With a stride of 2, two neighbouring taps read every
+// other column of the same. Each tap is read when it is multiplied: the weights of a window of 5x5 take most registers.
 template <int kKernel, int kStride, int kRows, typename LoadFunction>
 inline void AddWindows(const Rows& rows, int64_t dilation, const Vec (&taps)[kKernel * kKernel],
                        const LoadFunction& load, Vec (&sums)[kRows]) {
@@ -60,15 +58,15 @@ inline void AddWindows(const Rows& rows, int64_t dilation, const Vec (&taps)[kKe
 #pragma GCC unroll 16
   for (int i = 0; i < kInputs; ++i, at += rows.pitch) {
     if (i < rows.first || i >= rows.end) continue;
-    Vec x[kKernel];
-    ReadTaps<kKernel, kStride>(rows.x + at, dilation, load, x);
+    const float* const x = rows.x + at;
 #pragma GCC unroll 8
-    for (int t = 0; t < kKernel; ++t) {
-      KeepInRegister(&x[t]);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const int k = i - r * kStride;
-        if (k >= 0 && k < kKernel) sums[r] = MultiplyAdd(taps[k * kKernel + t], x[t], sums[r]);
+    for (int t = 0; t < kKernel; t += kStride) {
+      if constexpr (kStride == 1) {
+        AddTap<kKernel, kStride>(i, t, load(t, x + t * dilation), taps, sums);
+      } else {
+        const Vec low = load(t, x + t), high = load(t + 1, x + t + kLanes);
+        AddTap<kKernel, kStride>(i, t, Even(low, high), taps, sums);
+        if (t + 1 < kKernel) AddTap<kKernel, kStride>(i, t + 1, Odd(low, high), taps, sums);
       }
     }
   }
@@ -136,6 +134,9 @@ void ComputeRows(const DepthwiseJob& job, const DepthwiseMap& map, const float* 
   }
 }
 
+// Outputs of a map that is activated as a whole.
+constexpr int64_t kMaxSmallMap = 4096;
+
 // Rows that are summed together: as many sums as the registers hold beside the window's weights, or fewer, which suit
 // maps of few rows. Maps of well-known networks have multiples of seven.
 struct RowsAtOnce {
@@ -143,8 +144,7 @@ struct RowsAtOnce {
 };
 constexpr RowsAtOnce RowsOf(int kernel) {
   if (kernel == 1) return {1, 1};
-  if (kernel == 3) return {kLanes == 16 ? 7 : 4, 2};
-  return {4, 2};
+  return {kernel <= 5 && kLanes == 16 ? 7 : 4, 2};
 }
 
 // Outputs are computed from X and the residual, which are not Y, so some may be computed twice.
@@ -197,13 +197,18 @@ void RunDepthwise(const DepthwiseJob& job) {
   const TileOutput& out = job.output;
   const ActivateFunction activate = ChooseActivate(out.activation);
   const MapFunction compute = ChooseMap(job.kernel, job.stride);
+  // A map that stays in the first-level cache is activated as a whole: what was just stored of a row, with fewer lanes
+  // than a vector, cannot be loaded before it has reached the cache.
+  const int64_t plane = job.out_rows * job.out_columns;
+  const bool is_small = plane <= kMaxSmallMap;
   for (int64_t channel = job.channel_begin; channel < job.channel_end; ++channel) {
     const int64_t at = channel * out.channel_stride;
     const DepthwiseMap map{
         job.input + (channel / job.channels_per_input - job.first_input) * job.in_rows * job.in_columns,
         out.residual == nullptr ? nullptr : static_cast<const float*>(out.residual) + at,
         static_cast<float*>(out.y) + at, Bias(out, channel)};
-    compute(job, map, job.weight + channel * job.kernel * job.kernel, activate);
+    compute(job, map, job.weight + channel * job.kernel * job.kernel, is_small ? nullptr : activate);
+    if (is_small && activate != nullptr) activate(map.y, plane, out);
   }
 }
 
