@@ -73,8 +73,7 @@ class ConvertOptions(DecisionOptions):
         keep_float: names of nodes, or of operators, that stay float.
         fuse_pools: whether a MaxPool becomes part of the convolution before it, which pays on GPUs; None: where the
             model is made for one, by a target, in float16, or by decisions that were measured on one.
-        fuse_concats: whether a 1x1 convolution reads the inputs of the Concat before it; None: in the same models, and
-            what scales channels in all.
+        fuse_concats: whether a 1x1 convolution, and what scales channels, reads the inputs of the Concat before it.
         fuse_scales: whether what scales and shifts channels before an activation and a convolution becomes a depthwise
             convolution.
     """
@@ -89,23 +88,13 @@ class ConvertOptions(DecisionOptions):
     fp16_io: bool = False
     keep_float: tuple[str, ...] = ()
     fuse_pools: bool | None = None
-    fuse_concats: bool | None = None
+    fuse_concats: bool = True
     fuse_scales: bool = True
 
     @property
     def takes_pools(self) -> bool:
         """Whether pools are fused."""
         return self._is_for_gpu if self.fuse_pools is None else self.fuse_pools
-
-    @property
-    def takes_concats(self) -> bool:
-        """Whether Concat are fused."""
-        return self._is_for_gpu if self.fuse_concats is None else self.fuse_concats
-
-    @property
-    def takes_scaled_concats(self) -> bool:
-        """Whether what scales channels reads the inputs of Concats, on CPUs, too."""
-        return self.fuse_concats is not False
 
     @property
     def fewest_scaled_positions(self) -> int | None:
@@ -245,7 +234,7 @@ def _gpu_rule(options: ConvertOptions, architectures: Sequence[int]) -> GpuRule 
     if not architectures:
         return None
     to_half = options.precision == "fp16"
-    return GpuRule(tuple(architectures), options.batches, to_half, takes_concats=options.takes_concats)
+    return GpuRule(tuple(architectures), options.batches, to_half, takes_concats=options.fuse_concats)
 
 
 def _notes_on_precision(options: ConvertOptions) -> tuple[str, ...]:
@@ -339,8 +328,7 @@ def _rewrite(
     pipeline.fuse(
         pools=options.takes_pools,
         scales=options.fewest_scaled_positions,
-        concats=options.takes_concats,
-        scaled_concats=options.takes_scaled_concats,
+        concats=options.fuse_concats,
     )
     _state_ranks(pipeline.scopes)
     removed = view.write_back()

@@ -96,14 +96,13 @@ class Pipeline:
             while sum(self._run(each, scope) for each in passes):
                 pass
 
-    def fuse(self, *, pools: bool, scales: int | None, concats: bool, scaled_concats: bool) -> None:
+    def fuse(self, *, pools: bool, scales: int | None, concats: bool) -> None:
         """Take what stands around the sparse convolutions into them.
 
         Args:
             pools: whether those behind are taken.
             scales: positions of a map from which on what scales channels is fused; None: it is not.
-            concats: whether 1x1 convolutions read the inputs of the Concat before them.
-            scaled_concats: whether what scales channels does.
+            concats: whether 1x1 convolutions, and what scales channels, read the inputs of the Concat before them.
         """
         for scope in self.scopes:
             constant, shape_of = self._constants(scope), self._shape_lookup(scope)
@@ -122,7 +121,7 @@ class Pipeline:
                     to_half=self._to_half,
                 )
                 self._run(fuse_scale, scope)
-                if scaled_concats:
+                if concats:
                     self._run(FuseScaleConcat(self._pinned, shape_of), scope)
             if concats:
                 opset = default_opset(scope.function or self._view.proto)

@@ -57,10 +57,11 @@ class _Found:
 
 
 class FuseConcat:
-    """Replace a Concat and the SparseConv that reads it by SparseConvConcat2 to 8, for models that are made for GPUs.
+    """Replace a Concat and the SparseConv that reads it by SparseConvConcat2 to 8.
 
-    There, Hopper's kernel for 1x1 reads the inputs where they are; all others copy them together, in the time that the
-    Concat took. On the CPU, ONNX Runtime's Concat is as good.
+    Hopper's kernel for 1x1 reads the inputs where they are, and the CPU kernel packs them from there, which several
+    threads do together, while ONNX Runtime's Concat has one. All other kernels of GPUs copy them together, in the time
+    that the Concat took.
 
     1. The Concat joins channels, axis 1. Its result is not pinned, and is read once: by a SparseConv of the same graph,
        as its input X.

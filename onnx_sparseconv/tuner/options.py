@@ -153,7 +153,6 @@ class TuneOptions:
             fp16_io=self.fp16_io,
             keep_float=self.keep_float,
             fuse_pools=self.provider == "cuda",
-            fuse_concats=self.provider == "cuda",
         )
 
     @property

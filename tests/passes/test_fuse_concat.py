@@ -215,7 +215,8 @@ def test_a_dense_convolution_keeps_its_concat():
 def test_broken_channels_are_refused_not_written():
     """A model that contradicts itself, as none does that was converted from a valid one."""
     converted, _ = convert(
-        model_of(concat("X", "X"), pointwise(), weight=(6, 16, 1, 1)), options=ConvertOptions(force=True)
+        model_of(concat("X", "X"), pointwise(), weight=(6, 16, 1, 1)),
+        options=ConvertOptions(force=True, fuse_concats=False),
     )
     result = _applied(converted, lambda _: (2, 5, 5, 4))
     assert [r.text for r in result.refusals] == ["its inputs have 10 channels together, the weight 16"]
@@ -474,22 +475,14 @@ def test_in_a_function_nothing_is_known_but_of_a_split_alone():
 @pytest.mark.parametrize(
     ("options", "is_fused"),
     [
-        (ConvertOptions(force=True), False),
+        (ConvertOptions(force=True), True),
         (ConvertOptions(force=True, precision="fp16"), True),
-        (ConvertOptions(force=True, precision="fp16", fuse_concats=False), False),
+        (ConvertOptions(force=True, fuse_concats=False), False),
     ],
 )
-def test_concats_are_fused_in_models_for_gpus(options, is_fused):
+def test_concats_are_fused_unless_they_shall_not_be(options, is_fused):
     converted, _ = convert(model_of(concat("X", "X"), pointwise(), weight=(6, 16, 1, 1)), options=options)
     assert ("SparseConvConcat2" in ops(converted)) == is_fused
-
-
-def test_a_target_or_decisions_that_were_measured_on_a_gpu_make_a_model_for_gpus():
-    decided = Decisions("m.onnx", {"gpu": "NVIDIA H200"}, (), ())
-    assert ConvertOptions(targets=("sm_90",)).takes_concats
-    assert ConvertOptions(decisions=decided).takes_concats
-    assert not ConvertOptions(decisions=dataclasses.replace(decided, setting={"processor": "EPYC"})).takes_concats
-    assert not ConvertOptions(targets=("sm_90",), fuse_concats=False).takes_concats
 
 
 def test_in_float16_all_inputs_are_cast_alike():
@@ -509,7 +502,7 @@ def test_in_float16_all_inputs_are_cast_alike():
 
 def test_a_converted_model_is_fused_when_it_is_converted_again():
     """Only in graphs where something is rewritten."""
-    first, _ = convert(two_convolutions(), options=only("conv_Y"))
+    first, _ = convert(two_convolutions(), options=only("conv_Y", fuse_concats=False))
     assert ops(first) == ["Concat", "SparseConv", "Conv"]
     converted, _ = fused(first)
     assert ops(converted) == ["SparseConvConcat2", "SparseConv"]

@@ -60,6 +60,8 @@ class CpuKernel final : public Kernel {
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, const ort::Allocator& allocator,
                           std::optional<ort::Scratch>* scratch) const;
   bool ReadsSources(const Inputs& inputs) const;
+  void Pack(const Call& call, const Chunk& chunk, int64_t image, int64_t channel_begin, int64_t channel_end,
+            float* cells) const;
   void Convolve(const Call& call) const;
   void Pool(const ort::Context& context, const Inputs& inputs, const Axes& dims, const Axes& pooled_dims,
             const void* from, void* y) const;
@@ -75,10 +77,14 @@ class CpuKernel final : public Kernel {
                 int64_t row_end, Ahead ahead = {}) const;
   Ahead AheadOf(const Call& call, int64_t chunk) const;
   const void* Image(const Call& call, int64_t image) const;
-  InputAccess AccessTo(const void* x) const {
+  InputAccess AccessTo(const Inputs& inputs) const {
     if (is_half()) return InputAccess::kConvert;
-    return reinterpret_cast<uintptr_t>(x) % kCacheLine == 0 ? InputAccess::kAligned : InputAccess::kUnaligned;
+    if (IsInSources(inputs)) return InputAccess::kSources;
+    return reinterpret_cast<uintptr_t>(inputs.x.data) % kCacheLine == 0 ? InputAccess::kAligned
+                                                                        : InputAccess::kUnaligned;
   }
+  // Whether X lies in several tensors, which have not been joined.
+  static bool IsInSources(const Inputs& inputs) { return inputs.num_sources > 0 && inputs.x.data == nullptr; }
   bool is_half() const { return op_.element_type == ort::kFloat16; }
   size_t element_size() const { return is_half() ? sizeof(uint16_t) : sizeof(float); }
 
@@ -141,7 +147,7 @@ void CpuKernel::Compute(const ort::Context& context) const {
     allocator_of_x.emplace(context, inputs.x.memory_info);
     inputs.x.data = Concatenate(context, inputs, *allocator_of_x, &concatenated);
   }
-  const PlanKey key{inputs.in_dims, AccessTo(inputs.x.data), ThreadsOfImage(inputs.batch)};
+  const PlanKey key{inputs.in_dims, AccessTo(inputs), ThreadsOfImage(inputs.batch)};
   const auto plan = plans_.GetOrMake(key, [&] { return MakePlan(geometry, attributes_.weight, key, kernels_); });
   const ort::Shape shape = OutputShape(inputs, geometry, plan->out_dims);
   // Without images, planes may have more elements than 64 bits count.
@@ -164,9 +170,9 @@ void CpuKernel::Compute(const ort::Context& context) const {
   Pool(context, inputs, plan->out_dims, pooled_dims, convolved.data(), y);
 }
 
-// Whether the sources of X are read where they lie.
+// Whether the sources of X are read where they lie: all but maps of one position, which are small.
 bool CpuKernel::ReadsSources(const Inputs& inputs) const {
-  return !is_half() && IsDepthwise(attributes_.geometry, Resolve(attributes_.geometry, inputs.in_dims));
+  return is_half() || !IsVector(attributes_.geometry, Resolve(attributes_.geometry, inputs.in_dims));
 }
 
 // X as one tensor. Its sources may be as many as they like: each image of each is a task.
@@ -217,7 +223,7 @@ void CpuKernel::ComputeDepthwise(const Call& call) const {
     own.output = OutputOf(call, image);
     const int64_t begin = geometry.out_channels * part / num_parts;
     const int64_t end = geometry.out_channels * (part + 1) / num_parts;
-    if (call.inputs.num_sources == 0) {
+    if (!IsInSources(call.inputs)) {
       own.input = static_cast<const float*>(Image(call, image));
       own.channel_begin = begin;
       own.channel_end = end;
@@ -332,6 +338,27 @@ void CpuKernel::ComputeInPlace(const Call& call) const {
   RunTasks(call.context, call.inputs.batch * num_chunks * num_row_blocks, body);
 }
 
+// Packs channels of an image, from wherever they lie.
+void CpuKernel::Pack(const Call& call, const Chunk& chunk, int64_t image, int64_t channel_begin, int64_t channel_end,
+                     float* cells) const {
+  const ConvGeometry& geometry = attributes_.geometry;
+  // Channels of X that lie in `data`, from `first` to `end`.
+  const auto pack_from = [&](const void* data, int64_t first, int64_t end) {
+    const int64_t begin = std::max(first, channel_begin);
+    end = std::min(end, channel_end);
+    if (begin >= end) return;
+    const auto at = static_cast<size_t>((begin - first) * call.plan.in_plane) * element_size();
+    PackChunk(call.plan, geometry, chunk, kernels_, is_half(), {static_cast<const char*>(data) + at, begin, end},
+              cells);
+  };
+  if (!IsInSources(call.inputs)) return pack_from(Image(call, image), 0, geometry.in_channels);
+  for (size_t source = 0; source < call.inputs.num_sources; ++source) {
+    const int64_t first = attributes_.source_begins[source], end = attributes_.source_begins[source + 1];
+    const auto before = static_cast<size_t>(image * (end - first) * call.plan.in_plane) * element_size();
+    pack_from(static_cast<const char*>(call.inputs.sources[source].data) + before, first, end);
+  }
+}
+
 // Every task packs the chunk that it computes: with many images, its cells are still in the cache.
 void CpuKernel::ComputePackingLocally(const Call& call) const {
   const ConvGeometry& geometry = attributes_.geometry;
@@ -352,7 +379,7 @@ void CpuKernel::ComputePackingLocally(const Call& call) const {
       } else {
         cells = scratch.emplace(allocator, static_cast<size_t>(num_cells)).data();
       }
-      PackChunk(call.plan, geometry, chunk, kernels_, is_half(), Image(call, image), 0, geometry.in_channels, cells);
+      Pack(call, chunk, image, 0, geometry.in_channels, cells);
       RunChunk(call, chunk, image, cells, 0, geometry.out_channels, AheadOf(call, task + 1));
     } catch (...) {
       failed.store(true, std::memory_order_relaxed);
@@ -384,9 +411,8 @@ void CpuKernel::ComputePackingFirst(const Call& call) const {
   RunTasks(call.context, num_parts * num_row_blocks, [&](size_t index) noexcept {
     for (int64_t i = num_begun++; i < num_slices; i = num_begun++) {
       const int64_t part = i / slices_a_part, slice = i % slices_a_part;
-      PackChunk(call.plan, geometry, chunk_of(part), kernels_, is_half(), Image(call, part / num_chunks),
-                geometry.in_channels * slice / slices_a_part, geometry.in_channels * (slice + 1) / slices_a_part,
-                cells.data() + part * part_cells);
+      Pack(call, chunk_of(part), part / num_chunks, geometry.in_channels * slice / slices_a_part,
+           geometry.in_channels * (slice + 1) / slices_a_part, cells.data() + part * part_cells);
       ++num_packed;
     }
     while (num_packed < num_slices) std::this_thread::yield();
@@ -406,7 +432,7 @@ Ahead CpuKernel::AheadOf(const Call& call, int64_t chunk) const {
   const auto num_chunks = static_cast<int64_t>(plan.chunks.size());
   const int64_t num_tasks = num_chunks * call.inputs.batch;
   // Where each thread has one task, the next one is another thread's.
-  if (!call.is_streamed || chunk >= num_tasks || num_tasks <= num_threads_) return {};
+  if (!call.is_streamed || IsInSources(call.inputs) || chunk >= num_tasks || num_tasks <= num_threads_) return {};
   const Chunk& part = plan.chunks[static_cast<size_t>(chunk % num_chunks)];
   // A channel's share of X is that of its positions, about.
   const auto share = [&](int64_t position) {

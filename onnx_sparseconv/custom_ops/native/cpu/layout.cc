@@ -174,7 +174,7 @@ Layout ChooseLayout(const ConvGeometry& conv, const SparseWeight& weight, const 
     const auto consider = [&](bool in_place, bool has_shifts, double cost) {
       if (best.row_pitch == 0 || cost < best.cost) best = {pitch, in_place, has_shifts, cost};
     };
-    if (key.access != InputAccess::kConvert && CanReadInPlace(conv, plan, kernels.lanes)) {
+    if (IsInPlace(key.access) && CanReadInPlace(conv, plan, kernels.lanes)) {
       const bool is_aligned =
           key.access == InputAccess::kAligned && plan.in_plane % kernels.lanes == 0 && conv.taps() == 1;
       consider(true, false, SumsCost(weight, plan, kernels, is_aligned));

@@ -99,12 +99,13 @@ void PackPhase(const Plan& plan, const ConvGeometry& conv, const PhaseView& view
 
 template <typename T>
 void PackChannels(const Plan& plan, const ConvGeometry& conv, const Chunk& chunk, const TileKernels& kernels,
-                  const T* image, int64_t channel_begin, int64_t channel_end, float* cells) {
+                  const ImageChannels& channels, float* cells) {
   for (int64_t phase = 0; phase < plan.num_phases; ++phase) {
     const PhaseView view = ViewPhase(plan, conv, phase);
-    for (int64_t channel = channel_begin; channel < channel_end; ++channel) {
+    const T* source = static_cast<const T*>(channels.data);
+    for (int64_t channel = channels.begin; channel < channels.end; ++channel, source += plan.in_plane) {
       float* target = cells + channel * plan.channel_cells + phase * plan.chunk_cells;
-      PackPhase(plan, conv, view, kernels, image + channel * plan.in_plane, chunk.start, target);
+      PackPhase(plan, conv, view, kernels, source, chunk.start, target);
     }
   }
 }
@@ -112,11 +113,11 @@ void PackChannels(const Plan& plan, const ConvGeometry& conv, const Chunk& chunk
 }  // namespace
 
 void PackChunk(const Plan& plan, const ConvGeometry& conv, const Chunk& chunk, const TileKernels& kernels, bool is_half,
-               const void* image, int64_t channel_begin, int64_t channel_end, float* cells) {
+               const ImageChannels& channels, float* cells) {
   if (is_half) {
-    PackChannels(plan, conv, chunk, kernels, static_cast<const uint16_t*>(image), channel_begin, channel_end, cells);
+    PackChannels<uint16_t>(plan, conv, chunk, kernels, channels, cells);
   } else {
-    PackChannels(plan, conv, chunk, kernels, static_cast<const float*>(image), channel_begin, channel_end, cells);
+    PackChannels<float>(plan, conv, chunk, kernels, channels, cells);
   }
 }
 

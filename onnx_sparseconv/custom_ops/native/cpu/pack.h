@@ -8,10 +8,15 @@
 
 namespace sparseconv::cpu {
 
-// Packs channels [channel_begin, channel_end) of an image.
-//   image: channel 0 of the image, float or float16 bits.
-//   cells: cells of channel 0; channels are plan.channel_cells apart.
+// Channels of an image that lie side by side, float or float16 bits.
+struct ImageChannels {
+  const void* data;  // of channel `begin`
+  int64_t begin;
+  int64_t end;
+};
+
+// Packs channels of an image. Cells are of channel 0; channels are plan.channel_cells apart.
 void PackChunk(const Plan& plan, const ConvGeometry& conv, const Chunk& chunk, const TileKernels& kernels, bool is_half,
-               const void* image, int64_t channel_begin, int64_t channel_end, float* cells);
+               const ImageChannels& channels, float* cells);
 
 }  // namespace sparseconv::cpu

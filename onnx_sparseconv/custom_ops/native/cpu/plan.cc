@@ -202,10 +202,7 @@ void MakeEntries(const ConvGeometry& conv, const SparseWeight& weight, const Til
 
 PlanForm ChooseForm(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
   if (IsDepthwise(conv, sizes)) return PlanForm::kDepthwise;
-  const Axes one{1, 1, 1};
-  const bool is_vector =
-      conv.taps() == 1 && sizes.in_dims == one && sizes.out_dims == one && sizes.pads_begin == Axes{0, 0, 0};
-  return is_vector ? PlanForm::kVector : PlanForm::kCells;
+  return IsVector(conv, sizes) ? PlanForm::kVector : PlanForm::kCells;
 }
 
 // Makes one row of all positions where neighbours do not matter.
@@ -216,6 +213,11 @@ void JoinRows(const ConvGeometry& conv, Plan* plan) {
 }
 
 }  // namespace
+
+bool IsVector(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
+  const Axes one{1, 1, 1};
+  return conv.taps() == 1 && sizes.in_dims == one && sizes.out_dims == one && sizes.pads_begin == Axes{0, 0, 0};
+}
 
 bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes) {
   return conv.taps() == 1 && conv.strides == Axes{1, 1, 1} && sizes.in_dims == sizes.out_dims;

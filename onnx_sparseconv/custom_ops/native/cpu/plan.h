@@ -26,9 +26,13 @@
 
 namespace sparseconv::cpu {
 
-// Whether the values of X may be read where they lie: halves may not, and loads of floats that do not begin at a cache
-// line cost more.
-enum class InputAccess { kConvert, kUnaligned, kAligned };
+// Whether the values of X may be read where they lie: halves may not, nor may what lies in several tensors, unless it
+// is read channel by channel; and loads of floats that do not begin at a cache line cost more.
+enum class InputAccess { kConvert, kSources, kUnaligned, kAligned };
+
+constexpr bool IsInPlace(InputAccess access) {
+  return access == InputAccess::kUnaligned || access == InputAccess::kAligned;
+}
 
 // What a plan depends on, besides the node.
 struct PlanKey {
@@ -99,6 +103,9 @@ struct Plan {
 
   int64_t work = 0;  // for one image, in multiply-adds of vectors
 };
+
+// Whether the maps of X and Y have one position, and the window one tap.
+bool IsVector(const ConvGeometry& conv, const ResolvedGeometry& sizes);
 
 // Whether every output is made of the input at its own position.
 bool IsPointwise(const ConvGeometry& conv, const ResolvedGeometry& sizes);
