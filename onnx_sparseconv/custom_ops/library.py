@@ -84,9 +84,9 @@ def _installed_file() -> Path | None:
 def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "auto") -> None:
     """Register the ops on ``session_options``, so that its sessions run them with the native kernels.
 
-    A second call on the same options does nothing, unless it asks for another instruction set. The CPU kernels cut
-    their work for as many threads as the options say by now (``intra_op_num_threads``), else for as many as there are
-    processors.
+    The CPU kernels cut their work for as many threads as the options say by now (``intra_op_num_threads``), else for as
+    many as there are processors. A second call on the same options does nothing, unless these ask for another number of
+    threads by then, or it for another instruction set.
 
     Args:
         session_options: the options, changed in place.
@@ -95,26 +95,36 @@ def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "
 
     Raises:
         NativeLibraryError: the library is missing, cannot be loaded, or refuses (an instruction set that the machine
-            does not have, an ONNX Runtime that is too old).
+            does not have, an ONNX Runtime that is too old); or it is registered on the options for something else.
     """
+    threads = _threads_of(session_options)
     registered = _config_entry(session_options, _REGISTERED_KEY)
     if registered is not None:
-        if registered != cpu_isa:
-            raise NativeLibraryError(
-                f"the ops are already registered on these session options with cpu_isa={registered!r}, "
-                f"not {cpu_isa!r}; make new session options"
-            )
+        for what, before, now in zip(
+            ("cpu_isa", "intra_op_num_threads"), registered.split(), (cpu_isa, str(threads)), strict=True
+        ):
+            if before != now:
+                raise NativeLibraryError(
+                    f"the ops are already registered on these session options with {what}={before}, not {now}; "
+                    "make new session options"
+                )
         return
     path = library_path()
     session_options.add_session_config_entry(CPU_ISA_KEY, cpu_isa)
-    threads = min(session_options.intra_op_num_threads, _MOST_CPU_THREADS)
     if threads > 0 and _config_entry(session_options, CPU_THREADS_KEY) is None:
         session_options.add_session_config_entry(CPU_THREADS_KEY, str(threads))
     try:
         session_options.register_custom_ops_library(str(path))
     except Exception as error:  # onnxruntime raises its own types, and RuntimeError where dlopen fails
         raise NativeLibraryError(f"the native library {path} could not be registered: {error}") from error
-    session_options.add_session_config_entry(_REGISTERED_KEY, cpu_isa)
+    session_options.add_session_config_entry(_REGISTERED_KEY, f"{cpu_isa} {threads}")
+
+
+def _threads_of(session_options: onnxruntime.SessionOptions) -> int:
+    """Threads of a session's runs; 0 where ONNX Runtime chooses, or all sessions share a pool."""
+    if not session_options.use_per_session_threads:
+        return 0
+    return min(int(session_options.intra_op_num_threads), _MOST_CPU_THREADS)
 
 
 def describe_kernels() -> list[KernelInfo]:

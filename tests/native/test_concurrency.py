@@ -161,6 +161,36 @@ unsigned long allocations(void) { return atomic_load(&count); }
 """
 
 
+LATE_RUN = """
+import ctypes, threading
+from tests.native.test_concurrency import LAYERS
+from tests.support.sparse_models import make_model, make_session, random_inputs
+
+case, x_shape = LAYERS["packed by each task"]
+session, inputs = make_session(make_model(case)), random_inputs(case, x_shape)
+libc, key, results = ctypes.CDLL(None), ctypes.c_uint(), []
+run = lambda: results.append(session.run(None, inputs)[0].tobytes())
+late = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: run())
+assert libc.pthread_key_create(ctypes.byref(key), late) == 0
+ended = threading.Thread(target=lambda: (run(), libc.pthread_setspecific(key, ctypes.c_void_p(1))))
+ended.start()
+ended.join()
+while len(results) < 2:
+    pass
+assert results[0] == results[1]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs POSIX threads")
+def test_a_thread_that_ends_may_run_once_more():
+    """As a destructor of its own may, after those of the library's objects."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", LATE_RUN], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="interposes malloc by LD_PRELOAD")
 def test_steady_runs_do_not_allocate(tmp_path, native_library):
     source, counter = tmp_path / "counter.c", tmp_path / "counter.so"

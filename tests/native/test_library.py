@@ -71,8 +71,27 @@ def test_registering_twice_is_harmless():
 def test_registering_again_for_another_instruction_set_is_an_error():
     options = ort.SessionOptions()
     library.register(options)
-    with pytest.raises(NativeLibraryError, match=r"already registered .* cpu_isa='auto', not 'portable'"):
+    with pytest.raises(NativeLibraryError, match=r"already registered .* cpu_isa=auto, not portable"):
         library.register(options, cpu_isa="portable")
+
+
+def test_registering_again_for_other_threads_is_an_error():
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    library.register(options)
+    library.register(options)
+    options.intra_op_num_threads = 16
+    with pytest.raises(NativeLibraryError, match=r"already registered .* intra_op_num_threads=1, not 16; make new"):
+        library.register(options)
+
+
+def test_threads_of_a_shared_pool_are_not_the_options():
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.use_per_session_threads = False
+    library.register(options)
+    with pytest.raises(RuntimeError):
+        options.get_session_config_entry(library.CPU_THREADS_KEY)
 
 
 @pytest.mark.parametrize("value", ["sse9", "", "AVX2", "avx2 "])

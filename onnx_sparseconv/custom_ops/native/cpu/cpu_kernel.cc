@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <memory>
@@ -28,6 +27,8 @@ constexpr double kMinBusyShare = 0.75;
 constexpr int64_t kMaxSharedCells = int64_t{16} << 20;
 constexpr int64_t kPackTaskCells = 4 << 10;      // about 1 us
 constexpr int64_t kPoolTaskElements = 16 << 10;  // some 5 us
+// Plans of a node: a shape of X has up to ten, by batch sizes and by where X lies.
+constexpr size_t kMaxPlans = 16;
 // What a thread keeps at most.
 constexpr int64_t kMaxKeptFloats = int64_t{1} << 20;
 // Storing a row costs about as much as this many entries.
@@ -93,7 +94,7 @@ class CpuKernel final : public Kernel {
   const TileKernels& kernels_;
   const int64_t num_threads_;            // of the session, or as many as there are processors
   std::vector<float> depthwise_weight_;  // empty where the layer has not the form
-  mutable PlanCache<PlanKey, Plan> plans_;
+  mutable PlanCache<PlanKey, Plan, kMaxPlans> plans_;
 };
 
 struct CpuKernel::Call {
@@ -119,23 +120,32 @@ constexpr bool kHasFences = true;  // behind each allocation
 constexpr bool kHasFences = false;
 #endif
 
+// What a thread keeps. A thread that ends may still run a session, after the destructors of its objects: so these have
+// none, and an object of its own frees them.
+thread_local float* kept_memory = nullptr;
+thread_local int64_t kept_size = 0;
+
+void FreeKeptMemory() {
+  ::operator delete(kept_memory, std::align_val_t{kCacheLine});
+  kept_memory = nullptr;
+  kept_size = 0;
+}
+
 // Memory of `count` floats for the calling thread, until it asks again; aligned to a cache line. It is kept for the
 // thread's next task, since it is in the thread's caches, and since threads that allocate together wait for each other.
 float* KeptMemory(int64_t count) {
-  struct Free {
-    void operator()(float* memory) const { std::free(memory); }
+  struct FreedAtTheEnd {
+    ~FreedAtTheEnd() { FreeKeptMemory(); }
   };
-  static thread_local std::unique_ptr<float, Free> memory;
-  static thread_local int64_t size = 0;
-  if (count > size || (kHasFences && count != size)) {
-    memory.reset();
-    size = 0;
-    const int64_t bytes = CeilDivide(count * static_cast<int64_t>(sizeof(float)), int64_t{kCacheLine}) * kCacheLine;
-    memory.reset(static_cast<float*>(std::aligned_alloc(kCacheLine, static_cast<size_t>(bytes))));
-    if (memory == nullptr) throw std::bad_alloc();
-    size = count;
+  static thread_local const FreedAtTheEnd freed_at_the_end;
+  static_cast<void>(&freed_at_the_end);
+  if (count > kept_size || (kHasFences && count != kept_size)) {
+    FreeKeptMemory();
+    const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+    kept_memory = static_cast<float*>(::operator new(bytes, std::align_val_t{kCacheLine}));
+    kept_size = count;
   }
-  return memory.get();
+  return kept_memory;
 }
 
 void CpuKernel::Compute(const ort::Context& context) const {
@@ -289,17 +299,19 @@ void CpuKernel::Pool(const ort::Context& context, const Inputs& inputs, const Ax
   });
 }
 
-// Threads for each image, such that as many tasks leave few of all threads idle.
+// Threads for each image, such that as many tasks leave few of all threads idle. Each number makes plans of its own, so
+// there are few: all threads, a half, a quarter, an eighth, and one.
 int64_t CpuKernel::ThreadsOfImage(int64_t batch) const {
-  if (batch <= 1) return num_threads_;
   if (batch >= 4 * num_threads_) return 1;
   const auto is_enough = [&](int64_t threads) {
     const int64_t rounds = CeilDivide(batch * threads, num_threads_);
     return static_cast<double>(batch * threads) >= kMinBusyShare * static_cast<double>(rounds * num_threads_);
   };
-  int64_t threads = std::max<int64_t>(1, num_threads_ / batch);
-  while (!is_enough(threads)) ++threads;
-  return threads;
+  for (const int64_t threads : {int64_t{1}, CeilDivide(num_threads_, int64_t{8}), CeilDivide(num_threads_, int64_t{4}),
+                                CeilDivide(num_threads_, int64_t{2})}) {
+    if (is_enough(threads)) return threads;
+  }
+  return num_threads_;
 }
 
 // First row of a block, such that blocks have about the same work.

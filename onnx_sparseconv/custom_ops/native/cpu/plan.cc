@@ -26,6 +26,8 @@ constexpr double kMaxBlockExcess = 4;
 // Tiles may be shorter than the registers allow by this factor: tasks for other positions share less than tasks for
 // other rows do.
 constexpr int64_t kMaxShortening = 3;
+// Shorter ones make their sums in another order, and no sum may depend on the number of threads.
+constexpr int64_t kMinVectors = kMaxSplitVectors + 1;
 // Chunks and row blocks give an image this share of its parts at least.
 constexpr double kMinPartsShare = 0.75;
 
@@ -82,8 +84,8 @@ int64_t LargestWithParts(int64_t max_chunks, int64_t num_parts) {
 
 int64_t ChooseNumChunks(const ConvGeometry& conv, const TileKernels& kernels, const Plan& plan) {
   const int64_t max_vectors = MaxVectors(kernels, plan);
-  const int64_t max_chunks =
-      std::max<int64_t>(1, plan.num_positions / (kernels.lanes * CeilDivide(max_vectors, kMaxShortening)));
+  const int64_t min_vectors = std::max(kMinVectors, CeilDivide(max_vectors, kMaxShortening));
+  const int64_t max_chunks = std::max<int64_t>(1, plan.num_positions / (kernels.lanes * min_vectors));
   const int64_t by_work = std::max(plan.work / kChunkWork, plan.num_parts);
   int64_t chunks = by_work;
   if (!plan.in_place) {

@@ -13,6 +13,8 @@ namespace sparseconv::cpu {
 constexpr int kCacheLine = 64;  // bytes
 constexpr int kMaxLanes = 16;
 constexpr int kMaxVectors = 14;
+// Tiles of so many vectors make several sums of each row, and add these up.
+constexpr int kMaxSplitVectors = 2;
 // Output channels whose partial sums are kept while one block of input channels is in the first-level cache: few, so
 // that the sums stay there too.
 constexpr int kPanelRows = 32;

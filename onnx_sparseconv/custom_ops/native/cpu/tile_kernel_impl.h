@@ -77,7 +77,7 @@ inline void AddEntry(const Entry& entry, const float* input, int64_t last, Vec (
 }
 
 // Entries whose sums have to be kept apart so that a multiply-add need not wait for the one before it.
-constexpr int NumSets(int num_vectors) { return num_vectors > 2 ? 1 : 4; }
+constexpr int NumSets(int num_vectors) { return num_vectors > kMaxSplitVectors ? 1 : 4; }
 
 template <int kVectors>
 inline void Accumulate(const Entry* entry, const Entry* end, const float* input, int64_t last, Vec (&sums)[kVectors]) {
