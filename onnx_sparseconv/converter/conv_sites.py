@@ -10,6 +10,7 @@ from typing import Any
 import onnx_graphsurgeon as gs
 from onnx import NodeProto, helper
 
+from onnx_sparseconv.converter.branches import FixedBranches
 from onnx_sparseconv.converter.constants import ConstantResolver, ConstantTensor
 from onnx_sparseconv.converter.model_view import ModelView, Scope
 from onnx_sparseconv.converter.shapes import Shape, ShapeMap
@@ -41,6 +42,8 @@ class ConvSite:
             concatenation.
         geometry: None when `problem` says why there is none.
         problem: what is wrong with the node; empty when nothing is.
+        fixed_branch: the If in a branch of which the node lives though its condition may be resolved without running
+            the model; empty where there is none.
     """
 
     name: str
@@ -52,6 +55,7 @@ class ConvSite:
     input_shape: Shape | None
     geometry: ConvGeometry | None
     problem: str = ""
+    fixed_branch: str = ""
 
     @property
     def is_conv(self) -> bool:
@@ -74,9 +78,9 @@ def find_conv_sites(view: ModelView, shapes: ShapeMap) -> list[ConvSite]:
     Raises:
         ModelError: the data of a weight are broken.
     """
-    resolver = ConstantResolver(view)
+    resolver, fixed = ConstantResolver(view), FixedBranches(view.scopes)
     return [
-        _make_site(name, node, scope, (view, resolver, shapes))
+        _make_site(name, node, scope, (view, resolver, shapes), fixed.around(scope))
         for scope in view.scopes
         if scope.function is None or scope.function.domain != DOMAIN
         for name, node in _named(scope)
@@ -137,7 +141,13 @@ def _convolutions(scope: Scope) -> Iterator[gs.Node]:
             yield node
 
 
-def _make_site(name: str, node: gs.Node, scope: Scope, known: tuple[ModelView, ConstantResolver, ShapeMap]) -> ConvSite:
+def _make_site(
+    name: str,
+    node: gs.Node,
+    scope: Scope,
+    known: tuple[ModelView, ConstantResolver, ShapeMap],
+    fixed_branch: str,
+) -> ConvSite:
     view, resolver, shapes = known
     proto = view.origin(node)
     assert proto is not None
@@ -151,8 +161,10 @@ def _make_site(name: str, node: gs.Node, scope: Scope, known: tuple[ModelView, C
     if not is_sparse:
         try:
             geometry = _geometry(proto, weight, input_shape, lambda: shapes.certain.get(node.inputs[0].name, scope))
+            if node.op == "Conv" and weight is not None and len(node.inputs) > 2:
+                _check_bias(resolver.resolve(node.inputs[2], scope), weight)
         except InvalidConvError as error:
-            problem = str(error)
+            geometry, problem = None, str(error)
     return ConvSite(
         name=name,
         scope=scope,
@@ -163,6 +175,7 @@ def _make_site(name: str, node: gs.Node, scope: Scope, known: tuple[ModelView, C
         input_shape=input_shape,
         geometry=geometry,
         problem=problem,
+        fixed_branch=fixed_branch,
     )
 
 
@@ -250,6 +263,12 @@ def _check_weight(weight: ConstantTensor, kernel: tuple[int, ...], group: int, i
     channels = input_shape[1] if input_shape is not None else None
     if channels is not None and channels != shape[1] * group:
         raise InvalidConvError(f"its input has {channels} channels, its weight {shape[1]} in each of {group} groups")
+
+
+def _check_bias(bias: ConstantTensor | None, weight: ConstantTensor) -> None:
+    if bias is not None and bias.values.shape != weight.values.shape[:1]:
+        shape, channels = list(bias.values.shape), weight.values.shape[0]
+        raise InvalidConvError(f"its bias has shape {shape}, its weight {channels} output channels")
 
 
 def _integers(attributes: dict[str, Any], name: str, count: int, default: int) -> tuple[int, ...]:

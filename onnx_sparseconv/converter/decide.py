@@ -132,6 +132,11 @@ def _obstacle(site: ConvSite, threshold: tuple[float, str] | None) -> tuple[Reas
         return Reason.UNSUPPORTED_FORM, (
             f"{site.node.domain}::{site.node.op} is ONNX Runtime's own fused form; convert the unoptimised model"
         )
+    if site.fixed_branch:
+        return Reason.UNSUPPORTED_FORM, (
+            f"it stands in a branch of the If {site.fixed_branch!r}, which is chosen before the model runs, and there "
+            "ONNX Runtime may fail to open it without our library: simplify the model first (onnxsim)"
+        )
     if site.weight is None:
         return Reason.RUNTIME_WEIGHT, f"its weight {site.weight_name!r} is only known at run time"
     return _obstacle_in_form(site) or _obstacle_in_gain(site, threshold)

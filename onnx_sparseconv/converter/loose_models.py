@@ -68,6 +68,14 @@ def _read_by(node: NodeProto) -> Iterator[str]:
         yield from (name for name in read if name not in own)
 
 
+def name_graph(proto: ModelProto) -> bool:
+    """Name the main graph where it has no name; return whether it had none."""
+    if proto.graph.name:
+        return False
+    proto.graph.name = "graph"
+    return True
+
+
 def name_apart(proto: ModelProto) -> bool:
     """Rename initializers of subgraphs that have the name of a tensor around them; return whether there are such.
 

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from onnx import ModelProto, TensorProto
 from onnx.external_data_helper import load_external_data_for_model, set_external_data, uses_external_data
 
-from onnx_sparseconv.converter.loose_models import name_apart, sort_nodes, state_output_shapes
+from onnx_sparseconv.converter.loose_models import name_apart, name_graph, sort_nodes, state_output_shapes
 from onnx_sparseconv.errors import ModelError
 from onnx_sparseconv.files import is_link, is_special, is_there, pass_on, read_special, require_text_name, resolved
 from onnx_sparseconv.nodes import iterate_nodes, subgraphs
@@ -277,6 +277,7 @@ def _respell(proto: ModelProto) -> bool:
     """Write what ONNX Runtime takes as onnx's checker wants it; return whether anything was written otherwise."""
     changes = [
         _spell_default_domain(proto),
+        name_graph(proto),
         name_apart(proto),
         *(sort_nodes(owner) for owner in (proto.graph, *proto.functions)),
         state_output_shapes(proto),

@@ -178,3 +178,11 @@ def test_what_is_renamed_is_renamed_throughout():
     proto.graph.value_info.append(helper.make_tensor_value_info("W_1", TensorProto.INT64, None))  # of no tensor
     assert name_apart(proto)
     assert branch.initializer[0].name == annotation.quant_parameter_tensor_names[0].value == "W_2"
+
+
+def test_a_graph_without_a_name_gets_one():
+    proto = chain()
+    proto.graph.name = ""
+    converted, _ = convert(proto, options=FORCE)
+    assert converted.graph.name == "graph"
+    assert_same(converted, proto)
