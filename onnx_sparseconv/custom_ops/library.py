@@ -122,7 +122,7 @@ def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "
 
 def _threads_of(session_options: onnxruntime.SessionOptions) -> int:
     """Threads of a session's runs; 0 where ONNX Runtime chooses, or all sessions share a pool."""
-    if not session_options.use_per_session_threads:
+    if not getattr(session_options, "use_per_session_threads", True):  # 1.20 has no such property
         return 0
     return min(int(session_options.intra_op_num_threads), _MOST_CPU_THREADS)
 
