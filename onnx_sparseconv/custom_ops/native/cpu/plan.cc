@@ -89,10 +89,10 @@ int64_t ChooseNumChunks(const ConvGeometry& conv, const TileKernels& kernels, co
   const int64_t by_work = std::max(plan.work / kChunkWork, plan.num_parts);
   int64_t chunks = by_work;
   if (!plan.in_place) {
-    // Every chunk packs its own halo, so a chunk is a few times longer, unless there were too few for the threads or it
-    // would not fit the cache.
-    const auto with_halo = [&](int64_t wanted, int64_t min_vectors, int64_t min_halos) {
-      return std::min(wanted, plan.num_positions / std::max(kernels.lanes * min_vectors, min_halos * plan.halo));
+    // Every chunk packs its own halo, so a chunk has some vectors and is a few halos long: fewer where there would be
+    // too few chunks for the threads, or a chunk would not fit the cache.
+    const auto with_halo = [&](int64_t wanted, int64_t vectors, int64_t halos) {
+      return std::min(wanted, plan.num_positions / std::max(kernels.lanes * vectors, halos * plan.halo));
     };
     const int64_t bytes_a_position = conv.in_channels * plan.num_phases * static_cast<int64_t>(sizeof(float));
     const int64_t by_cache =
