@@ -31,13 +31,9 @@ class FixedBranches:
     def around(self, scope: Scope) -> str:
         """The name of the innermost such If around a scope; empty where there is none."""
         while scope.parent is not None:
-            node = _owner(scope)
-            if (
-                node is not None
-                and node.op == "If"
-                and node.inputs
-                and self._may_be_fixed(node.inputs[0], scope.parent)
-            ):
+            node = scope.owner
+            assert node is not None
+            if node.op == "If" and node.inputs and self._may_be_fixed(node.inputs[0], scope.parent):
                 return str(node.name or node.outputs[0].name)
             scope = scope.parent
         return ""
@@ -76,10 +72,3 @@ class FixedBranches:
                 if (node.domain or "", node.op) == key[:2] and index < len(node.inputs)
             )
         return self._is_given[key]
-
-
-def _owner(scope: Scope) -> gs.Node | None:
-    """The node that a subgraph belongs to."""
-    assert scope.parent is not None
-    nodes = scope.parent.graph.nodes
-    return next((node for node in nodes if any(value is scope.graph for value in node.attrs.values())), None)

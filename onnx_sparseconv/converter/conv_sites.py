@@ -80,9 +80,10 @@ def find_conv_sites(view: ModelView, shapes: ShapeMap) -> list[ConvSite]:
     """
     resolver, fixed = ConstantResolver(view), FixedBranches(view.scopes)
     return [
-        _make_site(name, node, scope, (view, resolver, shapes), fixed.around(scope))
+        _make_site(name, node, scope, (view, resolver, shapes), branch)
         for scope in view.scopes
         if scope.function is None or scope.function.domain != DOMAIN
+        for branch in [fixed.around(scope)]
         for name, node in _named(scope)
     ]
 

@@ -39,6 +39,7 @@ class Scope:
         parent: the scope around a subgraph, None for the main graph and functions.
         function: the function that this scope belongs to, None in the main graph and its subgraphs.
         position: indices of nodes and names of attributes that lead here; unlike ``path`` it is unique.
+        owner: the node of the parent that a subgraph belongs to.
     """
 
     path: str
@@ -47,6 +48,7 @@ class Scope:
     parent: Scope | None = None
     function: FunctionProto | None = None
     position: tuple[int | str, ...] = ()
+    owner: gs.Node | None = None
 
     @property
     def initializer_inputs(self) -> frozenset[str]:
@@ -133,7 +135,7 @@ class ModelView:
                     path = f"{scope.path}/{label}/{attribute.name}".lstrip("/")
                     graph = node.attrs[attribute.name]
                     position = (*scope.position, index, attribute.name)
-                    inner = Scope(path, attribute.g, graph, scope, scope.function, position)
+                    inner = Scope(path, attribute.g, graph, scope, scope.function, position, node)
                     self._collect(inner)
 
     def _write_nodes(self, scope: Scope) -> None:

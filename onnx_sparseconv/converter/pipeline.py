@@ -173,7 +173,7 @@ class Pipeline:
             bias = self._constants(site.scope)(tensor) if tensor is not None else None
         except RefusedError:
             bias = None
-        is_unknown = tensor is not None and (bias is None or bias.shape != weight.values.shape[:1])
+        is_unknown = tensor is not None and bias is None
         dtype = weight.values.dtype
         if self._to_half and dtype == np.float32:
             dtype = np.dtype(np.float16)

@@ -98,15 +98,14 @@ def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "
             does not have, an ONNX Runtime that is too old); or it is registered on the options for something else.
     """
     threads = _threads_of(session_options)
+    asked = {"cpu_isa": cpu_isa, "intra_op_num_threads": threads}
     registered = _config_entry(session_options, _REGISTERED_KEY)
     if registered is not None:
-        for what, before, now in zip(
-            ("cpu_isa", "intra_op_num_threads"), registered.split(), (cpu_isa, str(threads)), strict=True
-        ):
-            if before != now:
+        for what, before in json.loads(registered).items():
+            if before != asked[what]:
                 raise NativeLibraryError(
-                    f"the ops are already registered on these session options with {what}={before}, not {now}; "
-                    "make new session options"
+                    f"the ops are already registered on these session options with {what}={before!r}, "
+                    f"not {asked[what]!r}; make new session options"
                 )
         return
     path = library_path()
@@ -117,7 +116,7 @@ def register(session_options: onnxruntime.SessionOptions, *, cpu_isa: CpuIsa = "
         session_options.register_custom_ops_library(str(path))
     except Exception as error:  # onnxruntime raises its own types, and RuntimeError where dlopen fails
         raise NativeLibraryError(f"the native library {path} could not be registered: {error}") from error
-    session_options.add_session_config_entry(_REGISTERED_KEY, f"{cpu_isa} {threads}")
+    session_options.add_session_config_entry(_REGISTERED_KEY, json.dumps(asked))
 
 
 def _threads_of(session_options: onnxruntime.SessionOptions) -> int:

@@ -71,7 +71,7 @@ def test_registering_twice_is_harmless():
 def test_registering_again_for_another_instruction_set_is_an_error():
     options = ort.SessionOptions()
     library.register(options)
-    with pytest.raises(NativeLibraryError, match=r"already registered .* cpu_isa=auto, not portable"):
+    with pytest.raises(NativeLibraryError, match=r"already registered .* cpu_isa='auto', not 'portable'"):
         library.register(options, cpu_isa="portable")
 
 

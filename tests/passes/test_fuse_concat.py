@@ -478,6 +478,7 @@ def test_in_a_function_nothing_is_known_but_of_a_split_alone():
         (ConvertOptions(force=True), True),
         (ConvertOptions(force=True, precision="fp16"), True),
         (ConvertOptions(force=True, fuse_concats=False), False),
+        (ConvertOptions(force=True, precision="fp16", fuse_concats=False), False),
     ],
 )
 def test_concats_are_fused_unless_they_shall_not_be(options, is_fused):

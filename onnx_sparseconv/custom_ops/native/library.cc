@@ -1,6 +1,5 @@
 // The three functions that the library exports.
 
-#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -8,7 +7,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -19,6 +17,7 @@
 #include "kernel_registry.h"
 #include "op.h"
 #include "ort.h"
+#include "parse_number.h"
 
 #if defined(_WIN32)
 #define SPARSECONV_EXPORT extern "C" __declspec(dllexport)
@@ -54,13 +53,9 @@ std::optional<std::string> ReadEntry(const ort::OrtApi* api, const ort::OrtSessi
 
 // How many threads a session has, its operators are not told otherwise. It decides into how many tasks they cut a call.
 int64_t ParseThreads(const std::string& text) {
-  int64_t threads = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), threads);
-  if (error != std::errc() || end != text.data() + text.size() || threads < 0 || threads > kMaxThreads) {
-    Fail("session config entry '", kThreadsConfigKey, "' must be a number from 0 to ", kMaxThreads,
-         " (0: as many as there are processors), found '", text, "'");
-  }
-  return threads;
+  if (const auto threads = ParseNumber(text, 0, kMaxThreads)) return *threads;
+  Fail("session config entry '", kThreadsConfigKey, "' must be a number from 0 to ", kMaxThreads,
+       " (0: as many as there are processors), found '", text, "'");
 }
 
 Settings ReadSettings(const ort::OrtApi* api, const ort::OrtSessionOptions* options) {

@@ -61,6 +61,8 @@ class CpuKernel final : public Kernel {
   const void* Concatenate(const ort::Context& context, const Inputs& inputs, const ort::Allocator& allocator,
                           std::optional<ort::Scratch>* scratch) const;
   bool ReadsSources(const Inputs& inputs) const;
+  template <typename Body>
+  void ForChannels(const Call& call, int64_t image, const Body& body) const;
   void Pack(const Call& call, const Chunk& chunk, int64_t image, int64_t channel_begin, int64_t channel_end,
             float* cells) const;
   void Convolve(const Call& call) const;
@@ -220,6 +222,20 @@ void CpuKernel::Convolve(const Call& call) const {
   }
 }
 
+// Calls `body(data, first, last)` for the channels [first, last) of an image that lie side by side from `data` on: all
+// of X, or each of its sources.
+template <typename Body>
+void CpuKernel::ForChannels(const Call& call, int64_t image, const Body& body) const {
+  if (!IsInSources(call.inputs)) {
+    return body(static_cast<const char*>(Image(call, image)), int64_t{0}, attributes_.geometry.in_channels);
+  }
+  for (size_t source = 0; source < call.inputs.num_sources; ++source) {
+    const int64_t first = attributes_.source_begins[source], last = attributes_.source_begins[source + 1];
+    const auto before = static_cast<size_t>(image * (last - first) * call.plan.in_plane) * element_size();
+    body(static_cast<const char*>(call.inputs.sources[source].data) + before, first, last);
+  }
+}
+
 // Tasks are channels of an image.
 void CpuKernel::ComputeDepthwise(const Call& call) const {
   const ConvGeometry& geometry = attributes_.geometry;
@@ -233,21 +249,13 @@ void CpuKernel::ComputeDepthwise(const Call& call) const {
     own.output = OutputOf(call, image);
     const int64_t begin = geometry.out_channels * part / num_parts;
     const int64_t end = geometry.out_channels * (part + 1) / num_parts;
-    if (!IsInSources(call.inputs)) {
-      own.input = static_cast<const float*>(Image(call, image));
-      own.channel_begin = begin;
-      own.channel_end = end;
-      return kernels_.run_depthwise(own);
-    }
-    for (size_t source = 0; source < call.inputs.num_sources; ++source) {
-      const int64_t first = attributes_.source_begins[source], last = attributes_.source_begins[source + 1];
-      own.input =
-          static_cast<const float*>(call.inputs.sources[source].data) + image * (last - first) * call.plan.in_plane;
+    ForChannels(call, image, [&](const char* data, int64_t first, int64_t last) {
+      own.input = reinterpret_cast<const float*>(data);
       own.first_input = first;
       own.channel_begin = std::max(begin, first * job.channels_per_input);
       own.channel_end = std::min(end, last * job.channels_per_input);
       if (own.channel_begin < own.channel_end) kernels_.run_depthwise(own);
-    }
+    });
   });
 }
 
@@ -353,22 +361,12 @@ void CpuKernel::ComputeInPlace(const Call& call) const {
 // Packs channels of an image, from wherever they lie.
 void CpuKernel::Pack(const Call& call, const Chunk& chunk, int64_t image, int64_t channel_begin, int64_t channel_end,
                      float* cells) const {
-  const ConvGeometry& geometry = attributes_.geometry;
-  // Channels of X that lie in `data`, from `first` to `end`.
-  const auto pack_from = [&](const void* data, int64_t first, int64_t end) {
-    const int64_t begin = std::max(first, channel_begin);
-    end = std::min(end, channel_end);
+  ForChannels(call, image, [&](const char* data, int64_t first, int64_t last) {
+    const int64_t begin = std::max(first, channel_begin), end = std::min(last, channel_end);
     if (begin >= end) return;
     const auto at = static_cast<size_t>((begin - first) * call.plan.in_plane) * element_size();
-    PackChunk(call.plan, geometry, chunk, kernels_, is_half(), {static_cast<const char*>(data) + at, begin, end},
-              cells);
-  };
-  if (!IsInSources(call.inputs)) return pack_from(Image(call, image), 0, geometry.in_channels);
-  for (size_t source = 0; source < call.inputs.num_sources; ++source) {
-    const int64_t first = attributes_.source_begins[source], end = attributes_.source_begins[source + 1];
-    const auto before = static_cast<size_t>(image * (end - first) * call.plan.in_plane) * element_size();
-    pack_from(static_cast<const char*>(call.inputs.sources[source].data) + before, first, end);
-  }
+    PackChunk(call.plan, attributes_.geometry, chunk, kernels_, is_half(), {data + at, begin, end}, cells);
+  });
 }
 
 // Every task packs the chunk that it computes: with many images, its cells are still in the cache.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "../error.h"
+#include "../parse_number.h"
 
 namespace sparseconv::cuda {
 namespace {
@@ -25,11 +26,7 @@ Value Choose(const char* key, const std::string& text, const Names<Value, kCount
 
 int ParseParts(const char* key, const std::string& text) {
   if (text == "auto") return 0;
-  int value = 0;
-  for (const char c : text) {
-    value = c >= '0' && c <= '9' && value <= kMaxParts ? value * 10 + (c - '0') : kMaxParts + 1;
-  }
-  if (value >= 1 && value <= kMaxParts) return value;
+  if (const auto value = ParseNumber(text, 1, kMaxParts)) return static_cast<int>(*value);
   Fail("session config entry '", key, "' must be auto or a number from 1 to ", kMaxParts, ", found '", text, "'");
 }
 
